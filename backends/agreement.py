@@ -169,19 +169,7 @@ class Agreement:
         bits: int = ALL_BITS,
         timeout: float | None = None,
     ) -> Agreed:
-        """**Collective.** Return when every rank has made the same call, or raise the same exception on all ranks.
-
-        Args:
-            call: the operation, then one line "name=value" for each argument that must be equal (global).
-            error: this rank's error, or None (local).
-            maxima: at most `MAXIMA` integers; the agreement returns their maxima over all ranks (local).
-            bits: set; the agreement returns its intersection over all ranks (local).
-            timeout: seconds; None for the context's.
-
-        Raises:
-            The error of the lowest rank that has one; MismatchError when calls differ; PeerTimeout. KeyboardInterrupt:
-            a rank was interrupted (`interrupted`).
-        """
+        """**Collective.** Return when every rank has made the same call, or raise the same exception on all ranks."""
         if error is None and self.interrupted:
             error = KeyboardInterrupt(f"{call.partition(chr(10))[0]}: interrupted")
         if error is not None:  # its tracebacks would tie the caller's frame, and the matrices there, into a cycle
@@ -242,10 +230,6 @@ class Agreement:
         If all ranks reject the call, none has begun it: they raise the error of the lowest rank, and the context stays
         usable. Otherwise the context is broken, since other ranks may be in the middle of the call; they raise the
         error when they wait for this rank.
-
-        Args:
-            error: this rank's error (local).
-            release: called before the other ranks are notified that the context is broken (local).
         """
         refusals = self._refusals(error)
         lowest = min(refusals)
@@ -259,10 +243,6 @@ class Agreement:
         """Break the context in the middle of a call, and raise this rank's error; other ranks raise it when they wait.
 
         If another rank has done so before, its error is raised.
-
-        Args:
-            error: this rank's error (local).
-            release: as in `reject`.
         """
         self.heed("abort")
         self._break(_kind_of(error), _with_rank(_text(str(error)), self.rank, self.size), release)
@@ -310,14 +290,6 @@ class Agreement:
         """**Collective** over the `ranks`. The small Python value of each rank, in the order of `ranks`.
 
         In round k each rank sends its known values to the 2^k-th rank after it: ceil(log2 P) rounds for P ranks.
-
-        Args:
-            value: this rank's (local).
-            step: for the message of a PeerTimeout (global).
-            ranks: distinct ranks, this one included; None: all (global).
-
-        Raises:
-            PeerTimeout: a rank does not arrive.
         """
         group = range(self.size) if ranks is None else ranks
         place, count = group.index(self.rank), len(group)
@@ -330,16 +302,7 @@ class Agreement:
         return [known[i] for i in range(count)]
 
     def broadcast(self, value: Any, root: int, step: str) -> Any:
-        """**Collective.** A small Python value of one rank, on all ranks, by a binomial tree.
-
-        Args:
-            value: of `root`; ignored on the other ranks (local).
-            root: rank (global).
-            step: for the message of a PeerTimeout (global).
-
-        Raises:
-            PeerTimeout: a rank does not arrive.
-        """
+        """**Collective.** A small Python value of one rank, on all ranks, by a binomial tree."""
         place, distance = (self.rank - root) % self.size, 1
         while distance < self.size and not place & distance:
             distance *= 2
@@ -380,14 +343,7 @@ class Agreement:
         *,
         before_giving_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Return when `arrived()` is true, or raise PeerTimeout on all waiting ranks after the deadline.
-
-        Args:
-            arrived: cheap test that also lets messages progress.
-            step: the awaited event, for the message.
-            timeout: seconds; None for the context's.
-            before_giving_up: called before the other ranks are notified, which takes time.
-        """
+        """Return when `arrived()` is true, or raise PeerTimeout on all waiting ranks after the deadline."""
         start, pause = time.monotonic(), _SLEEP_FIRST
         for poll in range(self._polls):
             if arrived():
@@ -541,17 +497,6 @@ def rendezvous(
     """**Collective.** Return when every rank makes the same call, or raise the same exception on all.
 
     For ranks that have no context yet. No earlier step waits without a deadline.
-
-    Args:
-        peers: the ranks (global).
-        call: the operation, then one line "name=value" for each setting that must be equal (global).
-        timeout: seconds that a rank waits for another (global).
-        error: this rank's error, or None (local).
-        maxima: at most `MAXIMA` integers; the result has their maxima over all ranks (local).
-
-    Raises:
-        PeerTimeout: a rank does not arrive.
-        MismatchError: settings that differ.
     """
     agreement = Agreement(peers, timeout)
     try:

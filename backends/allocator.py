@@ -122,11 +122,7 @@ class Blocks(ABC, Generic[W, B]):
         """**Collective.** Append a window of at least `nbytes` bytes, or raise the same error on every rank."""
 
     def allocate(self, nbytes: int, site: str | Callable[[], str] = "") -> B:
-        """**Collective.** A block of at least `nbytes` bytes (global), the same on every rank.
-
-        Raises:
-            WorkspaceError: too little memory that ranks can share.
-        """
+        """**Collective.** A block of at least `nbytes` bytes (global), the same on every rank."""
         assert self.frozen is None or self._provisional is not None, (
             f"ranks agree after the local step of {self.frozen} before they allocate"
         )

@@ -105,16 +105,7 @@ class Cache(Generic[Key, Value]):
             warnings.warn(text, PblasWarning, stacklevel=3)
 
     def share(self, ranks: Ranks, action: Callable[[], None] | None = None) -> None:
-        """**Collective.** Add the entries of rank 0, and so of its file, on all ranks.
-
-        Args:
-            ranks: the backend; all of its ranks call (global).
-            action: called on rank 0 first: `load` or `save` (global).
-
-        Raises:
-            Exception: of the action on rank 0 (for example a warning turned into an error); on all ranks, after the
-                entries were added.
-        """
+        """**Collective.** Add the entries of rank 0, and so of its file, on all ranks."""
         error: Exception | None = None
         if ranks.rank == 0 and action is not None:
             try:

@@ -121,10 +121,6 @@ class ProductDtypes(NamedTuple):
     def check(self, verb: str, source: str = "D") -> None:
         """Raise DTypeError unless the dtypes may be combined (global).
 
-        Args:
-            verb: name of the call, for messages.
-            source: what determines the dtype of D, for messages.
-
         >>> ProductDtypes(E4M3, E5M2, FLOAT32, FLOAT32, FLOAT32).check("pmatmul")
         >>> ProductDtypes(E5M2, E5M2, FLOAT32, FLOAT32, FLOAT32).check("pmatmul")
         Traceback (most recent call last):

@@ -17,10 +17,6 @@ _HALVES = ("float16", "bfloat16")
 def fused_epilogue(tree: Node, dtype: str) -> tuple[str, str | None] | None:
     """cuBLASLt's name of an epilogue, and the name of its bias operand or None; None if cuBLASLt cannot fuse it.
 
-    Args:
-        tree: from `pblas.epilogues.parse`.
-        dtype: of the product; gelu is fused for 16 bits only, where rounding hides the approximation.
-
     >>> [fused_epilogue(parse(text), "float32") for text in ("relu(x + b)", "x + b", "relu(x)", "silu(x)")]
     [('RELU_BIAS', 'b'), ('BIAS', 'b'), ('RELU', None), None]
     """

@@ -108,9 +108,6 @@ def hardware_queues() -> int:
 def shared_device_error(places: Sequence[tuple[int, str, str]]) -> BackendError | None:
     """The error if two ranks use one GPU; None if every rank has its own.
 
-    Args:
-        places: (rank, host, UUID) of every rank (global).
-
     >>> print(shared_device_error([(0, "node1", "GPU-12ab34cd-..."), (1, "node1", "GPU-12ab34cd-...")]))
     ranks 0 and 1 both use GPU GPU-12ab34cd of node1: every rank needs a GPU of its own; start as many ranks per node
     as it has GPUs, or give each its own (CUDA_VISIBLE_DEVICES, device=)

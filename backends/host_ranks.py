@@ -201,13 +201,7 @@ class HostRanks(ABC):
 
     @abstractmethod
     def as_array(self, x: Any) -> Array:
-        """X as an array in the memory of this backend; nothing is copied if it is one (local).
-
-        Raises:
-            ArgumentError: an array of a kind, or in a memory, that this backend does not take.
-            DTypeError: a tensor with elements that NumPy does not know.
-            ValueError: x cannot be an array.
-        """
+        """X as an array in the memory of this backend; nothing is copied if it is one (local)."""
 
     @abstractmethod
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -296,11 +290,7 @@ class HostRanks(ABC):
 
     @contextmanager
     def taking(self, workspace_slot: WorkspaceSlot) -> Iterator[None]:
-        """A with block in which a plan is made or executed that shares its memory with other plans.
-
-        Args:
-            workspace_slot: the plan's slot, the same each time (local).
-        """
+        """A with block in which a plan is made or executed that shares its memory with other plans."""
         self.workspace_slot = workspace_slot
         try:
             yield
@@ -309,11 +299,7 @@ class HostRanks(ABC):
 
     @staticmethod
     def private(nbytes: int) -> Array:
-        """Host memory that no other rank reaches, as bytes (local).
-
-        Raises:
-            WorkspaceError: too little memory.
-        """
+        """Host memory that no other rank reaches, as bytes (local)."""
         try:
             return np.empty(nbytes, np.uint8)
         except (MemoryError, ValueError):  # more than the machine has, or than NumPy can address
@@ -381,11 +367,7 @@ class HostRanks(ABC):
         return self.arena.leaks()
 
     def close(self, *, free: bool) -> None:
-        """Restore the BLAS threads and, if all ranks do it, free the shared memory.
-
-        Args:
-            free: all ranks have arrived and none uses symmetric memory any more (global).
-        """
+        """Restore the BLAS threads and, if all ranks do it, free the shared memory."""
         self._blas.close()
         if hasattr(self, "arrays"):  # otherwise its constructor has failed
             self.arrays.close()

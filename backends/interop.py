@@ -39,11 +39,7 @@ def is_tensor(x: Any) -> bool:
 
 
 def tensor_dtype(x: Any) -> np.dtype[Any]:
-    """NumPy's dtype of a tensor's elements.
-
-    Raises:
-        DTypeError: NumPy has no such dtype.
-    """
+    """NumPy's dtype of a tensor's elements."""
     name = str(x.dtype).removeprefix("torch.")
     try:
         return dtype_of_name(name)
@@ -56,12 +52,7 @@ def _unknown(x: Any) -> errors.DTypeError:
 
 
 def host_array(x: Any) -> Array:
-    """A NumPy array on the memory of an array, a tensor or a DLPack object; otherwise np.asarray(x).
-
-    Raises:
-        ArgumentError: a masked array, a tensor that is not in host memory, or an error of `check_tensor`.
-        ValueError: x cannot be an array.
-    """
+    """A NumPy array on the memory of an array, a tensor or a DLPack object; otherwise np.asarray(x)."""
     if isinstance(x, np.ma.MaskedArray):
         raise errors.ArgumentError("elements of a masked array have no value; pass x.filled(0), or x.data")
     if isinstance(x, np.ndarray):
@@ -151,16 +142,7 @@ def new_target(
     order: Literal["C", "F"] = "C",
     dtype: np.dtype[Any] | None = None,
 ) -> Target:
-    """Destination of a new result (local).
-
-    Args:
-        shape: of the result (local).
-        like: an array of the caller's library; a tensor also determines the device (local).
-        backend: converts arrays of that library (local).
-        make: creates an array of the backend (local).
-        order: storage order of the result (local).
-        dtype: dtype of a new tensor; None for that of `like` (global).
-    """
+    """Destination of a new result (local)."""
     theirs = empty(shape if order == "C" else shape[::-1], like, dtype)
     if theirs is not None and order == "F":
         theirs = theirs.permute(tuple(range(len(shape)))[::-1])
@@ -168,13 +150,7 @@ def new_target(
 
 
 def empty(shape: tuple[int, ...], like: Any, dtype: np.dtype[Any] | None = None) -> Any:
-    """An uninitialised tensor on the device of the tensor `like`; None if `like` is no tensor (local).
-
-    Args:
-        shape: of the tensor (local).
-        like: an array or a tensor (local).
-        dtype: of the tensor; None for that of `like` (global).
-    """
+    """An uninitialised tensor on the device of the tensor `like`; None if `like` is no tensor (local)."""
     if not is_tensor(like):
         return None
     torch = sys.modules["torch"]
@@ -182,19 +158,12 @@ def empty(shape: tuple[int, ...], like: Any, dtype: np.dtype[Any] | None = None)
 
 
 def to_library(result: Array, like: Any) -> Any:
-    """A result as an array of the library of `like`, on the same memory (local).
-
-    Raises:
-        ArgumentError: as `library_of`.
-    """
+    """A result as an array of the library of `like`, on the same memory (local)."""
     return result if isinstance(like, (type(result), np.ndarray)) else library_of(like).from_dlpack(result)
 
 
 def library_of(like: Any) -> Any:
     """The library of an array.
-
-    Raises:
-        ArgumentError: the library creates no arrays from DLPack.
 
     >>> library_of(np.zeros(1)) is np
     True

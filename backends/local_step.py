@@ -68,13 +68,7 @@ def is_agreed(error: BaseException) -> bool:
 
 
 def agreed(error: Any, turn: int = 0) -> BaseException:
-    """Mark an exception that every rank raises with the same text, because all know its cause: see `is_agreed`.
-
-    Args:
-        error: the exception (global).
-        turn: place of this rank in the order in which ranks print a traceback if nobody catches the exception. The
-            rank with turn 0 prints and ends the job; each later rank prints only if the earlier ones did not (local).
-    """
+    """Mark an exception that every rank raises with the same text, because all know its cause: see `is_agreed`."""
     error.agreed, error.turn = True, turn
     raised: BaseException = error
     return raised
@@ -86,13 +80,7 @@ def turn_of(error: BaseException) -> int:
 
 
 def local_error(operation: str, caught: Exception, kind: type[errors.PblasError] | None = None) -> errors.PblasError:
-    """An exception of local work as an error that ranks can agree on; the agreement adds the rank to its text.
-
-    Args:
-        operation: name of the operation (global).
-        caught: the exception; a `PblasError` is returned unchanged (local).
-        kind: as in `LocalStep` (global).
-    """
+    """An exception of local work as an error that ranks can agree on; the agreement adds the rank to its text."""
     if isinstance(caught, errors.PblasError):
         return caught
     try:

@@ -24,12 +24,6 @@ is_on = _LOGGER.isEnabledFor
 def write(level: int, rank: int, text: str, *args: object) -> None:
     """Log a message of a rank (local).
 
-    Args:
-        level: INFO or DEBUG.
-        rank: rank in the context (local).
-        text: the message, with %-placeholders for `args`.
-        args: arguments of the message, formatted only if a handler takes the record.
-
     >>> with_rank = []
     >>> handler = logging.Handler()
     >>> handler.emit = lambda record: with_rank.append((record.rank, record.getMessage()))
@@ -47,12 +41,6 @@ def write(level: int, rank: int, text: str, *args: object) -> None:
 
 
 def planned(rank: int, noun: str, plan: Any) -> None:
-    """Log the plan of an operation, with its `choice` (local).
-
-    Args:
-        rank: rank in the context (local).
-        noun: name of the operation (global).
-        plan: the plan (global).
-    """
+    """Log the plan of an operation, with its `choice` (local)."""
     if _LOGGER.isEnabledFor(INFO):
         write(INFO, rank, "planned %s: %s", noun, plan.choice)

@@ -28,12 +28,7 @@ _COLOURS: dict[Kind, str] = {
 
 
 def wanted() -> bool:
-    """Whether PBLAS_NVTX asks for ranges (local).
-
-    Raises:
-        ArgumentError: another value than 0 and 1.
-        BackendError: the package nvtx is not installed.
-    """
+    """Whether PBLAS_NVTX asks for ranges (local)."""
     value = os.environ.get(VARIABLE) or "0"
     if value not in ("0", "1"):
         raise errors.ArgumentError(f"{VARIABLE} must be 0 or 1, got {value!r}")

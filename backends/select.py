@@ -47,14 +47,7 @@ def open_backend(
     ranks_per_node: int | None,
     link: tuple[float, float] | None,
 ) -> HostRanks:
-    """**Collective.** Start the backend of a context; the arguments are those of `Context`.
-
-    Raises:
-        ArgumentError: an invalid setting on any rank, or no communicator or group.
-        BackendError: a missing or unfit backend or launcher on any rank.
-        PeerTimeout: a rank of `comm` or `process_group` does not arrive.
-        MismatchError: settings that differ between ranks.
-    """
+    """**Collective.** Start the backend of a context; the arguments are those of `Context`."""
     peers = _peers("Context", comm, process_group, timeout)
     has_mpi = process_group is None
     settings: dict[str, Any] = {
@@ -107,12 +100,7 @@ def open_backend(
 
 
 def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGroup | None, timeout: float) -> Transport:
-    """The ranks that the caller names, or those of COMM_WORLD (local).
-
-    Raises:
-        ArgumentError: no communicator or group, or both.
-        BackendError: there is no MPI, or the launcher does not belong to it; or the group sends no messages.
-    """
+    """The ranks that the caller names, or those of COMM_WORLD (local)."""
     if process_group is not None:
         if comm is not None:
             raise errors.ArgumentError(f"{operation}: comm and process_group both name the ranks; pass one of them")
@@ -130,12 +118,7 @@ def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGro
 
 
 def gpu_state(device: int | None, *, mpi: bool = True) -> tuple[int, str]:
-    """GPU state of this rank, and the missing requirement with its remedy (local).
-
-    Args:
-        device: as for `Context` (local).
-        mpi: whether messages go through MPI (global).
-    """
+    """GPU state of this rank, and the missing requirement with its remedy (local)."""
     if find_spec("cupy") is None:
         return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
     from pblas.backends.cuda.device import probe, problem
@@ -163,11 +146,7 @@ def gpu_state(device: int | None, *, mpi: bool = True) -> tuple[int, str]:
 
 
 def gpu_facts(local_rank: int) -> Diagnostics:
-    """GPU diagnostics of this rank, for `pblas info`; starts nothing and raises nothing (local).
-
-    Args:
-        local_rank: number of this rank among the ranks of its node (local).
-    """
+    """GPU diagnostics of this rank, for `pblas info`; starts nothing and raises nothing (local)."""
     from pblas.backends.nvshmem.diagnostics import find
 
     diagnostics = find(local_rank)

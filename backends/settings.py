@@ -31,9 +31,6 @@ def checked_name(
 
     With `is_group` the ranks are those of a torch.distributed group, not of MPI.
 
-    Raises:
-        ArgumentError, BackendError: an invalid setting, or one that contradicts another.
-
     >>> checked_name("auto", "message", timeout=1, threads=None, ranks_per_node=None, link=(1e-6, 1e9), device=None)
     'mpi'
     """

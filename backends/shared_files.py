@@ -21,17 +21,9 @@ FOLDER = "/dev/shm"  # noqa: S108 - memory of Linux that processes share
 
 
 def shared_memory(agreement: SmallValues, ranks: Sequence[int], nbytes: int, step: str, *, reserve: bool) -> mmap.mmap:
-    """**Collective** over ranks of a node. Zeros that these ranks share, as long as one of them refers to the memory.
+    """**Collective** over ranks of a node.
 
-    Args:
-        agreement: agreement of these ranks and perhaps of others (global).
-        ranks: this rank among them (global to them).
-        nbytes: size of the memory (global to them).
-        step: for the message of a PeerTimeout (global).
-        reserve: take the memory now; otherwise a write kills the process if there is none left then (global to them).
-
-    Raises:
-        WorkspaceError: too little memory, or another folder on one of the ranks; with the same text on all of them.
+    Zeros that these ranks share, as long as one of them refers to the memory.
     """
     name, failure, memory, makes = "", "", None, agreement.rank == ranks[0]
     try:

@@ -43,13 +43,7 @@ class WorkspaceSlot:
         self._pool, self._counts = pool, [0, 0]
 
     def take(self, window: bool, nbytes: int, allocate: Callable[[int], Any]) -> Any:
-        """**Collective** if `allocate` is. The plan's next buffer, which other plans of the pool use too.
-
-        Args:
-            window: whether other ranks access it (global).
-            nbytes: minimum size (global, or local if no other rank accesses it).
-            allocate: allocates a number of bytes, if the pool's buffer is too small.
-        """
+        """**Collective** if `allocate` is. The plan's next buffer, which other plans of the pool use too."""
         key = window, self._counts[window]
         self._counts[window] += 1
         memory = self._pool.held.get(key)

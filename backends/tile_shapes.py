@@ -84,11 +84,6 @@ def side_by_side_rows(rows: int) -> int:
 def choose_shape(parts: Sequence[tuple[int, int]], k: int, clusters: int) -> tuple[Shape, float]:
     """The fastest shape for parts that peers await, and its microseconds if no rank waits for a peer.
 
-    Args:
-        parts: rows and columns of each.
-        k: inner length.
-        clusters: of the GPU.
-
     >>> choose_shape([(128, 3584)] * 4, 8192, 66)
     (Shape(width=128, split=1), 48.86)
     """

@@ -42,14 +42,7 @@ class Mark:
 def traced(
     kind: Kind | Callable[..., Kind], text: str | Text, of: str = "", *, on_host: bool = False
 ) -> Callable[[_MethodT], _MethodT]:
-    """Mark a method whose calls are operations of a trace.
-
-    Args:
-        kind: as in `Mark`; functions get the call's arguments, of an engine without the lane.
-        text: as in `Mark`, or only the name.
-        of: if `text` is a name: the parameter whose bytes are the operation's.
-        on_host: as in `Mark`.
-    """
+    """Mark a method whose calls are operations of a trace."""
 
     def marked(method: _MethodT) -> _MethodT:
         names = [name for name in inspect.signature(method).parameters if name not in ("self", "lane")]
@@ -67,11 +60,7 @@ def untraced(method: _MethodT) -> _MethodT:
 
 
 def marks(protocol: type) -> dict[str, Mark]:
-    """The traced methods of a Protocol.
-
-    Raises:
-        TypeError: a method is neither traced nor untraced.
-    """
+    """The traced methods of a Protocol."""
     methods = {name: method for name, method in inspect.getmembers(protocol, inspect.isfunction) if name[0] != "_"}
     for name, method in methods.items():
         if not hasattr(method, _MARK):

@@ -138,17 +138,6 @@ def operand_names(tree: Node) -> list[str]:
 def parse(text: str, *, parts: bool = False) -> Node:
     """Parse an expression.
 
-    Args:
-        text: an expression of numbers, names, + - * / **, and calls of `FUNCTIONS`; a comparison is allowed as the
-            first argument of `where`.
-        parts: allow the functions of `PARTS` too.
-
-    Returns:
-        The tree.
-
-    Raises:
-        ArgumentError: another kind of expression; the text has its column, counted from 1.
-
     >>> parse("relu(x)")
     Apply(function='relu', arguments=(Name(name='x'),))
     >>> parse("x + y @ x")

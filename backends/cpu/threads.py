@@ -31,12 +31,6 @@ def quota() -> float:
 def share(masks: list[frozenset[int]], index: int, local_ranks: int, granted: float) -> int:
     """BLAS threads for one rank.
 
-    Args:
-        masks: cores that each rank of the context on this node may use.
-        index: this rank's place in `masks`.
-        local_ranks: ranks of the whole job on this node, inside and outside the context.
-        granted: cores' worth of time that the control group grants to all of them.
-
     >>> share([frozenset(range(8))] * 2, 0, 4, float("inf"))  # four ranks share eight cores, two of them are ours
     2
     >>> share([frozenset({0, 1}), frozenset({2, 3})], 0, 2, float("inf"))  # bound to cores of their own

@@ -31,9 +31,6 @@ _CUDA = 0  # MPIX_GPU_SUPPORT_CUDA
 def is_gpu_aware() -> tuple[bool, str]:
     """Whether this rank's MPI takes addresses on GPUs, and the source of this answer (local).
 
-    Raises:
-        BackendError: PBLAS_GPU_AWARE is neither 0 nor 1.
-
     Source: Open MPI, MPIX_Query_cuda_support(3); MPICH, MPIX_GPU_query_support(3).
     """
     text = os.environ.get(VARIABLE)

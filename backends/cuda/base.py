@@ -36,11 +36,7 @@ class GpuBackend(HostRanks):
     device: int
 
     def use(self, gpu: Gpu) -> None:
-        """**Collective.** Make a GPU this thread's current one, and create its arrays.
-
-        Raises:
-            BackendError: a GPU that cannot be used, on any rank.
-        """
+        """**Collective.** Make a GPU this thread's current one, and create its arrays."""
         self.gpu, self.device = gpu, gpu.index
         with LocalStep(self.agreement.agree, "Context: use the GPU", errors.BackendError):
             activate(gpu)
@@ -66,13 +62,7 @@ class GpuBackend(HostRanks):
     # Arrays
 
     def as_array(self, x: Any) -> Array:
-        """X as an array on this rank's GPU or in host memory; nothing is copied if it is one (local).
-
-        Raises:
-            ArgumentError: an array on another GPU, or of a kind that CuPy does not read.
-            DTypeError: a tensor with elements that NumPy does not know.
-            ValueError: x cannot be an array.
-        """
+        """X as an array on this rank's GPU or in host memory; nothing is copied if it is one (local)."""
         try:
             array: Any = x if isinstance(x, cupy.ndarray) else transfer.device_array(x)
         except (TypeError, ValueError) as caught:

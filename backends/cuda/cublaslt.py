@@ -152,11 +152,7 @@ class Product:
         self._addresses = addresses
 
     def heuristics(self, count: int) -> list[GemmAlgorithm]:
-        """At most `count` algorithms that cuBLASLt expects to be fast, best first.
-
-        Raises:
-            BackendError: cuBLASLt has no algorithm for the problem.
-        """
+        """At most `count` algorithms that cuBLASLt expects to be fast, best first."""
         problem, names = self.problem, cublasLt.MatmulPreferenceAttribute
         results, count_found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
         layout_a, layout_b, layout_z = self._layouts

@@ -41,17 +41,7 @@ def probe() -> Platform:
 def choose_device(
     node_rank: int, device: int | None = None, platform: Platform | None = None, *, messages: bool = False
 ) -> Gpu:
-    """The GPU of a rank (local).
-
-    Args:
-        node_rank: number of the rank among the ranks of its node (local).
-        device: the GPU that the user requests; None: `node_rank` modulo the visible GPUs (local).
-        platform: result of `probe`; None: query it.
-        messages: for the backend that sends messages, without NVSHMEM (global).
-
-    Raises:
-        BackendError: no GPU, or a missing requirement, with the remedy.
-    """
+    """The GPU of a rank (local)."""
     probed = probe() if platform is None else platform
     error = problem(probed, device, messages=messages)
     if error is None:
@@ -94,11 +84,7 @@ def query(index: int) -> Gpu:
 
 
 def activate(device: Gpu) -> None:
-    """Make a GPU the current one of this thread (local).
-
-    Raises:
-        BackendError: the GPU has failed, or another process uses it exclusively.
-    """
+    """Make a GPU the current one of this thread (local)."""
     import cupy
 
     try:

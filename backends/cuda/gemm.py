@@ -115,30 +115,7 @@ class Gemm:
         tune: int | None = None,
         finish: Finish | None = None,
     ) -> bool:
-        """Z := alpha X Y + beta Z, in stream order, without allocation and, unless it tunes, without synchronisation.
-
-        Args:
-            stream: handle of the stream, captured or not.
-            alpha: scalar, not 0 (local).
-            x: m x k, or batch x m x k; one of the two strides of a matrix is one element (local).
-            y: k x n, or batch x k x n, with such strides, of the same dtype, or both of 8 bits (local).
-            beta: scalar; Z is not read when it is 0 (local).
-            z: m x n, or batch x m x n, of the same dtype, or float32 with 16-bit operands, or 16 bits or float32 with
-                8-bit ones, for which `copies_of` is empty. With a batch, a 2-D operand takes part in every product. k
-                is not 0 unless Z is empty (local).
-            conj: multiply with the conjugates of X and Y, except operands for which `needs_copy` is true.
-            lane: the lane whose workspace the product uses; products that may run concurrently use different lanes.
-            modes: how the product may be computed.
-            scales: arrays of one float32 by which X and Y of 8 bits are multiplied; None: 1 (local).
-            tune: stream on which to measure algorithms first if the problem is new; None: do not tune.
-            finish: epilogue, with operands of Z's shape (local).
-
-        Returns:
-            Whether the epilogue was applied too, before Z was rounded.
-
-        Raises:
-            BackendError: cuBLASLt has no algorithm for the product.
-        """
+        """Z := alpha X Y + beta Z, in stream order, without allocation and, unless it tunes, without synchronisation."""
         assert alpha != 0, "a product with alpha = 0 is a scaling of Z"
         address_x, address_y, address_z = x.data.ptr, y.data.ptr, z.data.ptr
         if not z.size:
@@ -187,11 +164,6 @@ class Gemm:
 
         On an H100 in bfloat16 the best candidate was up to 14 % faster than the heuristics' first, and from 128 rows on
         within 1 % of the best of some 300 algorithms (within 5 % at 16 rows).
-
-        Args:
-            problems: the products (see `read`); problems with a choice keep it.
-            stream: handle of a stream that can be captured, so not the default stream.
-            candidates: algorithms measured for each problem.
         """
         todo = dict.fromkeys(problem for problem in problems if problem not in self.choices.entries)
         tuned = {problem: self._tune(problem, stream, candidates) for problem in todo}

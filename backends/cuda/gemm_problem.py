@@ -122,14 +122,7 @@ class _Stored(NamedTuple):
 
 
 def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), modes: GemmModes = EXACT) -> Reading:
-    """The problem Z := alpha X Y + beta Z of three arrays.
-
-    Returns:
-        The problem and whether operands change places.
-
-    Raises:
-        AssertionError: an operand is to be conjugated that comes out not transposed (see `needs_copy`).
-    """
+    """The problem Z := alpha X Y + beta Z of three arrays."""
     _check(x, y, z)
     swapped = _stored(z, flipped=False).transposed
     stored_x, stored_y, stored_z = (_stored(w, flipped=swapped) for w in (x, y, z))
@@ -166,11 +159,7 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
 
 
 def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
-    """cuBLASLt's name of an epilogue, and the address of its bias.
-
-    Returns:
-        The name, or "" if cuBLASLt cannot fuse the epilogue; the address, or 0.
-    """
+    """cuBLASLt's name of an epilogue, and the address of its bias."""
     fits = z.ndim == 2 and (z.dtype != FLOAT32 or x.dtype == FLOAT32)
     fused = fused_epilogue(finish.tree, z.dtype.name) if fits else None
     if fused is None or fused[1] is None:

@@ -92,16 +92,6 @@ class Lapack:
         """Inverses of the blocks on the diagonal of a lower triangle, side by side, until the next call for the stream.
 
         All of them are computed at once.
-
-        Args:
-            stream: handle of the CUDA stream (local).
-            t: n x n with any strides; what is above the diagonal is not read (local).
-            unit: take the diagonal of T as ones, and do not read it.
-            order: rows of a block, at most MOST_INVERTED; the last one may be smaller (local).
-
-        Returns:
-            min(n, order) x n, in Fortran order; each inverse is 0 above its diagonal. The rows after those of a smaller
-            last one are not written.
         """
         n = t.shape[0]
         rows = min(n, order)

@@ -58,13 +58,6 @@ def printed(
 ) -> str:
     """CUDA C++ of an expression: the struct `Expression`, compiled after pointwise.cuh.
 
-    Args:
-        tree: from `pblas.epilogues.parse`.
-        dtypes: of the operands, in the order of `operand_names`: None for numbers.
-        first: number of the first operand among the terms.
-        steps: stride in elements of each operand along a line: 0 or 1 if it is known (see `fetch` in pointwise.cuh),
-            else ANY_STEP; None: ANY_STEP for all.
-
     >>> from pblas.epilogues import parse
     >>> print(printed(parse("relu(x) + b"), [None]).splitlines()[-3].strip())
     for (int i = 0; i < LENGTH; i++) x[i] = pointwise::add(pointwise::relu(x[i]), t0);
@@ -127,15 +120,7 @@ def source(
     out: np.dtype[Any],
     compute: np.dtype[Any] | None = None,
 ) -> str:
-    """CUDA C++ of the kernel that evaluates an expression.
-
-    Args:
-        tree: from `pblas.epilogues.parse`.
-        dtypes: of the operands, as in `printed`.
-        x: dtype of x.
-        out: dtype of the result.
-        compute: dtype of the computation; None for that in which elements of x are added.
-    """
+    """CUDA C++ of the kernel that evaluates an expression."""
     accumulator = f"typename Accumulator<{type_name(x)}>::type" if compute is None else type_name(compute)
     types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\ntypedef {accumulator} A;\n"
     types += f"enum {{ NBYTES = {pack_nbytes(dtypes, x, out, compute)} }};\n"
@@ -179,19 +164,7 @@ class Pointwise:
     def combine(
         self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Any
     ) -> None:
-        """Launch Out := the value of an expression of arrays of any dtypes, rounded once.
-
-        Args:
-            stream: handle.
-            tree: from `pblas.epilogues.parse`; it may also use conj, real and imag.
-            operands: numbers, and CuPy arrays that broadcast to out; one at least is an array.
-            compute: dtype of the computation; real operands become complex if it is.
-            out: CuPy array of two dimensions; an operand may be the same memory.
-
-        Raises:
-            ArgumentError: too many operands.
-            BackendError: the GPU fails.
-        """
+        """Launch Out := the value of an expression of arrays of any dtypes, rounded once."""
         first = next(name for name, z in operands.items() if isinstance(z, self._cupy.ndarray))
         names = {name: f"o{number}" for number, name in enumerate(operands)} | {first: RESULT}
         others = {names[name]: z for name, z in operands.items() if name != first}
@@ -206,21 +179,7 @@ class Pointwise:
         out: Any,
         compute: np.dtype[Any] | None = None,
     ) -> None:
-        """Launch Out := the value of an expression, computed in 32 bits at least and rounded once.
-
-        Args:
-            stream: handle.
-            tree: from `pblas.epilogues.parse`.
-            x: CuPy array of one or two dimensions, of any strides.
-            operands: numbers, or CuPy arrays that broadcast to the shape of x and have the same accumulator dtype.
-            out: CuPy array of the shape and the accumulator dtype of x; may be x, or an operand of its strides.
-            compute: dtype of the computation, with which operands and out may have any dtypes; None for the accumulator
-                dtype of x.
-
-        Raises:
-            ArgumentError: too many operands.
-            BackendError: the GPU fails.
-        """
+        """Launch Out := the value of an expression, computed in 32 bits at least and rounded once."""
         names = operand_names(tree)
         check_count(len(names))
         if not out.size:
@@ -251,17 +210,6 @@ class Pointwise:
         """Launch Out := the rows of x, each divided by sqrt(mean of its squares + eps), times weight.
 
         With a residual, the kernel first adds x to it, stores the rounded sum there, and normalises that sum.
-
-        Args:
-            stream: handle.
-            x: CuPy array m x n, real; rows of x, out and the residual are contiguous.
-            out: m x n, of the dtype of x; may be x.
-            residual: m x n, of the dtype of x, or None.
-            weight: n contiguous elements, of the dtype of x or of its accumulator, or None.
-            eps: number.
-
-        Raises:
-            BackendError: the GPU fails.
         """
         if not out.size:
             return

@@ -30,11 +30,7 @@ def event() -> int:
 
 
 def is_done(event: int) -> bool:
-    """Whether all operations before an event have ended.
-
-    Raises:
-        BackendError: the GPU has failed.
-    """
+    """Whether all operations before an event have ended."""
     status = int(runtime.eventQuery(event))
     if status not in (_SUCCESS, _NOT_READY):
         raise errors.BackendError(f"CUDA: error {status} in an earlier operation")
@@ -58,11 +54,7 @@ def relaxed() -> Iterator[None]:
 
 
 def handle_of(stream: Any) -> int:
-    """The handle of a stream of CuPy, or of any library whose streams have `__cuda_stream__`.
-
-    Raises:
-        ArgumentError: the object is no such stream.
-    """
+    """The handle of a stream of CuPy, or of any library whose streams have `__cuda_stream__`."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is None:
         raise errors.ArgumentError(
@@ -141,11 +133,7 @@ def await_word(address: int) -> tuple[Any, Any]:
 
 
 def check(result: Any) -> Any:
-    """The result of a call of cuda.bindings, without its status.
-
-    Raises:
-        BackendError: the call failed.
-    """
+    """The result of a call of cuda.bindings, without its status."""
     status, *values = result
     if int(status):
         _, name = driver.cuGetErrorName(status)

@@ -90,17 +90,7 @@ class StridedCopy:
         z: StridedRegion,
         side: tuple[int, int] = (0, 0),
     ) -> None:
-        """Copy the elements of X to Z, bit by bit.
-
-        Args:
-            stream: handle of the CUDA stream.
-            dtype: dtype of both matrices.
-            shape: rows and columns of both matrices.
-            x: where the elements of X are in memory.
-            z: where the elements of Z are in memory.
-            side: which elements (i, j) to copy: (1, d) those with j - i >= d, (-1, d) those with j - i <= d, (0, 0)
-                all.
-        """
+        """Copy the elements of X to Z, bit by bit."""
         half = dtype.itemsize // 2
         name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
         self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)

@@ -24,12 +24,7 @@ _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 
 
 def device_array(x: Any) -> Any:
-    """A CuPy array on the memory of another library's array on a GPU; None for arrays in other memory (local).
-
-    Raises:
-        ArgumentError, DTypeError: a tensor whose memory does not hold its elements, or whose dtype NumPy lacks.
-        TypeError, ValueError: an array that CuPy does not read.
-    """
+    """A CuPy array on the memory of another library's array on a GPU; None for arrays in other memory (local)."""
     if is_tensor(x):
         if not x.is_cuda:
             return None

@@ -26,11 +26,7 @@ _PATIENCE_SECONDS, _TURN_SECONDS, _MAX_TURNS = 2.0, 1.0, 8
 
 
 def check_launcher() -> None:
-    """Reject a job whose launcher started several processes that MPI sees as jobs of one rank each.
-
-    Raises:
-        BackendError: the launcher belongs to another MPI, or starts no ranks of MPI, as torchrun.
-    """
+    """Reject a job whose launcher started several processes that MPI sees as jobs of one rank each."""
     processes = os.environ.get("WORLD_SIZE", "1")
     of_torch = "RANK" in os.environ and "LOCAL_RANK" in os.environ  # other programs set WORLD_SIZE too
     if of_torch and processes.isdigit() and int(processes) > 1 and MPI.COMM_WORLD.Get_size() == 1:

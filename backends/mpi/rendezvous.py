@@ -13,16 +13,7 @@ from pblas.backends.mpi.transport import MpiTransport
 
 
 def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiTransport:
-    """The ranks of a communicator; sends no message (local).
-
-    Args:
-        comm: an mpi4py intracommunicator; None for COMM_WORLD (global).
-        operation: name of the operation, for messages (global).
-
-    Raises:
-        ArgumentError: `comm` is no intracommunicator.
-        BackendError: the launcher does not belong to the MPI library.
-    """
+    """The ranks of a communicator; sends no message (local)."""
     candidate: Any = comm
     if candidate is not None and (not isinstance(candidate, MPI.Intracomm) or candidate == MPI.COMM_NULL):
         name = (
@@ -42,21 +33,5 @@ def rendezvous(
     """**Collective.** Return when all ranks of a communicator make the same call, or raise one exception on all.
 
     The ranks need no context. Like `pblas.backends.agreement.rendezvous`, which it calls, it waits with a deadline.
-
-    Args:
-        comm: an mpi4py intracommunicator; None for COMM_WORLD (global).
-        call: name of the operation, then one line "name=value" for each setting that must be equal (global).
-        timeout: seconds that a rank waits for another rank (global).
-        error: an error that this rank found, or None (local).
-
-    Returns:
-        What the ranks agreed on.
-
-    Raises:
-        ArgumentError: `comm` is no intracommunicator; raised before any message.
-        BackendError: the launcher does not belong to the MPI library; raised before any message.
-        PeerTimeout: a rank of `comm` does not arrive.
-        MismatchError: the settings differ between ranks.
-        PblasError: the `error` of the lowest rank that has one.
     """
     return agreement.rendezvous(peers_of(comm, call.partition("\n")[0]), call, timeout, error)

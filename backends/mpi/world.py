@@ -45,12 +45,7 @@ def before_finalize(end: Callable[[], None]) -> None:
 
 
 def subset(comm: MPI.Intracomm, ranks: Sequence[int]) -> MPI.Intracomm | None:
-    """**Collective.** A communicator of some ranks, numbered in the order given; None on the others.
-
-    Args:
-        comm: communicator; all of its ranks call (global).
-        ranks: different ranks of `comm` (global).
-    """
+    """**Collective.** A communicator of some ranks, numbered in the order given; None on the others."""
     places = {rank: place for place, rank in enumerate(ranks)}
     place = places.get(comm.Get_rank())
     part: Any = comm.Split(MPI.UNDEFINED if place is None else 0, place or 0)

@@ -60,16 +60,7 @@ class CollectiveLaunch:
         return True
 
     def reduce(self, call: ReduceArguments, options: tuple[Any, ...], stream: Any) -> Any:
-        """**Collective** for a new kind of call: an all-reduce or a reduce-scatter.
-
-        Args:
-            call: the checked arguments (global), and this rank's arrays (local).
-            options: as for `repeat` (global).
-            stream: the caller's stream, None for CuPy's current one (local).
-
-        Returns:
-            The caller's result.
-        """
+        """**Collective** for a new kind of call: an all-reduce or a reduce-scatter."""
         plan, shape = self._reduction(call), call.place.shape
         order: Literal["C", "F"] = "F" if plan.reversed else "C"
         target = call.target(shape, lambda: _empty(shape, call.dtype, order, stream), order)
@@ -90,14 +81,6 @@ class CollectiveLaunch:
         """**Collective** for a new kind of call, or if `call.counts` is None: an all-gather.
 
         Without counts the ranks exchange the lengths of their arrays in every call.
-
-        Args:
-            call: the checked arguments (global), and this rank's array (local).
-            options: as for `repeat` (global).
-            stream: the caller's stream, None for CuPy's current one (local).
-
-        Returns:
-            The caller's result.
         """
         code = self._code(call.x, by_columns=False)
         counts, extremes = (call.counts, ()) if call.counts is not None else call.agreed_counts(code)
@@ -210,13 +193,7 @@ class CollectiveLaunch:
         return code if window < 0 else code + (window << _OFFSET_BITS | offset) + 1
 
     def _peer_addresses(self, code: int, high: int, low: int) -> Addresses:
-        """Addresses of all ranks' arrays on this GPU; None unless all are at one place of symmetric memory (local).
-
-        Args:
-            code: the place of this rank's array, as `_code` numbers it (local).
-            high: the largest code of all ranks (global).
-            low: minus the smallest code of all ranks (global).
-        """
+        """Addresses of all ranks' arrays on this GPU; None unless all are at one place of symmetric memory (local)."""
         place, heap = code % _BY_ROWS, self._resources.heap
         if not place or high != -low:
             return None

@@ -251,10 +251,6 @@ class DeviceCollectives:
         """**Collective.** Memory with slots of `nbytes` bytes in each half, or fewer if several rounds are possible.
 
         Graphs of earlier calls still use earlier memory, so all of it lives as long as this object.
-
-        Args:
-            nbytes: size of all slots (global).
-            least: bytes that one round must hold (global).
         """
         wanted = max(min(max(nbytes, LEAST_NBYTES), MOST_NBYTES), least)
         if not self._halves or self._halves[-1].nbytes < wanted:

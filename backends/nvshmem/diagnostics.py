@@ -21,11 +21,7 @@ _LIBRARIES = (  # name, alternative packages
 
 
 def find(node_rank: int) -> Diagnostics:
-    """GPUs and libraries of a rank (local).
-
-    Args:
-        node_rank: index of the rank among the ranks of its node (local).
-    """
+    """GPUs and libraries of a rank (local)."""
     try:
         return _find(node_rank)
     except errors.PblasError as error:

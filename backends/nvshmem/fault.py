@@ -13,10 +13,6 @@ REFUSED = 0xFF
 def waited(rank: int, phase: int) -> str | None:
     """A note for the traceback: the data that a rank has waited for; None if it is not known.
 
-    Args:
-        rank: this rank (local).
-        phase: phase of the missing flag, or NO_STEP.
-
     >>> waited(0, 3), waited(1, NO_STEP)
     ('rank 0 waited for sums of piece 1', None)
     """

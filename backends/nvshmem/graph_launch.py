@@ -118,13 +118,7 @@ class Executions:
     def recorded(
         self, gemm: Gemm, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]
     ) -> Recording | None:
-        """The launches of executions on operands of this memory layout; None if they cannot be recorded (local).
-
-        Args:
-            gemm: their products (local).
-            operands: arrays (local).
-            execution: makes the body for given arrays (local).
-        """
+        """The launches of executions on operands of this memory layout; None if they cannot be recorded (local)."""
         first, second = (
             [_at_made_up_address(x, number, shift) for number, x in enumerate(operands)] for shift in (0, 1)
         )

@@ -155,13 +155,7 @@ class Heap(Blocks[Region, Block]):
 
 
 def exhausted(nbytes: int, used: int, pool: int) -> errors.WorkspaceError:
-    """The error of a context over some of the ranks that has no place for a block.
-
-    Args:
-        nbytes: of the block (global).
-        used: memory that the context has (global).
-        pool: symmetric memory of every rank (global).
-    """
+    """The error of a context over some of the ranks that has no place for a block."""
     total = pool + rounded(nbytes) + GRANULE
     return errors.WorkspaceError(
         f"symmetric memory: no {nbytes} bytes are free on all ranks of the context, beside the {used} that it has, in "

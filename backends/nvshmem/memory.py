@@ -20,11 +20,7 @@ if TYPE_CHECKING:
 
 
 def private(nbytes: int, device: int) -> Any:
-    """Private bytes of this rank, not from the user's memory pool (local).
-
-    Raises:
-        WorkspaceError: the GPU has no such memory.
-    """
+    """Private bytes of this rank, not from the user's memory pool (local)."""
     try:
         memory = cupy.cuda.Memory(max(nbytes, 1))
     except runtime.CUDARuntimeError as error:
@@ -101,9 +97,6 @@ class Workspaces:
         """The latest workspace of the caller's graphs, with at least as many bytes as `like`.
 
         **Collective** if there is no such workspace yet or the latest one is smaller: all ranks then allocate one.
-
-        Args:
-            like: the plan's workspace outside the caller's graphs (global).
         """
         if not self.captures or self.captures[-1].nbytes < like.nbytes:
             self.captures.append(self._new(like.nbytes, like.phases))

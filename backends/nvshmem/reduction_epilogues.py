@@ -81,12 +81,7 @@ class ReductionEpilogue:
         return self.op == "sum" and self.tree == Name(RESULT) and self.weight is None
 
     def load(self, registry: Kernels, stream: Stream, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
-        """Compile the kernels of a family unless they exist, and return their key (local).
-
-        Raises:
-            ArgumentError: an expression with too many operands.
-            BackendError: the compiler or the GPU fails.
-        """
+        """Compile the kernels of a family unless they exist, and return their key (local)."""
         key = self, dtype
         family = family if self.weight is None else "rows"
         with compiling():
@@ -119,21 +114,7 @@ def compiled_epilogue(
     scaled: bool,
     family: str,
 ) -> EpilogueTerms:
-    """The epilogue of a reduction kernel, which is compiled if it is new (local).
-
-    Args:
-        registry: the kernels.
-        stream: handle of a stream on which new kernels run once, without arguments.
-        finish: the epilogue, with operands like `out`.
-        out: the result, of two dimensions.
-        order: order in which the kernel numbers its elements, "F" or "C".
-        wire: dtype of the terms.
-        scaled: whether beta C is added before the epilogue.
-        family: family of the kernel.
-
-    Raises:
-        as `ReductionEpilogue.load`.
-    """
+    """The epilogue of a reduction kernel, which is compiled if it is new (local)."""
     fast = 0 if order == "F" else 1
     dtypes, words = terms_of(finish, fast)
     epilogue = ReductionEpilogue("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
@@ -141,12 +122,7 @@ def compiled_epilogue(
 
 
 def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...], list[int]]:
-    """The dtypes of the operands of an expression, None for numbers, and their words (local).
-
-    Args:
-        finish: the expression, with operands of two dimensions.
-        fast: the axis of its lines.
-    """
+    """The dtypes of the operands of an expression, None for numbers, and their words (local)."""
     operands = [finish.operands[name] for name in operand_names(finish.tree)]
     words: list[int] = []
     for z in operands:

@@ -63,15 +63,7 @@ class Replay:
         return _Lane(name, self._launches)
 
     def compare(self, second: Replay, shifts: Mapping[int, tuple[int, int]]) -> bool:
-        """Find the words that hold operand addresses.
-
-        Args:
-            second: the same execution on operands elsewhere.
-            shifts: for the distance between an operand's two addresses, its number and its address in this recording.
-
-        Returns:
-            Whether the two recordings differ in operand addresses only.
-        """
+        """Find the words that hold operand addresses."""
         if len(self._launches) != len(second._launches):
             return False
         for (_, lane, words), (_, second_lane, second_words) in zip(self._launches, second._launches, strict=True):

@@ -25,11 +25,7 @@ _SUFFIXES = {"K": 10, "M": 20, "G": 30, "T": 40}
 
 
 def may_share_gpu() -> bool:
-    """Whether several ranks may use one GPU: PBLAS_SHARE_GPU=1, which is for tests (local).
-
-    Raises:
-        BackendError: the variable is neither 0 nor 1.
-    """
+    """Whether several ranks may use one GPU: PBLAS_SHARE_GPU=1, which is for tests (local)."""
     text = os.environ.get(SHARE_VARIABLE, "0")
     if text not in ("0", "1"):
         raise errors.BackendError(f"{SHARE_VARIABLE} must be 0 or 1, got {text!r}")
@@ -59,11 +55,7 @@ def environment(nbytes: int, *, one_node: bool) -> dict[str, str]:
 
 
 def symmetric_nbytes() -> int:
-    """Symmetric memory that a rank gets if no size is given: PBLAS_SYMMETRIC_SIZE, or 1 GiB (local).
-
-    Raises:
-        BackendError: the variable is not a size.
-    """
+    """Symmetric memory that a rank gets if no size is given: PBLAS_SYMMETRIC_SIZE, or 1 GiB (local)."""
     text = os.environ.get(SIZE_VARIABLE)
     return DEFAULT_NBYTES if text is None else parse_size(text)
 
@@ -86,12 +78,7 @@ def parse_size(text: str, name: str = SIZE_VARIABLE) -> int:
 
 
 def limit_error(nbytes: int, taken: int) -> errors.WorkspaceError | None:
-    """The error if NVSHMEM has reserved too little address space, None if it suffices.
-
-    Args:
-        nbytes: further bytes to allocate (global).
-        taken: symmetric memory allocated so far (global).
-    """
+    """The error if NVSHMEM has reserved too little address space, None if it suffices."""
     text = os.environ.get(LIMIT_VARIABLE)
     limit, needed = parse_size(text, LIMIT_VARIABLE) if text else _LIMIT_NBYTES, taken + nbytes + GRANULARITY_NBYTES
     if needed <= limit:
@@ -103,14 +90,7 @@ def limit_error(nbytes: int, taken: int) -> errors.WorkspaceError | None:
 
 
 def shortage(nbytes: int, free: int, device: Gpu, taken: int) -> errors.WorkspaceError | None:
-    """The error if a GPU has too little free memory, None if it suffices (local).
-
-    Args:
-        nbytes: further bytes to allocate, without NVSHMEM's rounding.
-        free: free memory of the GPU.
-        device: the GPU.
-        taken: symmetric memory allocated so far.
-    """
+    """The error if a GPU has too little free memory, None if it suffices (local)."""
     needed, fits = nbytes + GRANULARITY_NBYTES, (free - GRANULARITY_NBYTES) // GRANULE * GRANULE
     if needed <= free:
         return None
@@ -125,13 +105,7 @@ def shortage(nbytes: int, free: int, device: Gpu, taken: int) -> errors.Workspac
 
 
 def heap_error(nbytes: int, taken: int, *, ours: bool) -> errors.WorkspaceError:
-    """The error if NVSHMEM's heap has no more memory.
-
-    Args:
-        nbytes: further bytes that were requested (global).
-        taken: symmetric memory allocated so far (global).
-        ours: whether pblas started NVSHMEM (global).
-    """
+    """The error if NVSHMEM's heap has no more memory."""
     total = nbytes + taken
     remedy = (
         f"set {SIZE_VARIABLE}={total}, or call init_nvshmem(nbytes={total}) before the first context; unset "

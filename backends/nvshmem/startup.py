@@ -72,22 +72,13 @@ class Nvshmem:
         return self.pool.nbytes
 
     def peer(self, address: int, pe: int) -> int:
-        """Address on another PE that corresponds to an address here, as mapped here; 0 if it is not mapped (local).
-
-        Args:
-            address: symmetric memory of this PE (local).
-            pe: the other PE (local).
-        """
+        """Address on another PE that corresponds to an address here, as mapped here; 0 if it is not mapped (local)."""
         return int(self._bindings.ptr(address, pe))
 
     def add_segment(self, nbytes: int) -> None:
-        """**Collective** over all PEs. More symmetric memory; it stays until NVSHMEM ends, and later contexts use it.
+        """**Collective** over all PEs.
 
-        Args:
-            nbytes: least number of contiguous bytes (global).
-
-        Raises:
-            WorkspaceError: a GPU, or NVSHMEM's heap, has no such memory left; on every PE.
+        More symmetric memory; it stays until NVSHMEM ends, and later contexts use it.
         """
         size = rounded(nbytes)
         self._agree(f"take symmetric memory\nbytes={size}", self._obstacle(size))
@@ -167,21 +158,7 @@ def start(
     *,
     timeout: float = TIMEOUT,
 ) -> Nvshmem:
-    """**Collective.** NVSHMEM, started over some ranks unless it runs already.
-
-    Args:
-        peers: ranks that get a PE, the same for all of them (global).
-        nbytes: symmetric memory of every rank; None for PBLAS_SYMMETRIC_SIZE, or 1 GiB (global).
-        device: this rank's GPU; None for its number on the node modulo the visible GPUs (local).
-        timeout: seconds that a rank waits for another (global).
-
-    Raises:
-        ArgumentError: an invalid size, GPU or timeout, on any rank.
-        BackendError: a missing or unsuitable library or GPU, with the remedy, or NVSHMEM runs already with other
-            settings or on some ranks only; on every rank.
-        WorkspaceError: too little memory on a GPU; on every rank.
-        PeerTimeout: a rank does not arrive.
-    """
+    """**Collective.** NVSHMEM, started over some ranks unless it runs already."""
     global _process  # noqa: PLW0603 - see the module's docstring
     error: errors.PblasError | None = None
     try:
@@ -217,18 +194,7 @@ def start(
 
 
 def join(agreement: Agreement, device: int | None = None) -> tuple[Nvshmem, tuple[int, ...]]:
-    """**Collective.** NVSHMEM for the ranks of a context, started over all of the job if it does not run.
-
-    Args:
-        agreement: agreement of the context's ranks (global).
-        device: this rank's GPU, as for `start` (local).
-
-    Returns:
-        NVSHMEM, and the PE of every rank of the context.
-
-    Raises:
-        BackendError, WorkspaceError, PeerTimeout: as `start`, and for GPUs that do not reach each other; on every rank.
-    """
+    """**Collective.** NVSHMEM for the ranks of a context, started over all of the job if it does not run."""
     error, existing = None, running()
     try:
         if existing is not None:

@@ -30,11 +30,7 @@ class Tables:
         self._pages: list[Any] = []
 
     def lines(self, number: int) -> list[Any]:
-        """**Collective**. Four 64-bit integers of each rank; this rank writes its own.
-
-        Args:
-            number: number of the line, a small integer: that of a memory block (global).
-        """
+        """**Collective**. Four 64-bit integers of each rank; this rank writes its own."""
         page, line = divmod(number, _LINES)
         while len(self._pages) <= page:
             self._pages.append(self._page())

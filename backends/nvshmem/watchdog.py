@@ -102,12 +102,7 @@ class Watchdog:
         self._workspaces = [*known, weakref.ref(workspace)]  # a new list: the thread may be reading the old one
 
     def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
-        """Follow the executions of a queue too (local).
-
-        Args:
-            queue: number of the queue; None for executions without a queue, which run alone (global).
-            marks: tile flags of this rank. Streams may wait for tile flags and flags without a deadline (local).
-        """
+        """Follow the executions of a queue too (local)."""
         self._ends = self._ends | {queue: _Ends()}  # a new dict: the thread may be reading the old one
         self._marks += marks
 
@@ -190,10 +185,6 @@ class Watchdog:
         """The tables of this rank's flags: two per watched workspace, one for each of its halves.
 
         While the caller uses a table, the generator keeps a reference to the workspace, so its memory is not reused.
-
-        Yields:
-            Address of a table of phases x ranks words (word (i, r) is the flag that rank r sets in phase i), and its
-            number of phases.
         """
         for reference in self._workspaces:
             work = reference()

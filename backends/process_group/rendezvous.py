@@ -11,17 +11,7 @@ if TYPE_CHECKING:
 
 
 def peers_of(group: Any, operation: str, timeout: float) -> GroupTransport:
-    """The ranks of a torch.distributed group; sends no message (local).
-
-    Args:
-        group: a group of torch.distributed that this rank is in (global).
-        operation: name of the operation, for messages (global).
-        timeout: seconds that a rank waits for another (global).
-
-    Raises:
-        ArgumentError: `group` is no group of torch.distributed that this rank is in.
-        BackendError: the group has no messages between hosts, or torch has no torch.distributed.
-    """
+    """The ranks of a torch.distributed group; sends no message (local)."""
     try:
         import torch.distributed as dist
     except ImportError as caught:

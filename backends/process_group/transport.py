@@ -112,11 +112,7 @@ class GroupTransport:
         return GroupTransport(self._group, self._timeout, self._mailbox.new_space())
 
     def world(self) -> GroupTransport:
-        """The ranks of the default group (global).
-
-        Raises:
-            BackendError: its ranks have no messages between hosts.
-        """
+        """The ranks of the default group (global)."""
         if self.size == dist.get_world_size():
             return self
         check_gloo(dist.group.WORLD, "Context: the default group, over which NVSHMEM starts,")

@@ -172,11 +172,6 @@ def left_out_words(rows: list[Band], columns: list[Band]) -> str:
 def text_picture(drawing: Drawing, max_width: int = 100) -> str:
     """The matrix as text for the terminal; see `MatrixDescriptor.picture`.
 
-    Args:
-        drawing: the distribution.
-        max_width: characters per line, >= 30. A picture shows at least three columns of blocks, if the matrix has
-            them, even if the lines get longer.
-
     >>> from pblas.layouts import Grid, Split
     >>> print(text_picture(Drawing(Grid(1, 3), Split(2, 2, 1), Split(3, 1, 3))))
     2 x 3 matrix, columns in blocks of 1 on 3 ranks

@@ -51,11 +51,7 @@ class Analysis(NamedTuple):
 def checked_operands(
     verb: str, expression: Any, operands: Mapping[str, Any], runtime: Runtime | None
 ) -> dict[str, Any]:
-    """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local).
-
-    Raises:
-        ArgumentError, DTypeError: the first wrong argument.
-    """
+    """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local)."""
     _check_names(verb, expression, operands)
     checked = {name: _checked_operand(verb, name, z, runtime) for name, z in operands.items()}
     if runtime is not None:
@@ -104,10 +100,6 @@ def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor
     """The distribution in which an operand's elements are where a result with distribution `target` needs them.
 
     A row or column that is broadcast is replicated along the dimension of the result in which it has one element.
-
-    Args:
-        target: of the result (global).
-        shape: of the operand, which broadcasts to that of the result (global).
 
     >>> from pblas.layouts.grid import Grid
     >>> spread(MatrixDescriptor(8, 6, 2, 2, Grid(2, 3)), (8, 1)).local_shape(5)
@@ -174,15 +166,7 @@ def analysed(
     out: tuple[MatrixDescriptor, np.dtype[Any]] | None,
     converted: np.dtype[Any] | None,
 ) -> Analysis:
-    """The analysis of an operation.
-
-    Args:
-        verb: name of the call, for messages (global).
-        expression: with the names of the operands (global).
-        kinds: of the operands (global).
-        out: descriptor and dtype of the result's matrix; None for a new one (global).
-        converted: dtype to which a new result is converted, or None (global).
-    """
+    """The analysis of an operation."""
     tree = _parsed(verb, expression)
     shape = _broadcast_shape(verb, kinds)
     promoted = _promoted(verb, kinds, converts=isinstance(tree, Name))

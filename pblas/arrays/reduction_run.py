@@ -117,14 +117,7 @@ class _Share(NamedTuple):
 
 
 def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple[Any, ...]) -> Array:
-    """This rank's partial results: an array of one dimension, of `prepared.counts[rank]` numbers.
-
-    Args:
-        prepared: the reduction (local).
-        arrays: array operations of the backend (local).
-        operands: this rank's local array; for "dot" the second one, and whether the first is conjugated; for
-            "product" the vector, and whether the matrix is conjugated (local).
-    """
+    """This rank's partial results: an array of one dimension, of `prepared.counts[rank]` numbers."""
     plan, rank, dtype = prepared.plan, prepared.rank, prepared.dtype
     if not prepared.counts[rank]:
         return np.empty(0, dtype)
@@ -148,12 +141,7 @@ def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple
 
 
 def combined(prepared: PreparedReduction, gathered: Array) -> Array:
-    """The results from all ranks' partial results, which are one after the other in the order of ranks (local).
-
-    Returns:
-        An array of one dimension: `nresults` numbers, perhaps `gathered` itself; of argmax and argmin the indices, as
-        integers; of squares their roots.
-    """
+    """The results from all ranks' partial results, which are one after the other in the order of ranks (local)."""
     operation = prepared.plan.operation
     if operation in ("argmax", "argmin"):
         return _combined_indices(prepared, gathered)

@@ -46,17 +46,7 @@ def make_parser(rank: int) -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of the command line.
-
-    Args:
-        argv: arguments without the program's name; None for the arguments of this process (global).
-
-    Returns:
-        Exit status, the same on every rank: 0, or 1 after an error or a failed check.
-
-    Raises:
-        SystemExit: wrong arguments (2), or help was asked for (0).
-    """
+    """Run one command of the command line."""
     rank = launcher_rank()
     arguments: Any = make_parser(rank).parse_args(argv)
     try:

@@ -28,14 +28,6 @@ def magnitude(a: Array) -> Array:
 def gauge(d: Array, reference: Array, growth: Array) -> float:
     """max |D - reference| / (eps G), with the machine epsilon of D's dtype.
 
-    Args:
-        d: m x n result.
-        reference: m x n result of another computation, in a more precise dtype if possible.
-        growth: m x n, G = |A| |B|; if an element is 0, D and the reference must be equal there.
-
-    Returns:
-        The gauge: below 16 for a sound product, infinite or NaN for a wrong one.
-
     Source: PBLAS TESTING, pblastst.f, PZMMCH, with eps = numpy.finfo(dtype).eps.
 
     >>> one = np.ones((1, 1))

@@ -88,15 +88,7 @@ class Case:
 
 
 def measure(ctx: Context, seconds: float) -> dict[str, Any]:
-    """**Collective.** The whole report, as values for JSON.
-
-    Args:
-        ctx: the ranks (global).
-        seconds: time for all rows together (global).
-
-    Returns:
-        Machine, settings and rows, on every rank.
-    """
+    """**Collective.** The whole report, as values for JSON."""
     start = time.perf_counter()
     bench = Bench(ctx, seconds)
     rows = [bench.row(make) for make in CASES]

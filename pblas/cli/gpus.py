@@ -76,15 +76,7 @@ def uuid_of(number: float) -> str:
 
 
 def rows(diagnostics: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
-    """Lines of the table, about the GPUs that rank 0 sees.
-
-    Args:
-        diagnostics: diagnostics of this rank (local).
-        numbers: `number` of every rank (global).
-
-    Returns:
-        Text by the name of the line.
-    """
+    """Lines of the table, about the GPUs that rank 0 sees."""
     if not diagnostics.devices:
         return {"GPUs": diagnostics.problem}
     users: dict[str, list[int]] = {}
@@ -122,12 +114,7 @@ def rows(diagnostics: Diagnostics, numbers: Sequence[float]) -> dict[str, str]:
 
 
 def missing(diagnostics: Diagnostics, numbers: Sequence[float]) -> list[str]:
-    """The reasons why GPUs cannot be used, each with its remedy.
-
-    Args:
-        diagnostics: diagnostics of this rank (local).
-        numbers: `number` of every rank (global).
-    """
+    """The reasons why GPUs cannot be used, each with its remedy."""
     if not diagnostics.devices:
         return [diagnostics.problem] if driver_count() else []
     lines = [diagnostics.problem] if diagnostics.problem else []

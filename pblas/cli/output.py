@@ -102,31 +102,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(commands: Any, name: str, rank: int, run: Any, *, text: str, details: str = "") -> Parser:
-    """Add a command.
-
-    Args:
-        commands: the subparsers of the program.
-        name: name of the command.
-        rank: this process's rank (local).
-        run: function of the command: run(arguments, console) -> exit status.
-        text: one sentence for the help.
-        details: more text for the command's own help.
-
-    Returns:
-        The parser of the command.
-    """
+    """Add a command."""
     parser: Parser = commands.add_parser(name, rank=rank, help=text, description=f"{text}\n\n{details}".rstrip())
     parser.set_defaults(run=run)
     return parser
 
 
 def check_output(command: str, path: str) -> None:
-    """Check the path of a result before the work, on every rank and with the same result on all of them.
-
-    Raises:
-        ArgumentError: a suffix that is not a format of matrices.
-        FileFormatError: a folder, device or pipe has the name, or there is no such folder.
-    """
+    """Check the path of a result before the work, on every rank and with the same result on all of them."""
     from pblas.matrices.complete_files import destination
     from pblas.matrices.files import format_of
 

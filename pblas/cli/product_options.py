@@ -19,12 +19,7 @@ A layout describes the stored matrix: with --transa T, A is stored as K x M, and
 
 
 def add_product(parser: Parser, *, required: bool) -> None:
-    """Add the options for sizes, layouts and the plan of a product.
-
-    Args:
-        parser: the parser of a command.
-        required: whether the sizes must be given.
-    """
+    """Add the options for sizes, layouts and the plan of a product."""
     parser.add_argument("--m", type=extent, required=required, help="rows of D")
     parser.add_argument("--n", type=extent, required=required, help="columns of D")
     parser.add_argument("--k", type=extent, required=required, help="columns of op(A)")
@@ -46,15 +41,7 @@ def leaves_layouts_open(arguments: Any) -> bool:
 
 
 def descriptors(arguments: Any, ranks: int) -> tuple[MatrixDescriptor, MatrixDescriptor]:
-    """The layouts of A and B; an operand without one is row-wise.
-
-    Args:
-        arguments: the parsed options of `add_product`.
-        ranks: number of ranks, for layouts that fit any number.
-
-    Raises:
-        ArgumentError: blocks without a grid, a grid together with other layouts, or a grid of more than `ranks` ranks.
-    """
+    """The layouts of A and B; an operand without one is row-wise."""
     m, n, k = arguments.m, arguments.n, arguments.k
     if arguments.block and not arguments.grid:
         raise ArgumentError(f"{arguments.command}: --block needs --grid; pass both, or --a and --b with blocks")
@@ -74,11 +61,7 @@ def descriptors(arguments: Any, ranks: int) -> tuple[MatrixDescriptor, MatrixDes
 
 
 def options(arguments: Any, ranks: int) -> dict[str, Any]:
-    """Keyword arguments of `plan_matmul`: transposition, the layout of D, chunks and overlap.
-
-    Raises:
-        ArgumentError: the layout of D is on a grid of more than `ranks` ranks.
-    """
+    """Keyword arguments of `plan_matmul`: transposition, the layout of D, chunks and overlap."""
     out = arguments.out.descriptor(arguments.m, arguments.n, ranks) if arguments.out else None
     if out is not None:
         _check_grid(arguments, "D", out, ranks)

@@ -144,19 +144,7 @@ def add_up(
     counts: Sequence[int] | None = None,
     algorithm: Literal["auto", "two_shot"] = "auto",
 ) -> None:
-    """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the last step of another call.
-
-    Args:
-        runtime: of the context (global).
-        operation: name of the other call (global).
-        text: the arguments of that call that must be equal on all ranks, `spelled`; they determine those of the
-            collective, or the ranks have agreed on them before (global).
-        x: this rank's array, which may be changed (local).
-        out: array with x's dtype, and the shape of x or of this rank's rows of x (local).
-        epilogue: the epilogue, with checked operands; None for none (local).
-        counts: number of rows for each rank; None: every rank gets all rows (global).
-        algorithm: of the all-reduce; a named one gives the same bits on every transport (global).
-    """
+    """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the last step of another call."""
     kind, options = "allreduce", Reduction("sum", epilogue, algorithm)
     if counts is not None:
         kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
@@ -164,15 +152,7 @@ def add_up(
 
 
 def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequence[int]) -> Array:
-    """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call; a new array.
-
-    Args:
-        runtime: of the context (global).
-        operation: name of the other call (global).
-        text: see `add_up` (global).
-        x: this rank's NumPy array, of one dimension or more and a dtype of pblas (local).
-        counts: number of rows of each rank (global).
-    """
+    """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call; a new array."""
     rows, row = tuple(counts), x.shape[1:]
     numbers = tuple(math.prod(row) * count for count in rows)
     key = "gather", numbers, x.dtype
@@ -460,15 +440,7 @@ def _direct(staging: Staging, steps: Steps, *, reads_x: bool, writes_out: bool) 
 
 
 def _begun(staging: Staging, steps: Steps, x: Flat, laid_out: Collective | None, *, unstaged: bool) -> Collective:
-    """**Collective.** The call on this rank, whose first pieces near ranks can read.
-
-    Args:
-        staging: memory (global).
-        steps: description of the collective (global).
-        x: this rank's elements (local).
-        laid_out: the same call, if it laid out x before the agreement; its steps may be others (local).
-        unstaged: whether some rank has not laid out x yet (global).
-    """
+    """**Collective.** The call on this rank, whose first pieces near ranks can read."""
     job = laid_out if laid_out is not None and laid_out.steps is steps else Collective(staging, steps, x)
     if unstaged and not (steps.reads_x or steps.by_messages):
         if laid_out is None:

@@ -54,16 +54,7 @@ def is_writeable(x: Any) -> bool:
 
 
 def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
-    """A caller's array as one of the backend's, on the same memory (local).
-
-    Args:
-        backend: backend of the context (global).
-        what: name of the array, for messages.
-        value: the caller's array (local).
-
-    Raises:
-        ArgumentError, DTypeError: a value that is not an array, or an array that the backend cannot use in place.
-    """
+    """A caller's array as one of the backend's, on the same memory (local)."""
     try:
         return backend.as_array(value)
     except errors.PblasError as caught:
@@ -135,11 +126,7 @@ class Arguments(ABC):
         return array
 
     def as_array(self, name: str, value: Any) -> Array | None:
-        """The value as an array in this context's memory (host or GPU); None if it is not one (local).
-
-        Raises:
-            ArgumentError, DTypeError: an array that the backend cannot use in place.
-        """
+        """The value as an array in this context's memory (host or GPU); None if it is not one (local)."""
         backend = self.runtime.backend
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
             return None
@@ -155,13 +142,7 @@ class Arguments(ABC):
         return self.runtime.agree(self.name, self.arguments(), None, maxima)
 
     def target(self, shape: tuple[int, ...], make: Callable[[], Array], order: Literal["C", "F"] = "C") -> Target:
-        """The memory of a result: `out`, else a new array of x's library, else one of the backend (local).
-
-        Args:
-            shape: shape of the result (local).
-            make: makes an array of the backend (local).
-            order: storage order of a new array (local).
-        """
+        """The memory of a result: `out`, else a new array of x's library, else one of the backend (local)."""
         if self.out is not None:
             return Target(self._caller_out, self.out, self._like)
         if type(self._like) is np.ndarray:
@@ -190,14 +171,7 @@ class Arguments(ABC):
         return is_same_memory(*map(self.runtime.backend.shadow, (x, y)))
 
     def check_out(self, shape: tuple[int, ...], part: Array | None, place: Array | None, what: str) -> None:
-        """Raise ArgumentError unless out has a shape, and overlaps x in its place only.
-
-        Args:
-            shape: shape of the result (local).
-            part: the array, x or out, that may coincide with `place` (local).
-            place: the only part of the other array with which `part` may share memory (local).
-            what: description of that place, for messages.
-        """
+        """Raise ArgumentError unless out has a shape, and overlaps x in its place only."""
         out = self.out
         if out is None:
             return
@@ -241,11 +215,7 @@ class GatherArguments(Arguments):
         return None
 
     def agreed_counts(self, code: int = 0) -> tuple[list[int], tuple[int, ...]]:
-        """**Collective.** Rows of each rank, the highest code, and the negated lowest one.
-
-        Args:
-            code: any integer of this rank, 0 <= code < 2**61 (local).
-        """
+        """**Collective.** Rows of each rank, the highest code, and the negated lowest one."""
         nrows = len(self.x)
         counts = [nrows] * self.runtime.nprocs  # the most frequent case
         checked_code = code + (_WRONG if self.error_of(counts) is not None else 0)
@@ -435,12 +405,7 @@ class ReduceArguments(Arguments):
         return (self.name, *call_args.items())
 
     def finish(self, *, by_columns: bool, base: int) -> Finish | None:
-        """The epilogue with its operands.
-
-        Args:
-            by_columns: whether elements are numbered down the columns (global).
-            base: number of the first element of this rank's result (local).
-        """
+        """The epilogue with its operands."""
         if self.epilogue is None:
             return None
         if not isinstance(self.epilogue, Epilogue):

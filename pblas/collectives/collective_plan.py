@@ -43,14 +43,6 @@ def choose(
 ) -> CollectiveAlgorithm:
     """Choose the algorithm of an all-reduce with algorithm="auto".
 
-    Args:
-        nbytes: size of one rank's array, bytes (global).
-        nprocs: ranks (global).
-        transport: "shared" or "message" for arrays on CPUs; "gpus" for GPUs that reach each other's memory (global).
-        nunits: number of units into which the array can be cut: rows if rows must stay whole, else elements (global).
-        whole: rows must stay whole (global).
-        finished: the all-reduce has an epilogue (global).
-
     >>> choose(4096, 4, "shared", 1024), choose(1 << 20, 4, "shared", 1 << 18), choose(1 << 20, 4, "shared", 3)
     ('one_shot', 'two_shot', 'one_shot')
     """

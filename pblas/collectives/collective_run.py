@@ -92,12 +92,7 @@ class Collective:
             self._x.read(a, b, slot.get(a, b))
 
     def run(self, outs: list[Flat], finish: Finish | None) -> None:
-        """Run all rounds, after `lay_out` of the first round and a meeting or agreement.
-
-        Args:
-            outs: destinations of the results, with the element numbers of x (local).
-            finish: epilogue, or None (global).
-        """
+        """Run all rounds, after `lay_out` of the first round and a meeting or agreement."""
         self._outs, self._finish = outs, finish
         steps, staging, count = self.steps, self._staging, len(self._rounds)
         self._post(0)
@@ -280,13 +275,6 @@ def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finis
     """A collective by MPI's collectives: an all-to-all before the additions, an all-gather after them.
 
     An agreement before each of MPI's collectives names a rank that does not arrive.
-
-    Args:
-        backend: of the context (global).
-        steps: description of the collective (global).
-        x: this rank's array (local).
-        outs: destinations of the results (local).
-        finish: epilogue, or None (global).
     """
     for number in range(len(steps.rounds)):
         spans = [steps.rounds.piece(peer, number) for peer in range(backend.size)]

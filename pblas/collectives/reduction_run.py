@@ -160,16 +160,7 @@ def fold(
     finish: Finish | None,
     sinks: Sequence[Sequence[Flat]],
 ) -> None:
-    """Combine elements of several arrays in their order, in 32 bits at least, and store them rounded once.
-
-    Args:
-        operation: one of `OPERATIONS`.
-        parts: arrays that hold the elements, in the order in which they are combined (local).
-        span: first element and the one after the last.
-        unit: elements that an epilogue needs together.
-        finish: epilogue, or None.
-        sinks: destinations of each result; the last of the `parts` may be one of them (local).
-    """
+    """Combine elements of several arrays in their order, in 32 bits at least, and store them rounded once."""
     dtype = parts[0].x.dtype
     total = accumulator_dtype(dtype)
     is_wide = total == dtype

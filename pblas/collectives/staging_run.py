@@ -68,17 +68,7 @@ class Staging:
     def slot(
         self, region: int, peer: int, turn: int, place: int, span: tuple[int, int], dtype: Any, result: int = 0
     ) -> Flat:
-        """Elements of a span in the staging memory of a near rank or this one.
-
-        Args:
-            region: `INPUTS` or `RESULTS`.
-            peer: owner of the memory.
-            turn: number of the round; rounds use two halves of the memory in turn.
-            place: offset of the span in the slot, elements.
-            span: first element and the one after the last.
-            dtype: of the elements.
-            result: number of the result, 0 or 1.
-        """
+        """Elements of a span in the staging memory of a near rank or this one."""
         half = turn % 2
         key = region, peer, half, place, span, dtype, result
         elements = self._slots.get(key)

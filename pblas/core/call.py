@@ -40,15 +40,7 @@ def runtime_of(verb: str, matrices: Mapping[str, object]) -> Runtime:
 def call(
     verb: str, bind: Bind[P, ResultT], matrices: Mapping[str, object], *args: P.args, **kwargs: P.kwargs
 ) -> ResultT:
-    """**Collective.** The public call of an operation.
-
-    Args:
-        verb: name of the call (global).
-        bind: checks the arguments on this rank.
-        matrices: the arguments that may be matrices, by name; the first one that is gives the context.
-        args: arguments of `bind` after the runtime.
-        kwargs: more of them.
-    """
+    """**Collective.** The public call of an operation."""
     runtime = runtime_of(verb, matrices)
     with runtime.call(verb):
         return _perform(verb, runtime, partial(bind, verb, runtime, *args, **kwargs))

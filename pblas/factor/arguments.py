@@ -27,19 +27,7 @@ def runtime_of(verb: str, a: Any) -> Runtime:
 
 
 def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype[Any] | None = None) -> None:
-    """Check an operand: a matrix of this context, of 32 bits at least (local).
-
-    Args:
-        verb: name of the call (global).
-        name: of the argument (global).
-        x: the operand (global).
-        runtime: of the context (global).
-        dtype: that it must have; None for any that can be factored (global).
-
-    Raises:
-        ArgumentError: not a matrix of this context.
-        DTypeError: a dtype of 16 bits, or another one than `dtype`.
-    """
+    """Check an operand: a matrix of this context, of 32 bits at least (local)."""
     if not isinstance(x, DistMatrix):
         raise not_a_matrix(verb, name.lower(), x)
     check_context(verb, x, runtime)
@@ -92,20 +80,7 @@ def check_out(verb: str, out: Any, a: DistMatrix) -> None:
 
 
 def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any], runtime: Runtime) -> Array:
-    """One right-hand side, an array that is equal on all ranks, as an n x 1 array of the dtype of A in host memory.
-
-    Args:
-        verb: name of the call (global).
-        b: the array, on GPUs in memory of the host or the GPU (local).
-        n: rows of A (global).
-        dtype: of A (global).
-        runtime: of A (global).
-
-    Raises:
-        ArgumentError: not a matrix, nor an array of one dimension.
-        DescriptorError: another number of elements than A has rows.
-        DTypeError: elements that are no numbers, or complex ones for a real matrix.
-    """
+    """One right-hand side, an array that is equal on all ranks, as an n x 1 array of the dtype of A in host memory."""
     try:
         array = np.asarray(runtime.backend.reading(b))
     except (TypeError, ValueError, errors.PblasError):

@@ -141,12 +141,7 @@ class BlockColumns:
             yield rows
 
     def open(self, s: int) -> Array:
-        """Part s as a local array, whose rows arrive with `arriving`.
-
-        Args:
-            s: number of a part that this rank reads or owns; its owner has signalled that it is complete, or, if it is
-                far, that it is under way (local).
-        """
+        """Part s as a local array, whose rows arrive with `arriving`."""
         arrays = self._backend.arrays
         before, self._used = self._used, arrays.mark()
         if self.is_far(s):

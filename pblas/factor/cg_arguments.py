@@ -45,13 +45,7 @@ class CgArguments:
     def checked(
         cls, verb: str, runtime: Runtime, a: Any, b: Any, tol: Any, maxiter: Any, preconditioner: Any
     ) -> CgArguments:
-        """The arguments of a call, after all checks of this rank (local).
-
-        Raises:
-            ArgumentError: an argument of another kind, or a matrix of another context.
-            DescriptorError: shapes that do not fit.
-            DTypeError: dtypes that differ, or have fewer than 32 bits.
-        """
+        """The arguments of a call, after all checks of this rank (local)."""
         if isinstance(b, DistMatrix):
             matrix, vector, n, dtype = b, None, b.shape[0], check_dtype(verb, "B", b.dtype)
             check_context(verb, b, runtime)
@@ -87,11 +81,7 @@ class CgArguments:
 
 
 def check_product(verb: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
-    """The value of a user's function: a matrix of the shape and dtype of its argument (local).
-
-    Raises:
-        ArgumentError, DescriptorError, DTypeError: any other value.
-    """
+    """The value of a user's function: a matrix of the shape and dtype of its argument (local)."""
     if not isinstance(q, DistMatrix):
         raise errors.ArgumentError(f"{verb}: {name} must return a DistMatrix, got {type(q).__name__}")
     check_context(verb, q, x.runtime)

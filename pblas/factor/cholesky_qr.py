@@ -32,17 +32,7 @@ _NEAR = 0.25
 def orthonormalized(
     verb: str, a: DistMatrix, desc: MatrixDescriptor, executor: RunCholeskyQr
 ) -> tuple[DistMatrix, Array] | None:
-    """**Collective.** Q in rows and R with A = Q R, which is equal on all ranks.
-
-    Args:
-        verb: name of the call (global).
-        a: the matrix, which is not changed (global).
-        desc: distribution of Q (global).
-        executor: of a CholeskyQrPlan (local).
-
-    Returns:
-        None if A is too ill-conditioned.
-    """
+    """**Collective.** Q in rows and R with A = Q R, which is equal on all ranks."""
     runtime, n = a.runtime, a.shape[1]
     if _is_in_rows(verb, a, desc):
         x, w = a, DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)

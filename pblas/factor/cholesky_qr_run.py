@@ -56,13 +56,7 @@ class RunCholeskyQr:
         return product
 
     def divide(self, x: Array, w: Array, r: Array) -> None:
-        """W := X R^-1: a solve, or a faster product with R^-1, whose error grows with the condition of R.
-
-        Args:
-            x: this rank's rows of X, in Fortran order (local).
-            w: those of W; it may be x (local).
-            r: n x n, upper triangular, in host memory (global).
-        """
+        """W := X R^-1: a solve, or a faster product with R^-1, whose error grows with the condition of R."""
         arrays, n = self._backend.arrays, len(r)
         if w.size:
             inverse, condition = inverted(r.astype(np.result_type(r, np.float64)))

@@ -92,12 +92,6 @@ class RunCholesky(RunFactorization):
 
         The library's symmetric product updates what the plan says. Otherwise one GEMM updates the rectangle below the
         first half of the columns, and two triangles of half as many block columns remain: above it, and to its right.
-
-        Args:
-            c: rows after panel k, and the columns of `blocks` (local).
-            panel: L[i, k] (local).
-            blocks: block columns, of c (local).
-            stop: one past the last row (local).
         """
         top, left, _ = blocks[0]
         width = blocks[-1].column + blocks[-1].width - left

@@ -26,17 +26,6 @@ _ADJOINT: dict[Trans, Trans] = {"N": "C", "C": "N"}
 def reciprocal_condition(solve: Solve, n: int, dtype: np.dtype[Any], norm: float, p: float = 1) -> float:
     """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)), by about five solves with A and A^H.
 
-    Args:
-        solve: solves with A (global).
-        n: order of A (global).
-        dtype: of A (global).
-        norm: the norm of A; 0 for a singular matrix, with which `solve` is not called (global).
-        p: the norm, 1 or inf (global).
-
-    Returns:
-        A Python number equal on all ranks, seldom above three times the true value; 0 if A or its inverse has no finite
-        norm, 1 if n is 0.
-
     Source: LAPACK xGECON, xLACN2; Higham, FORTRAN codes for estimating the one-norm, 1988.
 
     >>> a = np.diag([1.0, 4.0])
@@ -55,17 +44,7 @@ def reciprocal_condition(solve: Solve, n: int, dtype: np.dtype[Any], norm: float
 
 
 def condition_of_factor(a: DistMatrix, sweeps: tuple[Sweep, ...], norm: float, p: float = 1) -> float:
-    """**Collective.** `reciprocal_condition` of a product of triangles of one matrix, which has the factor of A.
-
-    Args:
-        a: n x n matrix (global).
-        sweeps: the triangular solves that give A^-1 B, in order (global).
-        norm: the norm of A (global).
-        p: the norm, 1 or inf (global).
-
-    Returns:
-        As `reciprocal_condition`; 0 if a triangle has a zero on its diagonal.
-    """
+    """**Collective.** `reciprocal_condition` of a product of triangles of one matrix, which has the factor of A."""
 
     def solve(b: Array, trans: Trans) -> Array:
         for sweep in sweeps if trans == "N" else reversed(sweeps):
@@ -78,13 +57,7 @@ def condition_of_factor(a: DistMatrix, sweeps: tuple[Sweep, ...], norm: float, p
 
 
 def _inverse_norm(solve: Solve, n: int, dtype: np.dtype[Any]) -> float:
-    """A lower bound, which is seldom far off, of the 1-norm of A^-1, n >= 1.
-
-    Args:
-        solve: solve(b, trans) is op(A)^-1 b, equal on all ranks (global).
-        n: order of A (global).
-        dtype: of A (global).
-    """
+    """A lower bound, which is seldom far off, of the 1-norm of A^-1, n >= 1."""
     y = solve(np.full(n, 1 / n, dtype), "N")
     estimate, last = float(np.abs(y).sum()), -1
     for _ in range(_MOST_STEPS if n > 1 else 0):

@@ -276,11 +276,7 @@ class Factoring(NamedTuple):
         return self._replace(agrees="", overwriting=Overwriting(*(not lack for lack in lacks)))
 
     def factored(self, a: DistMatrix) -> Factored:
-        """**Collective.** A copy of A in the internal layout, or A itself, factored.
-
-        Raises:
-            NotPositiveDefiniteError: in Cholesky, a leading block that is not positive definite; on all ranks.
-        """
+        """**Collective.** A copy of A in the internal layout, or A itself, factored."""
         copy, agrees = self.plan.copy, self.agrees
         if self.overwriting.in_place:
             w = DistMatrix(self.plan.w, a.stored(self.verb), a.runtime)

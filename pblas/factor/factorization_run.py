@@ -135,15 +135,7 @@ class RunFactorization(ABC):
         self._signals = []
 
     def look_ahead(self, s: int, panel: Array | None, first: int, after: int, updated: Any) -> None:
-        """Update the next panel, which this rank owns, and factor it, after the update of the step before.
-
-        Args:
-            s: the step (global).
-            panel: the rows `plan.rows` of panel s (local).
-            first: first local column of the next panel (local).
-            after: one past its last local column (local).
-            updated: mark of the main lane after the update of the step before (local).
-        """
+        """Update the next panel, which this rank owns, and factor it, after the update of the step before."""
         assert panel is not None, "the rank has columns after panel s"
         with self._arrays.on_side_lane(_WHAT, "factor"):
             self._arrays.follow(updated)
@@ -184,15 +176,7 @@ class RunFactorization(ABC):
 
     @abstractmethod
     def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """Update the local columns first..last-1 with a factored panel.
-
-        Args:
-            s: the step (global).
-            panel: the rows `plan.rows` of panel s (local).
-            first: first local column, at the begin of a block column (local).
-            last: one past the last local column, at the end of a block column (local).
-            pieces: the rows of the panel, start and stop, one after the other as they arrive (global).
-        """
+        """Update the local columns first..last-1 with a factored panel."""
 
     def complete(self, s: int) -> None:  # noqa: B027 - Cholesky has nothing to complete
         """Do the rest of step s, after the updates (local)."""

@@ -34,15 +34,6 @@ _CHOLESKY: dict[Uplo, tuple[Trans, Trans]] = {"L": ("N", "C"), "U": ("C", "N")}
 def factor_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
     """**Collective.** One triangle of A := L with A = L L^H, or U with A = U^H U; the other one is not touched.
 
-    Args:
-        verb: name of the call (global).
-        a: n x n matrix, which may be a view (global).
-        uplo: the triangle that is read and written (global).
-
-    Returns:
-        LAPACK's INFO, equal on all ranks: 0; or k > 0 if the leading k x k block is not positive definite, or has a
-        NaN, and then A is unchanged.
-
     Source: LAPACK xPOTRF.
     """
     factoring = prepared(PlannedCholesky, verb, a, upper=uplo == "U", returns=True)
@@ -56,14 +47,6 @@ def factor_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
 
 def factor_lu(verb: str, a: DistMatrix) -> tuple[int, Array]:
     """**Collective.** A := L and U with P A = L U by partial pivoting; the diagonal of L is 1 and not stored.
-
-    Args:
-        verb: name of the call (global).
-        a: m x n matrix, which may be a view (global).
-
-    Returns:
-        LAPACK's INFO: 0, or the least k, from 1, for which U[k, k] is 0; and the pivots: row i was exchanged with row
-        pivots[i], counted from 1. Both are equal on all ranks.
 
     Source: LAPACK xGETRF.
     """
@@ -100,12 +83,6 @@ def exchange_rows(verb: str, a: DistMatrix, pivots: Array, *, backward: bool = F
 
     Each rank gets whole columns, exchanges their rows, and the columns return: A moves twice, whatever the pivots are.
 
-    Args:
-        verb: name of the call (global).
-        a: m x n matrix, which may be a view (global).
-        pivots: at most m numbers of 32 bits, from 1 (global).
-        backward: begin with the last row, which undoes the exchanges (global).
-
     Source: LAPACK xLASWP.
     """
     runtime, arrays = a.runtime, a.runtime.backend.arrays
@@ -121,9 +98,6 @@ def exchange_rows(verb: str, a: DistMatrix, pivots: Array, *, backward: bool = F
 
 def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
     """**Collective.** One triangle of A^-1, over that of the factor of A from `factor_cholesky`; the other is kept.
-
-    Returns:
-        LAPACK's INFO, equal on all ranks: 0; or i > 0 if element (i, i) of the factor is 0, and then it is unchanged.
 
     Source: LAPACK xPOTRI.
     """
@@ -145,9 +119,6 @@ def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
 def invert_lu(verb: str, a: DistMatrix, pivots: Array) -> int:
     """**Collective.** A^-1, over the factor of A from `factor_lu`.
 
-    Returns:
-        LAPACK's INFO, equal on all ranks: 0; or i > 0 if U[i, i] is 0, and then the factor is unchanged.
-
     Source: LAPACK xGETRI.
     """
     info = first_zero(a)
@@ -160,15 +131,6 @@ def invert_lu(verb: str, a: DistMatrix, pivots: Array) -> int:
 
 def invert_triangle(verb: str, a: DistMatrix, uplo: Uplo, *, unit: bool) -> int:
     """**Collective.** Invert a triangle in place; the other triangle is neither read nor written.
-
-    Args:
-        verb: name of the call (global).
-        a: n x n matrix (global).
-        uplo: the triangle (global).
-        unit: take the diagonal as ones, neither read nor written (global).
-
-    Returns:
-        LAPACK's INFO, equal on all ranks: 0; or i > 0 if element (i, i) is 0, and then A is unchanged.
 
     Source: LAPACK xTRTRI.
     """

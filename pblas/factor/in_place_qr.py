@@ -34,14 +34,6 @@ Orientation = Literal["QR", "LQ"]
 def factor_qr(verb: str, a: DistMatrix, orientation: Orientation = "QR") -> tuple[Reflectors, Array]:
     """**Collective.** A := R and V with A = Q R; or L and V^H with A = L Q for "LQ".
 
-    Args:
-        verb: name of the call (global).
-        a: m x n matrix, which may be a view (global).
-        orientation: "QR" or "LQ" (global).
-
-    Returns:
-        Q and R, of A or of A^H; and tau, min(m, n) numbers, equal on all ranks.
-
     Source: LAPACK xGEQRF, xGELQF.
     """
     tall = a if orientation == "QR" else a.H
@@ -52,13 +44,6 @@ def factor_qr(verb: str, a: DistMatrix, orientation: Orientation = "QR") -> tupl
 
 def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
     """**Collective.** A := R and V with A P = Q R: the longest of the columns that remain comes next.
-
-    Args:
-        verb: name of the call (global).
-        a: m x n matrix, which may be a view (global).
-
-    Returns:
-        tau; and for each column of A P the column of A that it was, from 0; both equal on all ranks.
 
     Source: LAPACK xGEQP3.
     """
@@ -76,11 +61,6 @@ def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
 
 def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
     """**Collective.** Q from what `factor_qr`, or ScaLAPACK, has left: V is copied, and the triangles T are computed.
-
-    Args:
-        verb: name of the call (global).
-        v: m x k matrix with V below its diagonal, m >= k > 0; the rest is not used (global).
-        tau: k numbers, equal on all ranks (global).
 
     Source: LAPACK xLARFT.
     """
@@ -104,14 +84,6 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
 def multiply_q(verb: str, v: DistMatrix, tau: Array, c: DistMatrix, side: Side, trans: Trans) -> None:
     """**Collective.** C := op(Q) C or C op(Q), with V as in `reflectors_of`.
 
-    Args:
-        verb: name of the call (global).
-        v: m x k matrix, k > 0 (global).
-        tau: k numbers, equal on all ranks (global).
-        c: matrix with m rows, or with m columns for side "R"; it may be a view (global).
-        side: "L" for op(Q) C, "R" for C op(Q) (global).
-        trans: op: "N", "T" or "C" (global).
-
     Source: LAPACK xORMQR, xUNMQR.
     """
     multiplied(verb, reflectors_of(verb, v, tau), c, side=side, trans=trans, out=c)
@@ -120,11 +92,6 @@ def multiply_q(verb: str, v: DistMatrix, tau: Array, c: DistMatrix, side: Side, 
 def make_q(verb: str, a: DistMatrix, tau: Array) -> None:
     """**Collective.** A := the first columns of Q, whose V is in the first len(tau) columns of A.
 
-    Args:
-        verb: name of the call (global).
-        a: m x n matrix, m >= n >= len(tau) (global).
-        tau: numbers, at least one, equal on all ranks (global).
-
     Source: LAPACK xORGQR, xUNGQR.
     """
     multiplied(verb, reflectors_of(verb, a[:, : len(tau)], tau), a.desc, out=a)
@@ -132,16 +99,6 @@ def make_q(verb: str, a: DistMatrix, tau: Array) -> None:
 
 def solve_least_squares(verb: str, a: DistMatrix, b: DistMatrix, *, adjoint: bool) -> int:
     """**Collective.** B := X, the shortest X for which the columns of B - op(A) X are shortest; A := its QR or LQ.
-
-    Args:
-        verb: name of the call (global).
-        a: m x n matrix (global).
-        b: max(m, n) x k matrix: the right-hand sides are in its first rows, as many as op(A) has, and the solutions
-            come to its first rows; below them the rows n..m-1 have the squares of the residuals, as in LAPACK (global).
-        adjoint: op: A^H in place of A (global).
-
-    Returns:
-        LAPACK's INFO, equal on all ranks: 0; or i > 0 if element (i, i) of R is 0, and then B is unchanged.
 
     Source: LAPACK xGELS.
     """

@@ -122,11 +122,6 @@ class RunPivotedQr:
     def _update(self, c: Array, norms: Array, computed: Array) -> None:
         """The norms of C[1:], from those of C: computed from the elements where cancellation would spoil them.
 
-        Args:
-            c: rows from the diagonal on, of this rank's later columns (local).
-            norms: of the columns of C; afterwards of C[1:] (local).
-            computed: the norms when they were last computed from the elements (local).
-
         Source: Drmac and Bujanovic, On the failure of rank-revealing QR factorization software, 2008; LAPACK, xLAQP2.
         """
         nonzero = norms != 0

@@ -15,16 +15,7 @@ if TYPE_CHECKING:
 
 
 def apply_block(arrays: Device, panel: Array, k: int, c: Array, *, adjoint: bool, conj: bool = False) -> None:
-    """C := H C for a block of reflectors, H = I - V T V^H.
-
-    Args:
-        arrays: the operations of this rank (local).
-        panel: V from its diagonal on, with R on and above the diagonal; below it T (local).
-        k: number of reflectors (global).
-        c: the rows of C that H changes (local).
-        adjoint: multiply with H^H instead (global).
-        conj: multiply with the conjugate of H or of H^H (global).
-    """
+    """C := H C for a block of reflectors, H = I - V T V^H."""
     m, n_loc = c.shape
     if k and n_loc:
         arrays.multiply_q(panel[:m, :k], panel[m : m + k, :k], c, adjoint=adjoint, conj=conj)

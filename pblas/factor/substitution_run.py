@@ -90,14 +90,7 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
             _move_columns(self._arrays, columns, np.argsort(self._order))
 
     def _solve(self, sweep: Sweep, panel: Panel, part: Array, x: Array) -> None:
-        """The rows of X that belong to a panel are solved; with trans = "N" the rows after them are updated.
-
-        Args:
-            sweep: the triangle and op (global).
-            panel: k (global).
-            part: the rows of panel k in the triangle (local).
-            x: this rank's columns of X (local).
-        """
+        """The rows of X that belong to a panel are solved; with trans = "N" the rows after them are updated."""
         block = x[panel.start : panel.stop]
         if sweep.uplo == "L":
             diagonal, beside, rest = part[: panel.width], part[panel.width :], x[panel.stop :]
@@ -117,10 +110,6 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
 
 def first_rows(n: int, pivots: Array | None) -> Array:
     """Of each column of the identity, the row of its 1 after exchanges of rows.
-
-    Args:
-        n: order of the identity (global).
-        pivots: row i is exchanged with row pivots[i], from 1; None for no exchanges (global).
 
     >>> first_rows(3, np.array([3, 3, 3])).tolist()  # the rows are e_2, e_0, e_1
     [1, 2, 0]

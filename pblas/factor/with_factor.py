@@ -95,18 +95,7 @@ def substituted(
     progress: StageReport = None,
     agrees: str = "",
 ) -> DistMatrix:
-    """**Collective.** The solution for all columns of B, in its layout; arguments are checked.
-
-    Args:
-        verb: name of the call (global).
-        w: the factor (global).
-        b: the right-hand sides: a matrix, or an array that is equal on all ranks (global).
-        sweeps: the triangular solves, in order (global).
-        pivots: exchanges of rows, from 1; None for none (global).
-        backward: undo the exchanges after the solves, instead of making them before (global).
-        progress: called with the done part of the work (local).
-        agrees: see `core.call.step` (global).
-    """
+    """**Collective.** The solution for all columns of B, in its layout; arguments are checked."""
 
     def bind() -> Bound[DistMatrix]:
         if isinstance(b, DistMatrix):
@@ -215,17 +204,7 @@ def multiplied(
     out: DistMatrix | None = None,
     progress: StageReport = None,
 ) -> DistMatrix:
-    """**Collective.** op(Q) C or C op(Q), in the layout of C; arguments are checked.
-
-    Args:
-        verb: name of the call (global).
-        q: Q (global).
-        c: C; a descriptor for as many columns of Q itself, with side "L" (global).
-        side: "L" for op(Q) C, "R" for C op(Q) (global).
-        trans: op: "N", "T" or "C" (global).
-        out: matrix in the layout of C for the result, which may be C; None for a new one (global).
-        progress: called with the done part of the work (local).
-    """
+    """**Collective.** op(Q) C or C op(Q), in the layout of C; arguments are checked."""
 
     def bind() -> Bound[DistMatrix]:
         options, local = (side, trans, q.is_tree), (q.tree, progress)

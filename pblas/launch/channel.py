@@ -18,11 +18,7 @@ Frames = Sequence[bytes | bytearray | memoryview]
 
 
 def cloudpickle_for(verb: str) -> ModuleType:
-    """The package cloudpickle, which also pickles closures and functions of scripts and notebooks.
-
-    Raises:
-        BackendError: it is not installed.
-    """
+    """The package cloudpickle, which also pickles closures and functions of scripts and notebooks."""
     try:
         import cloudpickle
     except ImportError:
@@ -32,16 +28,7 @@ def cloudpickle_for(verb: str) -> ModuleType:
 
 
 def packed(verb: str, value: Any, what: str) -> Frames:
-    """A value as a message.
-
-    Args:
-        verb: the call, for messages of errors.
-        value: anything that cloudpickle can pickle.
-        what: name of the value, for messages of errors.
-
-    Raises:
-        ArgumentError: it cannot be pickled.
-    """
+    """A value as a message."""
     cloudpickle = cloudpickle_for(verb)
     buffers: list[pickle.PickleBuffer] = []
     try:

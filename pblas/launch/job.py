@@ -56,11 +56,7 @@ def refuse_inside_a_job(verb: str) -> None:
 
 
 def launcher(verb: str) -> list[str]:
-    """The command that starts ranks: MPIEXEC, or the mpiexec of this Python's environment, or that on the path.
-
-    Raises:
-        BackendError: there is none.
-    """
+    """The command that starts ranks: MPIEXEC, or the mpiexec of this Python's environment, or that on the path."""
     chosen = os.environ.get("MPIEXEC")
     beside = Path(sys.executable).parent / "mpiexec"
     command = shlex.split(chosen) if chosen else [str(beside) if beside.exists() else "mpiexec"]
@@ -193,18 +189,7 @@ class Job:
             self._selector.register(output, selectors.EVENT_READ)
 
     def call(self, verb: str, frames: Frames, timeout: float | None) -> list[Any]:
-        """The value of each rank, for a call that all ranks make.
-
-        Args:
-            verb: the public call, for messages of errors.
-            frames: function, arguments and keywords, packed.
-            timeout: seconds; None: no limit.
-
-        Raises:
-            ContextError: a rank has died. No rank is left.
-            PeerTimeout: a rank needs too long. No rank is left.
-            The first exception of the function.
-        """
+        """The value of each rank, for a call that all ranks make."""
         self._verb = verb
         try:
             self._send(frames)
@@ -226,13 +211,7 @@ class Job:
                 self._raise_dead(rank)
 
     def _outcomes(self, verb: str, timeout: float, patience: float) -> dict[int, Outcome]:
-        """The outcome of each connection's rank, while the output of all ranks is forwarded.
-
-        Args:
-            verb: the public call, for messages of errors.
-            timeout: seconds for all ranks.
-            patience: seconds for the other ranks once a rank has failed; they may wait for it.
-        """
+        """The outcome of each connection's rank, while the output of all ranks is forwarded."""
         outcomes: dict[int, Outcome] = {}
         end = time.monotonic() + timeout
         while len(outcomes) < self._nranks:
@@ -300,11 +279,7 @@ class Job:
     # End
 
     def end(self, *, graceful: bool = True) -> None:
-        """End all ranks; afterwards there are no processes, files, connections and shared memory.
-
-        Args:
-            graceful: let the ranks close their contexts, as far as they can within some seconds.
-        """
+        """End all ranks; afterwards there are no processes, files, connections and shared memory."""
         if self.closed or os.getpid() != self._owner:  # in a fork of the caller the ranks are not its own
             return
         self.closed = True

@@ -78,10 +78,6 @@ def first_error(failures: Mapping[int, Failure], nranks: int) -> BaseException:
 
     It is that of the lowest rank. A rank's own exception comes before those that the ranks have agreed on, which may be
     its consequence.
-
-    Args:
-        failures: of at least one rank, by rank.
-        nranks: ranks of the job.
     """
     rank, first = min(failures.items(), key=lambda item: (item[1].agreed, item[0]))
     others = [f"Rank {r}: {f.text}" for r, f in sorted(failures.items()) if not f.agreed and f.text != first.text]

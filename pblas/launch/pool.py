@@ -158,12 +158,7 @@ def run(
 
 
 def _job(verb: str, ranks: Any, options: dict[str, Any]) -> Job:
-    """Start ranks.
-
-    Raises:
-        ArgumentError: their number is invalid.
-        BackendError: this process is a rank itself.
-    """
+    """Start ranks."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise errors.ArgumentError(f"{verb}: ranks must be an integer of at least 1, got {ranks!r}")
     refuse_inside_a_job(verb)
@@ -177,11 +172,7 @@ def _packed_call(
     kwargs: Any,
     timeout: Any,
 ) -> Frames:
-    """A call as a message.
-
-    Raises:
-        ArgumentError: arguments of the wrong type, or which cannot be pickled.
-    """
+    """A call as a message."""
     if not callable(function):
         raise errors.ArgumentError(f"{verb}: function must be callable, got {function!r}")
     if not isinstance(args, tuple | list):

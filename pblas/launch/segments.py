@@ -11,11 +11,7 @@ _MAPPED = re.compile(r"/dev/shm/mpich_shm_\S+$", re.MULTILINE)  # noqa: S108 - n
 
 
 def segments_of(pids: Iterable[int]) -> set[Path]:
-    """MPICH's segments of shared memory that processes use; none where there is no /proc.
-
-    Args:
-        pids: processes of this user; a process that has ended uses no segment.
-    """
+    """MPICH's segments of shared memory that processes use; none where there is no /proc."""
     found: set[Path] = set()
     for pid in pids:
         with suppress(OSError):

@@ -23,11 +23,7 @@ _VERB = "the end of the function of pblas.run"
 
 
 def main(path: str) -> None:
-    """Serve the caller that listens at `path` until it says that this is all.
-
-    Args:
-        path: Unix socket.
-    """
+    """Serve the caller that listens at `path` until it says that this is all."""
     stream = socket.socket(socket.AF_UNIX)
     try:
         stream.connect(path)
@@ -140,10 +136,6 @@ def _settle(context: Context, error: BaseException | None) -> None:
     """**Collective.** Wait until the function has ended on all ranks, without a deadline.
 
     Ranks that are still in a collective call of the function raise this rank's exception there, or a MismatchError.
-
-    Args:
-        context: perhaps closed or broken.
-        error: the exception of this rank (local).
     """
     agreement = context.runtime.backend.agreement
     own: errors.PblasError | None = None

@@ -53,11 +53,7 @@ class ProductOptions(NamedTuple):
     queue: int | None = None
 
     def checked(self, verb: str) -> ProductOptions:
-        """The options with one value for each meaning, checked on this rank.
-
-        Raises:
-            ArgumentError: the first wrong option.
-        """
+        """The options with one value for each meaning, checked on this rank."""
         if all(map(operator.is_, self, _DEFAULTS)):  # most calls
             return self
         checked = self._replace(
@@ -113,9 +109,6 @@ class ProductCall(NamedTuple):
         """The dtypes of the matrices, and of partial products, checked on this rank.
 
         D has the dtype of out, else out_dtype, else that of C, else the default for A.
-
-        Raises:
-            DTypeError: dtypes that do not fit together, or that pblas does not multiply.
         """
         if isinstance(self.a, MatrixDescriptor):
             if self.dtype is None:
@@ -144,11 +137,7 @@ class ProductCall(NamedTuple):
         return alpha, beta
 
     def with_layouts(self, verb: str) -> ProductCall:
-        """A call with sizes (m, n, k), rewritten with chosen layouts of A, B and D.
-
-        Raises:
-            ArgumentError: a wrong size or number of ranks, or an option that needs given layouts.
-        """
+        """A call with sizes (m, n, k), rewritten with chosen layouts of A, B and D."""
         for name, value, least in (("m", self.a, 0), ("n", self.b, 0), ("k", self.c, 0), ("nprocs", self.nprocs, 1)):
             if not is_integer(value, least):
                 raise errors.ArgumentError(
@@ -229,11 +218,7 @@ class ProductForm(NamedTuple):
         return not self.multiplies or 0 in (*self.op_a.shape, self.op_b.n)
 
     def output(self, verb: str, nprocs: int) -> MatrixDescriptor:
-        """Descriptor of D: that of out, else that of C, else the descriptor with the cheapest plan.
-
-        Raises:
-            DescriptorError, LayoutError: matrices that do not fit together, or a grid with more ranks than there are.
-        """
+        """Descriptor of D: that of out, else that of C, else the descriptor with the cheapest plan."""
         (m, k), (k_b, n), (transa, transb, *_) = self.op_a.shape, self.op_b.shape, self.options
         if k != k_b:
             raise errors.DescriptorError(
@@ -361,9 +346,6 @@ def _other(dtype: np.dtype[Any], first: np.dtype[Any]) -> str:
 
 def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which partial products travel: `wire_dtype`, or by default that of the matrices.
-
-    Raises:
-        DTypeError: wire_dtype is neither the dtype of the matrices nor the dtype in which partial products are added.
 
     >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
     dtype('float32')

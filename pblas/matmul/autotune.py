@@ -48,14 +48,6 @@ def tuned(
 
     The trials run on random matrices with the layouts of the caller's A, B, C and out, and leave the caller's matrices
     alone. Only the epilogue reads the caller's operands.
-
-    Args:
-        runtime: of the context (global).
-        spec: the arguments that decide the plan (global).
-        plan: the plan with its estimated algorithm (global).
-        desc_d: descriptor of D (global).
-        make: makes a planned product from a plan (global).
-        matrices: the caller's A, B, C and out (global).
     """
     if plan.algorithm is None or plan.measured or spec.is_empty:
         return plan

@@ -137,16 +137,7 @@ def _reduced_by_stores(m: int, k: int, nprocs: int, parts: list[_Part], *, gathe
 def _in_storing_order(
     parts: list[_Part], nprocs: int, made_us: float, stored_us: float, round_us: float, *, gathers: bool
 ) -> float:
-    """Time of all pieces, and of the copies that bring sums to D from the workspace where peers have stored them.
-
-    Args:
-        parts: a rank's part of each piece.
-        nprocs: ranks.
-        made_us: time of the tiles of a round.
-        stored_us: time of storing a line's tiles at all peers.
-        round_us: time of a round, at least a whole one; signals arrive a part of it after the stores.
-        gathers: whether sums are stored at all ranks.
-    """
+    """Time of all pieces, and of the copies that bring sums to D from the workspace where peers have stored them."""
     end, signalled, collected, signal_latency_us = 0.0, list[float](), 0.0, _SIGNAL_ROUNDS * round_us
     for sent, own in _storing_order(len(parts), gathers=gathers):
         made = stored = 0.0

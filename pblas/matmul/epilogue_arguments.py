@@ -53,11 +53,7 @@ class ProductEpilogue:
 
     @classmethod
     def checked(cls, verb: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:
-        """The caller's epilogue, an expression or an `Epilogue`, for a D of this dtype and layout (global).
-
-        Raises:
-            ArgumentError: a value that is not an epilogue, or an epilogue that D's dtype or layout does not allow.
-        """
+        """The caller's epilogue, an expression or an `Epilogue`, for a D of this dtype and layout (global)."""
         epilogue = Epilogue(value) if isinstance(value, str) else value
         if not isinstance(epilogue, Epilogue):
             remedy = "; apply a function to D.local after the product" if callable(value) else ""
@@ -72,11 +68,7 @@ class ProductEpilogue:
         return cls(epilogue, dtype, desc)
 
     def planned(self, verb: str, runtime: Runtime, out: Array | None) -> ProductEpilogue:
-        """The epilogue with checked operands; executions must pass operands of the same kinds (local).
-
-        Raises:
-            ArgumentError, DTypeError: as `operands`.
-        """
+        """The epilogue with checked operands; executions must pass operands of the same kinds (local)."""
         kinds = _kinds(self.operands(verb, runtime, None, out))
         kinds = {name: kinds[name] for name in self.epilogue.operands}
         return replace(self, kinds=kinds, shape=self.desc.local_shape(runtime.rank))
@@ -127,17 +119,7 @@ class ProductEpilogue:
     def operands(
         self, verb: str, runtime: Runtime, replacements: Mapping[str, Any] | None, out: Array | None
     ) -> CheckedOperands:
-        """The checked operands on this rank: numbers and arrays, by name (local).
-
-        Args:
-            verb: name of the call, for messages (global).
-            runtime: runtime of the context (global).
-            replacements: operands to use instead of the epilogue's own; None for its own (local).
-            out: this rank's array of D, which no operand may overlap; None if D is a new matrix (local).
-
-        Raises:
-            ArgumentError, DTypeError: an operand that does not fit D, on this rank.
-        """
+        """The checked operands on this rank: numbers and arrays, by name (local)."""
         if isinstance(replacements, CheckedOperands):
             return replacements
         epilogue, operands = self.epilogue, CheckedOperands()

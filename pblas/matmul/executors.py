@@ -41,30 +41,12 @@ _PUSHED: dict[type[ProductPlan], Any] = {
 
 
 def executor(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders) -> Executor:
-    """**Collective.** The executor of a plan, with its workspace.
-
-    Args:
-        plan: what to run (global).
-        backend: ranks, memory and messages (global).
-        dtypes: of the matrices and of partial products that travel, in the plan's orientation (global).
-        orders: storage orders of the operands in the plan's orientation (global).
-
-    Raises:
-        WorkspaceError: too little shared memory.
-    """
+    """**Collective.** The executor of a plan, with its workspace."""
     runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtypes, orders)
     return runner
 
 
 def pushed(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
-    """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine.
-
-    Args:
-        plan: what to run (global).
-        backend: ranks, memory and the engine (global).
-        dtypes: of the matrices and of partial products that travel, in the plan's orientation (global).
-        orders: storage orders of the operands in the plan's orientation (global).
-        modes: how its GEMMs are computed (global).
-    """
+    """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine."""
     runner: Pushed = _PUSHED[type(plan)](plan, backend, dtypes, orders, modes)
     return runner

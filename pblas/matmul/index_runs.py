@@ -130,22 +130,7 @@ def gemm_runs(
     packs: bool = False,
     finish: Finish | None = None,
 ) -> None:
-    """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; elements outside the runs are neither read nor written.
-
-    Args:
-        alpha: scalar (local).
-        x: operand (local).
-        y: operand (local).
-        beta: scalar (local).
-        z: result, in the accumulator dtype of x (local).
-        m: rows of X and of Z (local).
-        n: columns of Y and of Z (local).
-        k: columns of X and rows of Y (local).
-        conj: conjugate x, y.
-        multiply: replaces `gemm` (local).
-        packs: copy short runs side by side, so that one product multiplies many; NumPy's arrays only (local).
-        finish: epilogue of Z, which `multiply` applies; not with `packs` (local).
-    """
+    """Z[m, n] := alpha X[m, k] Y[k, n] + beta Z[m, n]; elements outside the runs are neither read nor written."""
     if not k.runs:
         k = IndexRuns.whole(0)
     if packs and (m.packed or n.packed or k.packed):

@@ -69,11 +69,7 @@ class Product(Operation[DistMatrix]):
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime | None, call: ProductCall, nprocs: int = 0) -> Bound[DistMatrix]:
-        """The arguments of a product, checked on this rank; `made` checks its form.
-
-        Raises:
-            ArgumentError, DescriptorError, DTypeError: the first wrong argument.
-        """
+        """The arguments of a product, checked on this rank; `made` checks its form."""
         a, b, c, out = matrices = call[:4]
         call.check_kinds(verb, placed=runtime is not None)
         options, dtypes = call.options.checked(verb), call.dtypes(verb)

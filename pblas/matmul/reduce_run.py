@@ -112,12 +112,7 @@ class Reduction:
         return not self._backend.publish(self._location, d) and bool(self._near)
 
     def begin(self, columns: Columns, *, scratch: bool) -> None:
-        """**Collective** at first. Prepare the accumulator, and start to receive partial products.
-
-        Args:
-            columns: (owner, piece, c0, c1) -> view of these columns of D on this rank (local).
-            scratch: add in scratch memory, not in D itself (global).
-        """
+        """**Collective** at first. Prepare the accumulator, and start to receive partial products."""
         rank, plan = self._backend.rank, self._plan
         if scratch:
             if self._scratch is None:

@@ -45,21 +45,7 @@ class Scales:
     def checked(
         cls, verb: str, runtime: Runtime | None, dtype: np.dtype[Any], a: Any, b: Any, d: Any, amax: Any
     ) -> Scales | None:
-        """The scales of a call, checked on this rank; None if it has none.
-
-        Args:
-            verb: name of the call, for messages (global).
-            runtime: runtime of the context; None for a plan without matrices (global).
-            dtype: dtype of A (global).
-            a: scale_a, a number or an array of one element; None for 1 (global).
-            b: scale_b (global).
-            d: scale_d (global).
-            amax: array of one element, or None (local).
-
-        Raises:
-            ArgumentError, DTypeError: a value that is neither a number nor such an array; a dtype of A of other than 8
-                bits.
-        """
+        """The scales of a call, checked on this rank; None if it has none."""
         if a is b is d is amax is None:
             return None
         given = {"scale_a": a, "scale_b": b, SCALE_D: d, "amax": amax}
@@ -73,11 +59,7 @@ class Scales:
         return cls(values.get("scale_a", 1.0), values.get("scale_b", 1.0), values.get(SCALE_D), values.get("amax"))
 
     def replaced(self, verb: str, runtime: Runtime, a: Any, b: Any, d: Any, amax: Any) -> Scales:
-        """These scales, some of them replaced for one execution by others of the same kinds (local).
-
-        Raises:
-            ArgumentError: a number for an array or the other way round, or a scale_d that was not planned.
-        """
+        """These scales, some of them replaced for one execution by others of the same kinds (local)."""
         values: dict[str, Any] = {}
         for name, field, value in (("scale_a", "a", a), ("scale_b", "b", b), (SCALE_D, "d", d), ("amax", "amax", amax)):
             if value is None:

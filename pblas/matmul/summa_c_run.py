@@ -177,13 +177,7 @@ class RunSummaC(RunSumma):
         self._b.begin(s)
 
     def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
-        """Columns of D that step s multiplies one after the other.
-
-        Args:
-            s: the step (local).
-            total: the sums (local).
-            result: D, to which sums are rounded after the last step if it is narrower, or the sums themselves (local).
-        """
+        """Columns of D that step s multiplies one after the other."""
         n: int = total.shape[1]
         borders = [0, n]
         if not self._arrays.traits.blocking:

@@ -26,13 +26,7 @@ if TYPE_CHECKING:
 
 
 def product_with_array(a: DistMatrix, array: Any, *, left: bool = False) -> DistMatrix | Array:
-    """**Collective.** A times an array, or the array times A if `left`; see `DistMatrix.__matmul__`.
-
-    Args:
-        a: the matrix (global).
-        array: of one or two dimensions, equal on all ranks (global).
-        left: whether the array is the left factor (global).
-    """
+    """**Collective.** A times an array, or the array times A if `left`; see `DistMatrix.__matmul__`."""
     with a.runtime.call("matmul"):
         if array.ndim == 1:
             return product_with_vector(a.T if left else a, array)

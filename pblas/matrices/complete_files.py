@@ -14,15 +14,7 @@ from pblas.errors import ArgumentError, FileFormatError
 
 
 def checked_path(verb: str, path: object) -> str:
-    """A path as text.
-
-    Args:
-        verb: name of the call, for messages.
-        path: the argument of the user.
-
-    Raises:
-        ArgumentError: not a path, or a path with a zero byte or a character that the file system does not have.
-    """
+    """A path as text."""
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str) or "\0" in text:
         raise ArgumentError(f"{verb}: path must be a str or a pathlib.Path, got {path!r}")
     try:
@@ -36,11 +28,7 @@ def checked_path(verb: str, path: object) -> str:
 
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A with block that reads a file, whose errors of the file system become one kind.
-
-    Raises:
-        FileFormatError: no such file, or it cannot be read, or it is a pipe.
-    """
+    """A with block that reads a file, whose errors of the file system become one kind."""
     try:
         if Path(path).is_fifo():  # opening it would wait for a writer
             raise FileFormatError(f"{path}: cannot be read: it is a pipe; pass a file, which all ranks can read")
@@ -51,11 +39,7 @@ def reading(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def destination(path: str | os.PathLike[str]) -> Path:
-    """The path that is written for a name: symbolic links are followed, so a link is kept and its target replaced.
-
-    Raises:
-        FileFormatError: a folder, a device or a pipe has the name, or a link to itself; it is not replaced.
-    """
+    """The path that is written for a name: symbolic links are followed, so a link is kept and its target replaced."""
     target = Path(os.path.realpath(path))
     if target.is_symlink():
         raise FileFormatError(f"{path}: cannot be written: the link leads to itself; remove it, or choose another name")
@@ -67,12 +51,7 @@ def destination(path: str | os.PathLike[str]) -> Path:
 
 
 def begin(path: str | os.PathLike[str]) -> tuple[str, BinaryIO]:
-    """The name of a temporary file in the folder of `path`, and the open file, with the permissions of new files.
-
-    Raises:
-        FileFormatError: a folder, device or pipe has the name.
-        OSError: the folder is missing or not writable.
-    """
+    """The name of a temporary file in the folder of `path`, and the open file, with the permissions of new files."""
     target = destination(path)
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     os.fchmod(handle, 0o666 & ~_umask())
@@ -80,12 +59,7 @@ def begin(path: str | os.PathLike[str]) -> tuple[str, BinaryIO]:
 
 
 def write(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file, which gets its name when it is complete.
-
-    Raises:
-        FileFormatError: the folder is missing or not writable, the disk is too small, or a folder, device or pipe has
-            the name.
-    """
+    """Write a file, which gets its name when it is complete."""
     temporary = ""
     try:
         temporary, file = begin(path)
@@ -99,10 +73,9 @@ def write(path: str | os.PathLike[str], content: bytes) -> None:
 
 
 def unused(path: str | os.PathLike[str]) -> str:
-    """A path that no file has yet: `path`, or `path` with a number before its suffix. An empty file is created there.
+    """A path that no file has yet: `path`, or `path` with a number before its suffix.
 
-    Raises:
-        FileFormatError: no file can be created there.
+    An empty file is created there.
     """
     wanted = Path(path)
     for number in count():
@@ -118,11 +91,7 @@ def unused(path: str | os.PathLike[str]) -> str:
 
 
 def finish(temporary: str, path: str | os.PathLike[str]) -> None:
-    """Rename the complete file to its final name, in one step.
-
-    Raises:
-        FileFormatError: a folder has the name, or the disk reports an error.
-    """
+    """Rename the complete file to its final name, in one step."""
     try:
         with Path(temporary).open("rb") as file:
             os.fsync(file.fileno())

@@ -343,11 +343,7 @@ class Creation:
         self.runtime.agree(step, {})
 
     def _checked_matrix(self, verb: str, array: Any) -> Array:
-        """An array of two dimensions, in host or GPU memory.
-
-        Raises:
-            ArgumentError: not an array, or not of two dimensions.
-        """
+        """An array of two dimensions, in host or GPU memory."""
         if isinstance(array, DistMatrix):
             raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
         if array is None:
@@ -391,12 +387,7 @@ class Creation:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
     def _checked_desc(self, verb: str, desc: Any) -> MatrixDescriptor:
-        """A descriptor that a new matrix of this context can have; the default one for a shape (m, n).
-
-        Raises:
-            ArgumentError: neither a descriptor nor a shape.
-            LayoutError: a descriptor that does not fit the context.
-        """
+        """A descriptor that a new matrix of this context can have; the default one for a shape (m, n)."""
         if isinstance(desc, tuple | list) and len(desc) == 2:
             m, n = desc
             desc = MatrixDescriptor.default(m, n, self.runtime.nprocs)
@@ -410,11 +401,7 @@ class Creation:
 
 
 def _checked_seed(seed: Any) -> int:
-    """The seed as an int.
-
-    Raises:
-        ArgumentError: not an integer.
-    """
+    """The seed as an int."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise errors.ArgumentError(f"random: seed must be an integer, got {seed!r}")
     return int(seed)

@@ -23,13 +23,6 @@ _HDF5 = (".h5", ".hdf5")
 def format_of(verb: str, path: str) -> Literal["npy", "hdf5"]:
     """The format of a new file, by the suffix of its path.
 
-    Args:
-        verb: name of the call, for messages.
-        path: the path.
-
-    Raises:
-        ArgumentError: another suffix.
-
     >>> format_of("save", "a/b.h5")
     'hdf5'
     >>> format_of("save", "b.txt")
@@ -46,16 +39,7 @@ def format_of(verb: str, path: str) -> Literal["npy", "hdf5"]:
 
 
 def checked_dataset(verb: str, path: str, dataset: Any) -> str | None:
-    """The name of a dataset in an HDF5 file, or None.
-
-    Args:
-        verb: name of the call, for messages.
-        path: the path of the file.
-        dataset: the argument of the user.
-
-    Raises:
-        ArgumentError: no such name, or a file that has no datasets.
-    """
+    """The name of a dataset in an HDF5 file, or None."""
     if dataset is None:
         return None
     if Path(path).suffix.lower() not in _HDF5:
@@ -67,32 +51,12 @@ def checked_dataset(verb: str, path: str, dataset: Any) -> str | None:
 
 
 def read_header(path: str | os.PathLike[str], dataset: str | None = None) -> Header:
-    """Shape, dtype and place of the matrix in a file: HDF5 if the path ends in .h5 or .hdf5, else .npy.
-
-    Args:
-        path: path of the file (global).
-        dataset: name of the dataset in an HDF5 file; None for the only one (global).
-
-    Raises:
-        BackendError: an HDF5 file without h5py.
-        FileFormatError: no such file, another format, not a matrix, or a truncated file.
-    """
+    """Shape, dtype and place of the matrix in a file: HDF5 if the path ends in .h5 or .hdf5, else .npy."""
     return hdf5.read_header(path, dataset) if Path(path).suffix.lower() in _HDF5 else npy.read_header(path)
 
 
 def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
-    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype.
-
-    Args:
-        path: path of the file (global).
-        header: its header (global).
-        desc: distribution, of the shape in the header (global).
-        rank: this rank (local).
-        local: this rank's local array, written (local).
-
-    Raises:
-        FileFormatError: the file cannot be read.
-    """
+    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype."""
     read = hdf5.read_part if header.dataset and header.offset is None else mapped_files.read_part
     read(path, header, desc, rank, local)
 
@@ -100,23 +64,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
 def create(
     path: str, dataset: str | None, shape: tuple[int, int], dtype: np.dtype[Any], order: str
 ) -> tuple[str, Header]:
-    """Create a file of the right size under a temporary name in the folder of `path`.
-
-    Args:
-        path: final path of the file.
-        dataset: name of the dataset in an HDF5 file; None for "data" (global).
-        shape: rows and columns of the matrix (global).
-        dtype: dtype of the matrix (global).
-        order: storage order in a .npy file, "F" or "C"; HDF5 stores rows one after the other (global).
-
-    Returns:
-        The temporary name, and the header, for `write_part`.
-
-    Raises:
-        BackendError: an HDF5 file without h5py.
-        FileFormatError: the folder is missing or not writable, the disk is too small, or a folder, device or pipe has
-            the name.
-    """
+    """Create a file of the right size under a temporary name in the folder of `path`."""
     temporary = ""
     try:
         temporary, file = begin(path)

@@ -31,11 +31,7 @@ _SHOWN = 5
 
 
 def library() -> Any:
-    """The module h5py.
-
-    Raises:
-        BackendError: it is not installed.
-    """
+    """The module h5py."""
     try:
         return import_module("h5py")
     except ImportError as caught:
@@ -43,16 +39,7 @@ def library() -> Any:
 
 
 def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:
-    """The shape, dtype and place of a matrix in an HDF5 file.
-
-    Args:
-        path: path of the file (global).
-        dataset: name of the dataset; None for the only one of the file (global).
-
-    Raises:
-        BackendError: h5py is not installed.
-        FileFormatError: no such file or dataset, another format, or not a matrix.
-    """
+    """The shape, dtype and place of a matrix in an HDF5 file."""
     h5py = library()
     with reading(path) as raw:
         try:
@@ -79,9 +66,6 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
     """Copy the elements that `rank` owns of a dataset in chunks, or of another type, into `local`.
 
     The arguments are those of `mapped_files.read_part`, with a header that has no offset.
-
-    Raises:
-        FileFormatError: the file cannot be read.
     """
     if not local.size:
         return
@@ -103,22 +87,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
 
 
 def write_header(path: str, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Header:
-    """Make an HDF5 file of one dataset, whose elements are not written.
-
-    Args:
-        path: path of the file, which is overwritten.
-        dataset: name of the dataset; groups in it are made (global).
-        shape: rows and columns of the matrix (global).
-        dtype: dtype of the matrix (global).
-
-    Returns:
-        The header.
-
-    Raises:
-        BackendError: h5py is not installed.
-        FileFormatError: HDF5 refuses the name or the size.
-        OSError: the file cannot be written.
-    """
+    """Make an HDF5 file of one dataset, whose elements are not written."""
     h5py = library()
     try:
         with h5py.File(path, "w", locking="best-effort") as file:

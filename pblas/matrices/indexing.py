@@ -27,14 +27,6 @@ class Selection(NamedTuple):
 def selection(shape: tuple[int, int], key: Any) -> Selection:
     """The rows and columns that a key selects.
 
-    Args:
-        shape: of the matrix (global).
-        key: an integer or a slice with step 1, or two of them; an Ellipsis stands for the others (global).
-
-    Raises:
-        ArgumentError: another key.
-        OutOfRangeError: an index out of range.
-
     >>> selection((4, 6), (slice(1, None), -1))
     Selection(i0=1, i1=4, j0=5, j1=6)
     """

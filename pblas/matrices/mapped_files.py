@@ -41,18 +41,7 @@ class Header:
 
 
 def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
-    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype.
-
-    Args:
-        path: path of the file (global).
-        header: its header, with an offset (global).
-        desc: distribution, of the shape in the header (global).
-        rank: this rank (local).
-        local: this rank's local array, written (local).
-
-    Raises:
-        FileFormatError: the file cannot be read.
-    """
+    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype."""
     if not local.size:
         return
     try:
@@ -69,18 +58,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
 
 
 def write_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
-    """Write the elements of `rank` into a file; of replicated elements the first copy only.
-
-    Args:
-        path: path of the file, which has its full size (global).
-        header: its header, with an offset (global).
-        desc: distribution (global).
-        rank: this rank (local).
-        local: this rank's local array (local).
-
-    Raises:
-        FileFormatError: the file cannot be written.
-    """
+    """Write the elements of `rank` into a file; of replicated elements the first copy only."""
     if not local.size or not holds_first_copy(desc, rank):
         return
     try:

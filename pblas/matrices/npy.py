@@ -20,11 +20,7 @@ _MOST = (1 << 63) - 1
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read the header of a .npy file that holds a matrix.
-
-    Raises:
-        FileFormatError: no such file, another format, not a matrix, or a file that is too short for its header.
-    """
+    """Read the header of a .npy file that holds a matrix."""
     with reading(path) as file:
         try:
             version = npy.read_magic(file)
@@ -53,17 +49,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
 
 
 def write_header(file: BinaryIO, shape: tuple[int, int], dtype: np.dtype[Any], order: str) -> Header:
-    """Write the header of a new .npy file.
-
-    Args:
-        file: the open file, empty.
-        shape: rows and columns of the matrix (global).
-        dtype: dtype of the matrix; bfloat16 and 8 bits, which NumPy's format lacks, become raw bytes (global).
-        order: storage order in the file, "F" or "C" (global).
-
-    Returns:
-        The header, whose elements begin where the file ends.
-    """
+    """Write the header of a new .npy file."""
     stored = np.dtype(f"V{dtype.itemsize}") if dtype in (BFLOAT16, *FLOAT8) else dtype
     header = {"descr": npy.dtype_to_descr(stored), "fortran_order": order == "F", "shape": shape}
     npy.write_array_header_1_0(file, header)

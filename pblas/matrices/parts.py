@@ -22,12 +22,6 @@ _PANEL_NBYTES = 16 << 20
 def moves(lengths: Sequence[int], split: Split, source: int, target: int) -> tuple[int, int]:
     """The global range of rows that move from the part of one rank to the block of another; it may be empty.
 
-    Args:
-        lengths: rows of each rank's part (global).
-        split: distribution of all rows, at most one block for each rank (global).
-        source: rank that has the part (global).
-        target: rank that gets the block (global).
-
     >>> from pblas.layouts.split import Split
     >>> [moves([1, 5], Split(6, 3, 2), 1, target) for target in range(2)]
     [(1, 3), (3, 6)]
@@ -39,15 +33,7 @@ def moves(lengths: Sequence[int], split: Split, source: int, target: int) -> tup
 
 
 def exchange(runtime: Runtime, part: Array, block: Array, lengths: Sequence[int], split: Split) -> None:
-    """**Collective**, after an agreement. Block := this rank's rows of all parts, one below the other.
-
-    Args:
-        runtime: runtime of the context (global).
-        part: this rank's rows (local).
-        block: rows of this rank in the even layout, written (local).
-        lengths: rows of each rank's part (global).
-        split: the even layout of the rows (global).
-    """
+    """**Collective**, after an agreement. Block := this rank's rows of all parts, one below the other."""
     backend, rank = runtime.backend, runtime.rank
     first, own = sum(lengths[:rank]), next(iter(split.runs(rank)), (0, 0))[0]
     sent: list[Any] = []

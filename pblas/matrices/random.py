@@ -28,17 +28,6 @@ def _mix(x: Array) -> Array:
 def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any], distribution: str = "uniform") -> Array:
     """Random entries at global indices i, j.
 
-    Args:
-        i: row indices, an integer array of any shape that broadcasts with j (global).
-        j: column indices, an integer array (global).
-        seed: any integer (global).
-        dtype: dtype of the result; real and imaginary parts of complex entries are independent (global).
-        distribution: "uniform" in [-1, 1), or "normal" with mean 0 and variance 1, each part of complex entries too
-            (global).
-
-    Returns:
-        An array of the broadcast shape of i and j.
-
     >>> a = random_entries(np.arange(3)[:, None], np.arange(4)[None, :], 7, np.dtype("float64"))
     >>> bool(np.all(a[1:] == random_entries(np.arange(1, 3)[:, None], np.arange(4)[None, :], 7, np.dtype("float64"))))
     True

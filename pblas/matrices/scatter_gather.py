@@ -49,15 +49,7 @@ def put_part(whole: Array, desc: MatrixDescriptor, rank: int, part: Array) -> No
 
 
 def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local: Array, root: int) -> None:
-    """**Collective**, after an agreement. Distribute the array of `root`; other ranks pass None.
-
-    Args:
-        runtime: runtime of the context (global).
-        whole: m x n array on `root`, None on other ranks (local).
-        desc: distribution (global).
-        local: this rank's local array, written (local).
-        root: rank that has `whole` (global).
-    """
+    """**Collective**, after an agreement. Distribute the array of `root`; other ranks pass None."""
     backend = runtime.backend
     if not desc.m * desc.n:  # the other size may be long, and have many blocks
         return
@@ -77,11 +69,7 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
 
 
 def empty_whole(verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
-    """An uninitialised array for a whole matrix, m x n in the descriptor's order (local).
-
-    Raises:
-        WorkspaceError: this rank has too little memory.
-    """
+    """An uninitialised array for a whole matrix, m x n in the descriptor's order (local)."""
     try:
         return np.empty(desc.shape, dtype, order=desc.order)
     except (MemoryError, ValueError):  # ValueError: more bytes than an address can count
@@ -92,15 +80,7 @@ def empty_whole(verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Arra
 
 
 def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, whole: Array | None) -> None:
-    """**Collective**, after an agreement. Collect the whole matrix on `root`.
-
-    Args:
-        runtime: runtime of the context (global).
-        local: this rank's local array (local).
-        desc: distribution (global).
-        root: rank that gets the matrix (global).
-        whole: m x n array on `root`, written; None on other ranks (local).
-    """
+    """**Collective**, after an agreement. Collect the whole matrix on `root`."""
     backend, rank = runtime.backend, runtime.rank
     if not desc.m * desc.n:  # the other size may be long, and have many blocks
         return
@@ -124,13 +104,7 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, wh
 
 
 def broadcast(runtime: Runtime, whole: Array, order: str) -> None:
-    """**Collective.** Broadcast rank 0's whole matrix along the chain of ranks, panel by panel.
-
-    Args:
-        runtime: runtime of the context (global).
-        whole: m x n array: the matrix on rank 0, written on the other ranks (local).
-        order: its storage order (global).
-    """
+    """**Collective.** Broadcast rank 0's whole matrix along the chain of ranks, panel by panel."""
     backend, rank, sent = runtime.backend, runtime.rank, None
     for panel in _panels(whole, order, whole.itemsize):
         if rank > 0:

@@ -48,14 +48,7 @@ class Algorithm:
 
     @staticmethod
     def read(text: str) -> Algorithm:
-        """Parse a short name.
-
-        Args:
-            text: the `short` of an algorithm, for example "copy_engine:1,1,2".
-
-        Raises:
-            ValueError: no algorithm has that name.
-        """
+        """Parse a short name."""
         name, _, groups = text.partition(":")
         kinds: dict[str, AlgorithmKind] = {kind: kind for kind in get_args(AlgorithmKind)}
         if name not in kinds:

@@ -46,16 +46,7 @@ class Assembly:
         self._panels: dict[bool, list[_ColumnPanel]] = {}
 
     def bring(self, array: Callable[[int], Array], out: Array, put: Put) -> bool:
-        """Update all elements of `out` by the elements of the source arrays, one column panel at a time.
-
-        Args:
-            array: array(rank) returns the source array of `rank`, which this rank can read (local).
-            out: this rank's array (local).
-            put: put(x, panel) updates `panel`, a part of `out`, by the source elements `x` of the same shape (global).
-
-        Returns:
-            False, and `out` is unchanged, if `out` and a source array have different storage orders; else True.
-        """
+        """Update all elements of `out` by the elements of the source arrays, one column panel at a time."""
         arrays = {move.peer: array(move.peer) for move in self._moves}
         straight = _is_by_columns(out)
         if not straight:

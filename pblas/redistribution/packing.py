@@ -73,15 +73,7 @@ class BlockCopy:
         return flat if self._mask is not None else flat.reshape(self._shape, order=order)
 
     def copy(self, x: Array, origin: int, out: Array, goal: int, put: Put) -> None:
-        """Put the elements of the message from x to out.
-
-        Args:
-            x: array that is read (local).
-            origin: kind of x: SOURCE or TARGET for a local array, PACKED for a message (local).
-            out: array that is written (local).
-            goal: kind of out (local).
-            put: how elements are combined with those of out (local).
-        """
+        """Put the elements of the message from x to out."""
         if self._mask is not None:
             self._copy_masked(self._mask, x, origin, out, goal, put)
             return
@@ -112,13 +104,7 @@ class BlockCopy:
 
 
 def _fastest_method(rows: Sequence[StridedRun], columns: Sequence[StridedRun], *, transposed: bool) -> _Views | Indexed:
-    """The fastest copy: by views of single runs, by views of strided runs, or by indices.
-
-    Args:
-        rows: the dimension that is contiguous in the result (local).
-        columns: the other dimension (local).
-        transposed: whether rows are not contiguous in the source (local).
-    """
+    """The fastest copy: by views of single runs, by views of strided runs, or by indices."""
     many_rows, many_columns = ([single for run in side for single in run.runs()] for side in (rows, columns))
     plain = sum(run.count == 1 for run in rows) * sum(run.count == 1 for run in columns)
     by_runs = _PER_VIEW * len(many_rows) * len(many_columns)

@@ -55,12 +55,7 @@ class RelayMemory:
         return sum(self._sizes[slot] * self._dtype.itemsize for slot in self._blocks)
 
     def reserve(self, slot: int, nelements: int) -> None:
-        """Make a slot large enough for a movement, before `allocate`.
-
-        Args:
-            slot: number of the slot (global).
-            nelements: most elements that a rank needs in the movement (global).
-        """
+        """Make a slot large enough for a movement, before `allocate`."""
         self._sizes[slot] = max(self._sizes.get(slot, 1), nelements)
 
     def allocate(self) -> None:
@@ -116,11 +111,7 @@ class Relay:
         return receiver(self._source, self._sharers.of(peer), self._rank) == peer
 
     def ordered(self, far: Sequence[Message]) -> list[Message]:
-        """The messages of far ranks in the order of announcements, after a look at who receives them.
-
-        Args:
-            far: the messages with elements that this rank needs (local).
-        """
+        """The messages of far ranks in the order of announcements, after a look at who receives them."""
         messages = sorted(far, key=lambda message: message.peer)
         for message in messages if self._others else ():
             rank = receiver(self._source, self._sharers.of(self._rank), message.peer)
@@ -139,14 +130,7 @@ class Relay:
             self._memory.give(self._slot)
 
     def begin(self, message: Message) -> tuple[Transfer, Array] | None:
-        """Start to receive a message, or to wait until another rank has received it.
-
-        Args:
-            message: a message of a far rank, in the order of `ordered` (local).
-
-        Returns:
-            The transfer and its memory; None if no other rank of the host needs the message.
-        """
+        """Start to receive a message, or to wait until another rank has received it."""
         if message.peer not in self._places:
             return None
         rank, start = self._places[message.peer]
@@ -179,15 +163,7 @@ class Relay:
 
 
 def relay_of(memory: RelayMemory, slot: int | None, source: Placement, target: Placement, tag: int) -> Relay | None:
-    """The relay of a movement; None if the movement has no slot, or ranks of one host need nothing in common.
-
-    Args:
-        memory: of the matrix (global).
-        slot: number of the slot; None for a movement whose ranks each receive for themselves (global).
-        source: placement of the part before the movement (global).
-        target: placement after it (global).
-        tag: of the movement's messages (global).
-    """
+    """The relay of a movement; None if the movement has no slot, or ranks of one host need nothing in common."""
     backend = memory.backend
     if slot is None or backend.gpus or not are_shared(source, target, backend.groups):
         return None

@@ -42,13 +42,7 @@ class Scaling:
     conj: bool = False
 
     def __call__(self, x: Array, out: Array) -> None:
-        """out := alpha conj?(x) + beta out (local).
-
-        Args:
-            x: array, not read if alpha is 0 (local).
-            out: array of the same shape, not read if beta is 0. It has the dtype of x, or is a float32 accumulator of
-                16-bit elements, or has 16-bit elements while x is float32 (local).
-        """
+        """out := alpha conj?(x) + beta out (local)."""
         alpha, beta = self.alpha, self.beta
         if alpha == 1 and beta == 0:
             if self.conj:

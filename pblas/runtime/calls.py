@@ -42,11 +42,7 @@ class Calls:
         """Time when the outermost call began, if calls are timed for the log (local)."""
 
     def enter(self, verb: str) -> None:
-        """Begin a call, perhaps inside another one (local).
-
-        Raises:
-            ContextError: another thread is in a call.
-        """
+        """Begin a call, perhaps inside another one (local)."""
         if not self._thread.acquire(blocking=False):
             raise errors.ContextError(
                 f"{verb}: the context is used by two threads at once; make a context for each thread, or let them take "
@@ -63,14 +59,7 @@ class Calls:
                 _signal.signal(SIGINT, self._defer)
 
     def leave(self, verb: str, caught: BaseException | None) -> None:
-        """End a call, with its exception if there is one (local).
-
-        Raises:
-            PblasError: replaces an exception that only this rank has raised. The other ranks raise the PblasError when
-                they next wait for this rank, and the context is broken, unless this is its only rank.
-            KeyboardInterrupt: the same for interrupts. The only rank of a context also raises those that were deferred,
-                and so does any rank when the context is closed.
-        """
+        """End a call, with its exception if there is one (local)."""
         if self._depth > 1:
             try:
                 self._depth -= 1

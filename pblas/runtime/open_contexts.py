@@ -18,10 +18,6 @@ def fail_without_context(verb: str, error: errors.PblasError) -> NoReturn:
 
     Other ranks may have called with matrices. If this process has one usable context, all ranks raise the error there.
     If it has several, nothing says which one the others are in, and this rank raises the error alone, as without any.
-
-    Args:
-        verb: name of the call (global).
-        error: the error (local).
     """
     usable = [runtime for runtime in OPEN if not runtime.closed and runtime.backend.agreement.broken is None]
     if len(usable) == 1:

@@ -129,10 +129,6 @@ class Runtime:
         In the outermost block one thread uses the context, a SIGINT waits for the next agreement, and an exception that
         no agreement has raised breaks the context: all ranks raise it. Local work that may fail is therefore done in a
         `local_step`, after which the context stays usable.
-
-        Args:
-            verb: name of the call, for messages (global).
-            begin: called with the verb when the block begins, as a part of it; None for `check_open` (local).
         """
         return CollectiveCall(self._calls, verb, begin or self.check_open)
 
@@ -168,18 +164,7 @@ class Runtime:
         error: errors.PblasError | None = None,
         maxima: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
-        """**Collective.** All ranks call the same verb with equal arguments, or all raise the same exception.
-
-        Args:
-            verb: name of the call (global).
-            arguments: must be equal on all ranks; values are compared by their repr, NumPy's scalars as Python's. A
-                text was `spelled` before (global).
-            error: an error that this rank found (local).
-            maxima: up to four integers (local).
-
-        Returns:
-            The largest of each of the `maxima` over all ranks.
-        """
+        """**Collective.** All ranks call the same verb with equal arguments, or all raise the same exception."""
         self.check_open(verb)
         try:
             call = verb + (arguments if isinstance(arguments, str) else spelled(arguments))
@@ -262,13 +247,6 @@ class Runtime:
         If there is too little shared memory and the context may fall back (transport="auto"), all ranks first make sure
         that each can allocate as much private memory. Then the context gives up shared memory: it switches to messages.
         A rank allocates private memory in a local step, so the caller's next collective call must be an agreement.
-
-        Args:
-            nbytes: size of this rank's memory, bytes (global).
-
-        Raises:
-            WorkspaceError: too little private memory, or too little shared memory where the context may not fall back.
-                If both are short, the context keeps its shared memory.
         """
         if not self.backend.shared:
             with self.local_step("allocate"):
@@ -285,11 +263,7 @@ class Runtime:
         return self.backend.allocate(nbytes)
 
     def give_up_shared_memory(self) -> bool:
-        """Switch the context to messages, if transport= allows it, after an error that all ranks have raised (global).
-
-        Returns:
-            Whether this call made the switch; then the caller should try again.
-        """
+        """Switch the context to messages, if transport= allows it, after an error that all ranks have raised (global)."""
         given_up = self.backend.falls_back and self.backend.shared
         if given_up:
             self.backend.shared = False
@@ -338,15 +312,6 @@ def check_root(verb: str, root: Any, nprocs: int) -> None:
 def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False, stored: bool = False) -> np.dtype[Any]:
     """A value as one of the dtypes that pblas computes with, or stores.
 
-    Args:
-        verb: name of the call, for the message (global).
-        dtype: the dtype of an array, or the argument dtype= of the call.
-        is_argument: `dtype` is an argument, so the remedy is another value and not a conversion of an array (global).
-        stored: accept dtypes of 8 bits too, whose matrices are moved, converted and multiplied only (global).
-
-    Raises:
-        DTypeError: any other dtype, such as integers and bool; the text names the remedy.
-
     >>> checked_dtype("zeros", "bfloat16")
     dtype(bfloat16)
     """
@@ -388,9 +353,6 @@ def checked_flag(verb: str, name: str, value: Any) -> bool:
 
 def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
     """A scalar factor for matrices of a dtype, real if the dtype is real.
-
-    Raises:
-        ArgumentError: a value that is not a number, is too large, or is complex for real matrices.
 
     >>> checked_scalar("pmatmul", "alpha", np.int8(2), np.dtype("float32"))
     2.0

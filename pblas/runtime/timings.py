@@ -34,11 +34,7 @@ class Measured(Cache[str, Times]):
         return self.entries.get(product, ())
 
     def add(self, product: str, times: Times) -> None:
-        """**Collective.** Store the times of a product in memory and in the file; all ranks pass the same times.
-
-        Raises:
-            Exception: an error of rank 0 while it writes the file; the times stay in memory.
-        """
+        """**Collective.** Store the times of a product in memory and in the file; all ranks pass the same times."""
         self.entries[product] = times
         self.share(self._backend, self.save)
 

@@ -281,12 +281,6 @@ PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}
 def find_hardware(hardware: Hardware | str) -> Hardware:
     """The preset of a name; a `Hardware` is returned as it is.
 
-    Args:
-        hardware: a `Hardware`, or the name of a preset (global).
-
-    Raises:
-        ArgumentError: neither a Hardware nor the name of a preset.
-
     >>> find_hardware("nvlink").ranks_per_node
     8
     """

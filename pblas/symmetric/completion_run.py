@@ -72,13 +72,7 @@ class Completion:
 
 
 def meet(backend: Any, tag: int, what: str) -> None:
-    """Wait until all near ranks have finished their earlier accesses to shared memory (local).
-
-    Args:
-        backend: the ranks (global).
-        tag: of the signals (global).
-        what: the reason to wait, for messages (global).
-    """
+    """Wait until all near ranks have finished their earlier accesses to shared memory (local)."""
     backend.arrays.synchronize()
     backend.sync()
     near, channel = [peer for peer in range(backend.size) if backend.is_near(peer)], backend.channel

@@ -392,19 +392,7 @@ class PlannedRankUpdate(PlannedStructured):
     plan: RankUpdate
 
     def execute(self, a: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None) -> DistMatrix:
-        """**Collective.** The triangle of D with matrices like the planned ones.
-
-        Args:
-            a: A, with the planned descriptor and dtype (global).
-            c: C, with the planned descriptor and dtype; needed if beta is not 0 (global).
-            out: matrix whose triangle receives D; may be `c`; None for a new matrix (global).
-
-        Returns:
-            D; a new one is 0 outside the triangle. The caller may overwrite a and c when the call has returned.
-
-        Raises:
-            as `PlannedMatmul.execute`.
-        """
+        """**Collective.** The triangle of D with matrices like the planned ones."""
         return self.run(lambda: self._bound(a, None, c, out))
 
 
@@ -414,20 +402,7 @@ class PlannedWithTwo(PlannedStructured):
     def execute(
         self, a: DistMatrix, b: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None
     ) -> DistMatrix:
-        """**Collective.** D with matrices like the planned ones: of syr2k and her2k the triangle.
-
-        Args:
-            a: A, with the planned descriptor and dtype (global).
-            b: B, with the planned descriptor and dtype (global).
-            c: C, with the planned descriptor and dtype; needed if beta is not 0 (global).
-            out: matrix that receives D; may be `c`; None for a new matrix (global).
-
-        Returns:
-            D; a new triangle is 0 outside. The caller may overwrite a, b and c when the call has returned.
-
-        Raises:
-            as `PlannedMatmul.execute`.
-        """
+        """**Collective.** D with matrices like the planned ones: of syr2k and her2k the triangle."""
         return self.run(lambda: self._bound(a, b, c, out))
 
 
@@ -452,19 +427,7 @@ class PlannedTriangularProduct(PlannedStructured):
     plan: TriangularProduct
 
     def execute(self, a: DistMatrix, b: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
-        """**Collective.** D = alpha op(A) B, or alpha B op(A), with matrices like the planned ones.
-
-        Args:
-            a: A, with the planned descriptor and dtype (global).
-            b: B, with the planned descriptor and dtype (global).
-            out: matrix that receives D; `b` itself only if that was planned; None for a new matrix (global).
-
-        Returns:
-            D. The caller may overwrite a and b when the call has returned.
-
-        Raises:
-            as `PlannedMatmul.execute`.
-        """
+        """**Collective.** D = alpha op(A) B, or alpha B op(A), with matrices like the planned ones."""
         return self.run(lambda: self._bound(a, b, None, out))
 
 

@@ -87,15 +87,6 @@ class Layer:
     def sizes(self, shapes: Mapping[Matrix, Shape], known: Mapping[str, int], nprocs: int) -> dict[str, int]:
         """The numbers of tokens and features of all ranks, from the shapes of this rank's shards.
 
-        Args:
-            shapes: shapes of the shards of two matrices, which together have all three axes (local).
-            known: lengths of axes that are cut, over all ranks. On other axes that are cut, all ranks have shards of
-                equal length (global).
-            nprocs: number of ranks (global).
-
-        Raises:
-            ArgumentError: two shards disagree on the length of an axis.
-
         >>> SCATTER.sizes({"x": (10, 4), "w": (6, 4)}, {}, 2)
         {'T': 10, 'O': 6, 'I': 8}
         """
@@ -119,11 +110,7 @@ def checked_sizes(
     rank: int,
     nprocs: int,
 ) -> Mapping[str, int]:
-    """`Layer.sizes` with checked shapes, cached: it takes as long as a small product, and a model has few shapes.
-
-    Raises:
-        ArgumentError: as `Layer.sizes`; also if this rank's shard has another shape than its share of these sizes.
-    """
+    """`Layer.sizes` with checked shapes, cached: it takes as long as a small product, and a model has few shapes."""
     sizes = layer.sizes(dict(shapes), dict(known), nprocs)
     expected = layer.placed(sizes, batch, rank, nprocs).shapes
     for matrix, shape in shapes:

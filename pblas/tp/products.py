@@ -222,10 +222,6 @@ class Caller:
 
         With `tokens`, the first axis is that of tokens. Batch axes may follow it, with the same lengths in all such
         arrays of a call. With `stored`, elements may have 8 bits.
-
-        Raises:
-            ArgumentError: a wrong number of dimensions, wrong memory (host or GPU), or not stored by rows.
-            DTypeError: a dtype that pblas does not multiply.
         """
         backend = self.runtime.backend
         if type(x) is np.ndarray and not backend.gpus:  # the most frequent case
@@ -264,18 +260,7 @@ class Caller:
     def operands(
         self, arrays: Mapping[Matrix, Any], options: Options, *, out: Any = None, stored: bool = False
     ) -> dict[Matrix, Array]:
-        """This rank's shards of the layer's matrices, as 2-D arrays; sets `form` and `scales` (local).
-
-        Args:
-            arrays: the caller's arrays (local).
-            options: of the call (global).
-            out: the caller's array for the result, which has its dtype; None for none (local).
-            stored: whether the matrices may have 8 bits, and the result another dtype (global).
-
-        Raises:
-            as `array`; ArgumentError, DTypeError: shapes or dtypes that do not fit together; a stream on CPUs.
-            LayoutError: a size that is not an integer.
-        """
+        """This rank's shards of the layer's matrices, as 2-D arrays; sets `form` and `scales` (local)."""
         if not self.runtime.backend.gpus:
             refuse_stream(self.verb, self._stream)
         operands = {
@@ -307,11 +292,7 @@ class Caller:
                 raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
 
     def target(self, name: str, shape: Shape, dtype: Any, out: Any = None, *, tokens: bool = True) -> Target:
-        """The memory of a result: the caller's array `out`, or a new array if that is None (local).
-
-        Raises:
-            ArgumentError, DTypeError: as `array`; or `out` has another shape or dtype, or cannot be written.
-        """
+        """The memory of a result: the caller's array `out`, or a new array if that is None (local)."""
         backend = self.runtime.backend
         if out is None and type(self._like) is np.ndarray and not backend.gpus:
             array = np.empty(shape, dtype)
@@ -466,11 +447,7 @@ def rows(x: Array) -> Array:
 
 
 def _result_dtype(verb: str, x: Array, w: Array, options: Options, given: np.dtype[Any] | None) -> np.dtype[Any]:
-    """The dtype of y: that of the caller's array, which is `given`, else out_dtype, else the default for x.
-
-    Raises:
-        DTypeError: a dtype that y cannot have.
-    """
+    """The dtype of y: that of the caller's array, which is `given`, else out_dtype, else the default for x."""
     asked = None
     if options.out_dtype is not None:
         asked = checked_dtype(verb, options.out_dtype, is_argument=True)

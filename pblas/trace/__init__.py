@@ -182,12 +182,7 @@ class Tracing:
 
 
 def _suffix(path: str | os.PathLike[str], verb: str = "trace") -> str:
-    """The suffix of a path, checked.
-
-    Raises:
-        ArgumentError: not a path, or a suffix other than .json, .png and .svg.
-        BackendError: a picture without Matplotlib.
-    """
+    """The suffix of a path, checked."""
     text = files.checked_path(verb, path)
     suffix = Path(text).suffix
     if suffix not in (".json", ".png", ".svg"):

@@ -43,17 +43,7 @@ def check() -> None:
 
 
 def picture(title: str, nprocs: int, events: Iterable[Event], form: str) -> bytes:
-    """Draw a timeline of the first 16 ranks.
-
-    Args:
-        title: title of the picture.
-        nprocs: ranks (global).
-        events: events of all ranks.
-        form: file format, "png" or "svg".
-
-    Returns:
-        The content of the file.
-    """
+    """Draw a timeline of the first 16 ranks."""
     from matplotlib.figure import Figure
 
     ranks = range(min(nprocs, _MOST_RANKS))

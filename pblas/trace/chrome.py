@@ -34,14 +34,7 @@ def lanes(events: Sequence[Event]) -> dict[tuple[int, str], int]:
 
 
 def text(title: str, nprocs: int, is_whole: bool, events: Sequence[Event]) -> bytes:
-    """The content of a file in this format.
-
-    Args:
-        title: title of pictures.
-        nprocs: ranks (global).
-        is_whole: whether all operations were recorded.
-        events: events of all ranks.
-    """
+    """The content of a file in this format."""
     numbers = lanes(events)
     entries: list[dict[str, Any]] = []
     for rank in range(nprocs):
@@ -66,17 +59,7 @@ def text(title: str, nprocs: int, is_whole: bool, events: Sequence[Event]) -> by
 
 
 def read(content: bytes) -> tuple[str, int, bool, tuple[Event, ...]]:
-    """Parse a file that `text` has made.
-
-    Args:
-        content: content of the file.
-
-    Returns:
-        Title, number of ranks, whether all operations were recorded, events.
-
-    Raises:
-        KeyError, TypeError, ValueError: another format.
-    """
+    """Parse a file that `text` has made."""
     trace = json.loads(content)
     other, entries = trace["otherData"], trace["traceEvents"]
     lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in entries if e["name"] == "thread_name"}

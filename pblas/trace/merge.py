@@ -23,15 +23,7 @@ _ROUNDS = 8
 
 
 def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], bool]:
-    """**Collective.** The recorded events of all ranks, on rank 0.
-
-    Args:
-        runtime: runtime of the context (global).
-        recorder: this rank's recorder, which has ended (local).
-
-    Returns:
-        The events, and whether all operations were recorded; no events on other ranks than 0.
-    """
+    """**Collective.** The recorded events of all ranks, on rank 0."""
     own = recorder.events(), recorder.sends, recorder.arrivals, recorder.is_full
     if runtime.rank:
         _answer(runtime)
@@ -63,10 +55,6 @@ def messages(sends: Sequence[Sequence[tuple[int, int, float]]], arrivals: Sequen
 
     A message begins when both ranks have posted it and ends when its arrival was seen. Messages of one tag between two
     ranks arrive in the order in which they were sent. On a lane, a message begins after the previous one has arrived.
-
-    Args:
-        sends: for each rank its sent messages: (receiving rank, tag, time).
-        arrivals: for each rank its received messages, in the order in which they were posted.
 
     >>> [event] = messages([[(1, 7, 2.0)], []], [[], [Arrival(0, 7, 16, 1.0, 5.0)]])
     >>> event.rank, event.lane, event.start, event.stop, event.details

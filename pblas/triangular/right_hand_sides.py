@@ -113,13 +113,7 @@ class RightHandSides:
         arrays.follow(brought)
 
     def deliver(self, result: Array, what: str, put: Scaling = COPY) -> None:
-        """Send the solutions to the owners of X, if they are elsewhere; from now on B may be overwritten.
-
-        Args:
-            result: this rank's part of X (local).
-            what: name of the plan, for messages (global).
-            put: applied to the elements of X (global).
-        """
+        """Send the solutions to the owners of X, if they are elsewhere; from now on B may be overwritten."""
         if self.x is not None:
             self._deliver_to(result, what, put)
         if self._bring is not None:

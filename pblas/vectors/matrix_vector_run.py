@@ -67,12 +67,7 @@ class LocalPart:
         self._masked = 0
 
     def mask(self, number: int, *, strict: bool = False) -> tuple[Array, Array]:
-        """Whether elements of a rectangle belong to the triangle, and whether they are on the diagonal.
-
-        Args:
-            number: of the rectangle (local).
-            strict: the triangle is without its diagonal (global).
-        """
+        """Whether elements of a rectangle belong to the triangle, and whether they are on the diagonal."""
         known = self._masks.get((number, strict))
         if known is not None:
             return known
@@ -119,14 +114,7 @@ class LocalProduct(LocalPart):
 
 
 def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -> Array:
-    """This rank's partial results: of all `local.length` elements, or of its rows of op(A); see `is_whole` (local).
-
-    Args:
-        local: the product on this rank (local).
-        backend: of the context (local).
-        x: this rank's local array (local).
-        vector: on all ranks, in the precision of the partial results or narrower (global).
-    """
+    """This rank's partial results: of all `local.length` elements, or of its rows of op(A); see `is_whole` (local)."""
     plan, dtype = local.plan, local.dtype
     if not local.contributes:
         return np.zeros(local.length if local.is_whole else 0, dtype)
@@ -195,16 +183,7 @@ class LocalUpdate(LocalPart):
 
 
 def update(local: LocalUpdate, backend: HostRanks, z: Array, x: Array, y: Array, *, hermitian: bool = False) -> None:
-    """Z += X Y in a part of the matrix; a Hermitian one gets a real diagonal (local).
-
-    Args:
-        local: the update on this rank (local).
-        backend: of the context (local).
-        z: this rank's local array (local).
-        x: m x k, all of it, of Z's dtype and with small k (global).
-        y: k x n, all of it (global).
-        hermitian: imaginary parts of the diagonal become 0 (global).
-    """
+    """Z += X Y in a part of the matrix; a Hermitian one gets a real diagonal (local)."""
     if local.turns:
         z, x, y = z.T, y.T, x.T
     x_loc, y_loc = x[local.rows], y[:, local.columns]

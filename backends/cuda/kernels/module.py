@@ -112,9 +112,6 @@ def prefer_shared_memory(driver: Any, function: Any) -> None:
 
     The kernel may start on a multiprocessor before a concurrent GEMM, or a GEMM for which it waits. A CTA of the GEMM
     needs nearly all shared memory. With a smaller configuration it could not start there before the kernel has ended.
-
-    Raises:
-        BackendError: the driver rejects the attribute.
     """
     attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
     most = int(driver.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED)

@@ -45,15 +45,7 @@ class KernelEpilogue(NamedTuple):
 
     @staticmethod
     def of(finish: Finish, parts: Sequence[Part]) -> tuple[KernelEpilogue, list[int]]:
-        """The epilogue, and the words of its operands (local).
-
-        Args:
-            finish: the epilogue, with operands of two dimensions.
-            parts: parts of D.
-
-        Raises:
-            ArgumentError: too many operands.
-        """
+        """The epilogue, and the words of its operands (local)."""
         fast = int(read(*parts[0][:3]).swapped)  # the axis of D's contiguous lines
         dtypes, words = terms_of(finish, fast)
         check_count(len(dtypes))
@@ -173,13 +165,7 @@ class Kernel:
         )  # not at the first launch: another kernel may be waiting then
 
     def launch(self, stream: int, clusters: int, arguments: int) -> None:
-        """Launch the kernel.
-
-        Args:
-            stream: handle.
-            clusters: number of clusters.
-            arguments: address of the array of one pointer to the arguments.
-        """
+        """Launch the kernel."""
         config = self._configs.get(clusters)
         if config is None:
             config = configured(0, CLUSTER * clusters, THREADS, early=True, shared_nbytes=SHARED_NBYTES)

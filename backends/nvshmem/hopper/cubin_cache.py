@@ -15,16 +15,7 @@ _ARCHITECTURE = "sm_90a"
 
 
 def machine_code(text: str, macros: list[tuple[str, str]], *, anew: bool = False) -> bytes:
-    """The machine code of a source, from the cache if possible (local).
-
-    Args:
-        text: CUDA C++.
-        macros: macros and their values.
-        anew: compile the source again, since the cached code cannot be loaded.
-
-    Raises:
-        BackendError: the source cannot be compiled; cuda.core is missing or too old.
-    """
+    """The machine code of a source, from the cache if possible (local)."""
     try:
         from cuda.core import Program, ProgramOptions
         from cuda.core.utils import FileStreamProgramCache, make_program_cache_key

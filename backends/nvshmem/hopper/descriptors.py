@@ -28,9 +28,6 @@ def supports(problem: Problem) -> bool:
     """Whether the kernel can multiply this: 16-bit operands and result whose lines TMA can address.
 
     Lines of Z have to end at a multiple of 16 bytes too: TMA writes the last 16 bytes of a line whole.
-
-    Args:
-        problem: the product (see `pblas.backends.cuda.gemm_problem.read`).
     """
     lds = (problem.lda, problem.ldb, problem.ldz)
     aligned = (problem.aligna, problem.alignb, problem.alignz)
@@ -152,19 +149,7 @@ def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
 
 
 def map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple[int, int] = (LINE, STRIPE)) -> bytes:
-    """A CUtensorMap of boxes; boxes with lines of LINE elements are swizzled in shared memory.
-
-    Args:
-        matrix: the first element (local).
-        dtype: dtype of its elements.
-        length: contiguous elements of a line.
-        lines: number of lines.
-        ld: elements from one line to the next.
-        box: 16-bit elements of a line of a box, and lines.
-
-    Raises:
-        BackendError: TMA cannot read such a matrix.
-    """
+    """A CUtensorMap of boxes; boxes with lines of LINE elements are swizzled in shared memory."""
     size, count = driver.cuuint64_t, driver.cuuint32_t
     names = driver.CUtensorMapSwizzle, driver.CUtensorMapL2promotion
     tensor_map = checked(

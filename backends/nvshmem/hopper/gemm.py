@@ -143,15 +143,7 @@ class Call:
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
     def launch(self, stream: Stream, alpha: float, beta: float, watch: Watch, operands: Sequence[int] = ()) -> None:
-        """Launch or record the call.
-
-        Args:
-            stream: handle.
-            alpha: scalar.
-            beta: scalar.
-            watch: when to give up waiting for flags.
-            operands: words of the epilogue's operands.
-        """
+        """Launch or record the call."""
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, NO_STEP)
         scalars = (self._steps, alpha, beta, *self._scalars)
         SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
@@ -202,17 +194,7 @@ class Hopper:
         shape: Shape | None = None,
         watch: Watch = FOR_EVER,
     ) -> None:
-        """Z := alpha X Y + terms + beta Z for each part, and its epilogue, in stream order.
-
-        Args:
-            stream: handle.
-            alpha: scalar.
-            parts: parts of Z in the order of their computation, with the same k, dtype and storage orders, none empty.
-            beta: scalar; Z is not read when it is 0.
-            finish: epilogue of parts that are not partial, before they are rounded.
-            shape: shape of the tiles; None to choose one for the parts.
-            watch: when to give up waiting for flags; Z has no meaning then.
-        """
+        """Z := alpha X Y + terms + beta Z for each part, and its epilogue, in stream order."""
         epilogue, operands = (None, []) if finish is None else KernelEpilogue.of(finish, parts)
         key = (*(key_of(part) for part in parts), beta != 0, epilogue, shape)
         call = self._calls.get(key) if isinstance(stream, int) else None  # a recording changes its arguments
@@ -225,12 +207,7 @@ class Hopper:
         call.launch(stream, alpha, beta, watch, operands)
 
     def kernel(self, variant: Variant, *, planned: bool) -> Kernel:
-        """The kernel of a variant, or the general kernel if only that was planned.
-
-        Args:
-            variant: parameters of the kernel.
-            planned: whether to compile both.
-        """
+        """The kernel of a variant, or the general kernel if only that was planned."""
         kernels = self._kernels
         for needed in (variant, variant.general) if planned else ():
             if needed not in kernels:

@@ -131,13 +131,6 @@ def cover(
 
     In these functions a tile is a cluster's tile.
 
-    Args:
-        parts: rows and columns of each part of D, in the order in which they can be computed.
-        clusters: number of clusters.
-        ready: ascending start times of the parts, in times of the widest tile; none: all start at once.
-        shape: unless it is WIDEST, all tiles have its width, in the order of the parts.
-        interleaved: for each part, the number of preceding parts with which its tiles are interleaved; 0: none.
-
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
      Tile(row=0, column=512, width=128, part=0)]

@@ -90,17 +90,6 @@ class Kernels(Collectives):
         """out := parts[0] + parts[1] + ... + beta old, in this order, rounded to dtype once.
 
         16-bit elements are added in float32.
-
-        Args:
-            stream: handle.
-            dtype: of out and old.
-            shape: contiguous elements of each line, and lines.
-            parts: the terms, at most MAX_PARTS.
-            out: the result; may be one of the terms or old.
-            old: C; None for no addend, as with beta = 0.
-            beta: scalar.
-            wire: dtype of the terms: float32 or, by default, `dtype`.
-            epilogue: epilogue before rounding; `add` has compiled its kernels.
         """
         wire, beta, (rows, columns) = wire or dtype, complex(beta), shape
         if rows == 0 or columns == 0:
@@ -134,12 +123,7 @@ class Kernels(Collectives):
         self._elementwise(f"conjugate_{dtype.name}", stream, dtype, 1, block)
 
     def copy(self, stream: Stream, block: Block) -> None:
-        """Copy a block within this GPU, also during a GEMM: its CTAs fit next to those of the Hopper kernel.
-
-        Args:
-            stream: handle.
-            block: addresses, pitches and bytes of a line are multiples of 16; it has no signal.
-        """
+        """Copy a block within this GPU, also during a GEMM: its CTAs fit next to those of the Hopper kernel."""
         assert block.is_in_packets
         source, target, nbytes, _, lines, source_pitch, target_pitch = block
         scalars = (target, source, nbytes, lines, target_pitch, source_pitch)
@@ -149,12 +133,6 @@ class Kernels(Collectives):
         """Copy blocks into memory of peers, or from it, and set each flag to 1 after all blocks with its index.
 
         The kernel never waits. It also sets a flag without blocks.
-
-        Args:
-            stream: handle.
-            blocks: at most MAX_RANKS.
-            flags: addresses on the peers, as mapped here, at most MAX_RANKS.
-            counter: address of push_counter_nbytes() that no push on another stream uses meanwhile.
         """
         blocks = [block.flat() for block in blocks if block.nbytes and block.lines]
         named = [block.signal for block in blocks]
@@ -168,16 +146,7 @@ class Kernels(Collectives):
         self._launch("push", stream, ctas, _PUSH_THREADS, "push", scalars, tables)
 
     def barrier(self, stream: int, rank: int, flags: Sequence[int], epoch: int, *, watch: Watch) -> None:
-        """A barrier of all ranks: wait until all have called it as often as this rank.
-
-        Args:
-            stream: handle.
-            rank: this rank.
-            flags: of each rank, as mapped here: the address of barrier_flags_nbytes().
-            epoch: address of this rank's count of calls, 0 at first: the kernel counts, so that a captured launch can
-                be replayed.
-            watch: when to give up.
-        """
+        """A barrier of all ranks: wait until all have called it as often as this rank."""
         scalars = (epoch, rank, len(flags), watch.abort, watch.record, watch.timeout, NO_STEP)
         self._launch("barrier", stream, 1, MAX_RANKS, "barrier", scalars, (flags,))
 
@@ -194,14 +163,6 @@ class Kernels(Collectives):
         """Set flags in peers' memory, wait until this rank's flags are 1, and reset them to 0.
 
         Products end sooner than with waiting streams (docs/decisions/0006-waiting-by-kernel.md).
-
-        Args:
-            stream: handle.
-            flags: addresses of words of this rank, at most MAX_RANKS.
-            sources: ranks that set them.
-            watch: when to give up.
-            step: step that the kernel records if it gives up.
-            signals: addresses of flags to set in memory of peers, as mapped here, at most MAX_RANKS.
         """
         scalars = (len(flags), len(signals), watch.abort, watch.record, watch.timeout, step)
         self._launch("wait", stream, 1, MAX_RANKS, "wait", scalars, (flags, sources, signals))

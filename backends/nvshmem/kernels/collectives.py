@@ -72,13 +72,6 @@ class Collectives(Loaded):
         each element has an owner r, to which all ranks send it. The owner adds those of r+1, r+2, ..., r (cyclic), and
         sends the sum to all ranks. Both give the same bits on every rank. "reduce_scatter": as two_shot, but the owners
         keep the sums.
-
-        Args:
-            stream: handle.
-            kind: see above (global).
-            call: the reduction.
-            source: address of this rank's partial product, contiguous.
-            slots: one for the shard of each rank, or for the whole in one shot; two_shot needs as many more for sums.
         """
         bounds, nranks = call.bounds, len(slots.addresses)
         first, stop = bounds[:-1], bounds[1:]
@@ -100,15 +93,6 @@ class Collectives(Loaded):
 
         When the kernel has ended, all ranks have read this rank's partial product, so it may be overwritten, and the
         next call may use the same flags and results. The kernel resets the flags to 0.
-
-        Args:
-            stream: handle; the partial product is complete in stream order.
-            call: the reduction; shards begin at multiples of PART_ALIGNMENT.
-            partials: of each rank, as mapped here: the address of its partial product, contiguous, a multiple of 16;
-                the kernel also reads up to the next multiple after its end.
-            flags: of each rank, as mapped here: the address of all_reduce_flags_nbytes().
-            results: of each rank, as mapped here: the address of as many elements for the sums. If peers can write
-                into `call.out`, it is the address of `call.out`, on all ranks.
         """
         first, stop = call.bounds[:-1], call.bounds[1:]
         assert not any(address % _PACK_NBYTES for address in partials)
@@ -130,18 +114,7 @@ class Collectives(Loaded):
         slots: Slots,
         watch: Watch,
     ) -> None:
-        """out := the shards of all ranks, one after the other. NaNs stay NaNs, but not always with the same bits.
-
-        Args:
-            stream: handle.
-            nbytes: bytes of an element: 2, 4 or 8 (global).
-            first: first element of each rank's shard, then the number of elements (global).
-            source: address of this rank's shard, contiguous; may be its place in `out`.
-            out: address of the whole.
-            rank: this rank.
-            slots: one for the largest shard of each rank.
-            watch: when to give up.
-        """
+        """out := the shards of all ranks, one after the other. NaNs stay NaNs, but not always with the same bits."""
         nranks, largest = len(first) - 1, max(stop - start for start, stop in pairwise(first))
         sums = [address - nranks * slots.nbytes for address in slots.addresses]  # a gather needs no slots before them
         arguments = all_reduce_arguments(
@@ -152,14 +125,7 @@ class Collectives(Loaded):
         self._launch(f"all_gather_ll_{nbytes}", stream, ctas, _THREADS, "all_reduce", *arguments)
 
     def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
-        """A prepared launch of a collective's kernel, either built in or from `add`.
-
-        Args:
-            kind: one of the kernels of all_reduce.cuh, or "all_gather".
-            key: key of the kernels; a dtype for sums without an epilogue; bytes of an element for an all-gather.
-            ctas: number of CTAs (global).
-            arguments: arguments of `_reduce`; all_reduce.cuh describes them.
-        """
+        """A prepared launch of a collective's kernel, either built in or from `add`."""
         name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
         function = self._functions[name if name in self._functions else (kind, key)]
         threads = _ROWS_THREADS if (kind, key) in self._rows else _THREADS

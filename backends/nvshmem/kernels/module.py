@@ -32,12 +32,7 @@ class Loaded(Module):
                 self._launch_nothing(name, stream, name if file == "signals" else file)
 
     def require(self, stream: Stream, file: str) -> None:
-        """Compile and load the kernels of a file, unless that is done: before an execution, which must not load any.
-
-        Args:
-            stream: handle of a stream on which new kernels run once, without arguments.
-            file: a key of `FILES`.
-        """
+        """Compile and load the kernels of a file, unless that is done: before an execution, which must not load any."""
         names = FILES[file]
         if names[0] in self._functions:
             return
@@ -46,14 +41,7 @@ class Loaded(Module):
             self._launch_nothing(name, stream, STRUCT_OF[file])
 
     def add(self, stream: Stream, key: Hashable, code: Callable[[], str], family: str = "all_reduce") -> None:
-        """Compile kernels of a family, and run them once without arguments, unless they exist.
-
-        Args:
-            stream: handle.
-            key: key of the kernels.
-            code: CUDA C++ of the kernels of `KINDS`, each named after its kind and "all".
-            family: a key of `KINDS`.
-        """
+        """Compile kernels of a family, and run them once without arguments, unless they exist."""
         names: dict[Hashable, str] = {(kind, key): f"{kind}_all" for kind in KINDS[family]}
         if names.keys() <= self._functions.keys():
             return

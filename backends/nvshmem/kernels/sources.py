@@ -65,14 +65,7 @@ def file_of(family: str, dtype: np.dtype[Any], wire: np.dtype[Any]) -> str:
 
 
 def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], epilogue: EpilogueTerms | None) -> Any:
-    """The key of a kernel.
-
-    Args:
-        kind: one of KINDS.
-        dtype: dtype of the result.
-        wire: dtype of the terms.
-        epilogue: epilogue after the last addition.
-    """
+    """The key of a kernel."""
     return f"{kind}_{NAMES[dtype, wire]}" if epilogue is None else (kind, epilogue.key)
 
 

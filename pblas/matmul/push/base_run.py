@@ -51,11 +51,7 @@ class Pushed(ABC):
         return False
 
     def bind(self, d: Array | None) -> None:  # noqa: B027 - most plans put results into workspaces only
-        """**Collective.** Put results directly into this D from now on, if it is symmetric memory on every rank.
-
-        Args:
-            d: in the plan's orientation; None to bind nothing (global).
-        """
+        """**Collective.** Put results directly into this D from now on, if it is symmetric memory on every rank."""
 
     @abstractmethod
     def run(self, x: Operands) -> None:
