@@ -115,7 +115,7 @@ class Gemm:
         tune: int | None = None,
         finish: Finish | None = None,
     ) -> bool:
-        """Z := alpha X Y + beta Z, in stream order, without allocation and, unless it tunes, without synchronisation."""
+        """Z := alpha X Y + beta Z, in stream order; whether the epilogue was applied too, before Z was rounded."""
         assert alpha != 0, "a product with alpha = 0 is a scaling of Z"
         address_x, address_y, address_z = x.data.ptr, y.data.ptr, z.data.ptr
         if not z.size:

@@ -295,7 +295,7 @@ class Movement:
         self.sent()
 
     def receive(self, out: Array, put: Put = COPY) -> None:
-        """Put this rank's elements of the part to `out`: first those in readable memory, then messages as they arrive."""
+        """Put this rank's elements of the part to `out`: those in readable memory, then messages as they arrive."""
         what: tuple[str, Kind] = ("bring pieces", "copy") if put == COPY else ("add pieces", "sum")
         with self._backend.arrays.on_side_lane(*what):
             self._receive(out, put)

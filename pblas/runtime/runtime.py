@@ -263,7 +263,7 @@ class Runtime:
         return self.backend.allocate(nbytes)
 
     def give_up_shared_memory(self) -> bool:
-        """Switch the context to messages, if transport= allows it, after an error that all ranks have raised (global)."""
+        """Switch the context to messages, if transport= allows it, after an error that all ranks raised (global)."""
         given_up = self.backend.falls_back and self.backend.shared
         if given_up:
             self.backend.shared = False
