@@ -1,4 +1,4 @@
-"""No public function, method or attribute gives a type checker Any: of its annotations, and of those of overloads."""
+"""What checkers and readers see of public names: no result is Any, and each name has a docstring."""
 
 from __future__ import annotations
 
@@ -119,3 +119,22 @@ def test_operands_have_the_same_names_everywhere() -> None:
         if inspect.isfunction(value):
             named = [each for each in inspect.signature(value).parameters if len(each) == 1]
             assert set(named) <= {*"abcxykmnp"}, name
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    """Functions, classes, and what users see of a class; of a property, or a method that a base documents, there too."""
+    silent = []
+    for name, value in public().items():
+        documented = {name: value}
+        if inspect.isclass(value):
+            hidden = getattr(sys.modules[value.__module__], "_INTERNAL", ())
+            shown = [x for x in dir(value) if not x.startswith("_") and x not in hidden]
+            documented |= {f"{name}.{x}": inspect.getattr_static(value, x) for x in shown}
+        silent += [
+            text
+            for text, each in documented.items()
+            if (inspect.isroutine(each) or inspect.isclass(each) or isinstance(each, property))
+            and not (each.__doc__ or inspect.getdoc(getattr(value, text.rpartition(".")[2], each)))
+            and str(getattr(each, "__module__", "pblas")).startswith("pblas")
+        ]
+    assert silent == []
