@@ -122,7 +122,7 @@ def test_operands_have_the_same_names_everywhere() -> None:
 
 
 def test_every_public_name_says_what_it_is() -> None:
-    """Functions, classes, and what users see of a class; of a property, or a method that a base documents, there too."""
+    """Functions, classes, and the methods and properties of these classes, which a base class may document."""
     silent = []
     for name, value in public().items():
         documented = {name: value}
