@@ -25,15 +25,13 @@ class Block:
 
     __slots__ = ("__weakref__", "_marked", "address", "nbytes", "offset", "site", "slot", "window")
 
-    def __init__(
-        self, slot: int, window: int, offset: int, nbytes: int, address: int, marked: deque[int], site: str
-    ) -> None:
-        self.slot: int = slot
-        self.window: int = window
-        self.offset: int = offset
+    def __init__(self, nbytes: int, marked: deque[int], site: str) -> None:
+        self.slot: int = -1  # until it has memory
+        self.window: int
+        self.offset: int
+        self.address: int
         self.nbytes: int = nbytes
         self.site: str = site
-        self.address: int = address
         self._marked = marked
 
     def __del__(self) -> None:
@@ -127,15 +125,17 @@ class Blocks(ABC, Generic[W, B]):
             f"ranks agree after the local step of {self.frozen} before they allocate"
         )
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
+        block = self._block(nbytes, self._marked, site if isinstance(site, str) else site())
         index, offset = self._take(size)
+        # Nothing below calls a function that may fail: the memory is taken and noted, or neither.
         slot = heappop(self._free_slots) if self._free_slots else len(self._blocks)
-        text = site if isinstance(site, str) else site()
-        self._blocks[slot] = (index, offset, size, text)
-        self.live_nbytes += size
-        self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
-        block = self._block(slot, index, offset, nbytes, self._windows[index].address + offset, self._marked, text)
+        self._blocks[slot] = (index, offset, size, block.site)
         if self._provisional is not None:
             self._provisional.append(block)
+        block.slot, block.window, block.offset = slot, index, offset
+        block.address = self._windows[index].address + offset
+        self.live_nbytes += size
+        self.peak_nbytes = max(self.peak_nbytes, self.live_nbytes)
         return block
 
     def has_room(self, nbytes: int) -> bool:

@@ -399,10 +399,10 @@ SPARED = (
 
 
 class Walk:
-    """Counts calls of functions of pblas on this rank, and raises an exception in one of them."""
+    """Counts calls of functions of pblas, perhaps of one file, on this rank; raises an exception in one of them."""
 
-    def __init__(self, strike: int = -1) -> None:
-        self.count, self._strike = 0, strike
+    def __init__(self, strike: int = -1, file: str = "") -> None:
+        self.count, self._strike, self._file = 0, strike, file
         self.where = ""
 
     def __enter__(self) -> Self:
@@ -416,6 +416,8 @@ class Walk:
         code = frame.f_code
         if not code.co_filename.startswith(OURS) or code.co_filename.endswith(SPARED) or code.co_name == "__del__":
             return
+        if not code.co_filename.endswith(self._file):
+            return
         if self.count == self._strike:
             self.where = f"{code.co_filename}:{code.co_firstlineno} {code.co_name}"
             self.count += 1
@@ -427,24 +429,28 @@ PLACES = 4
 """A call is struck at one of so many places, others at others."""
 
 
-# An exception may strike while a generator ends, where Python only reports it, and its frames keep arrays alive.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.filterwarnings("ignore:.*still in use after the context was closed:pblas.errors.PblasWarning")
-@pytest.mark.parametrize("name", CALLS)
-def test_an_exception_anywhere_on_one_rank_is_raised_on_every_rank_at_once(name: str, casts: Casts) -> None:
-    """The context is usable afterwards, or says on every rank that it is broken."""
-    wrong, number = P - 1, list(CALLS).index(name)
-    transport: Literal["auto", "message"] = "message" if number % 2 else "auto"
-    cast = casts(transport)
+def count_calls(name: str, cast: Cast, file: str = "") -> int:
+    """Calls of functions of pblas, perhaps of one file, on the last rank, in a call that is made a second time."""
     CALLS[name](cast)
-    with Walk() as walk:
+    with Walk(file=file) as walk:
         CALLS[name](cast)
-    count = COMM.bcast(walk.count, wrong)
-    walk = Walk((2 * (number // 2 % PLACES) + 1) * count // (2 * PLACES) if COMM.rank == wrong else -1)
-    start = time.monotonic()
+    return COMM.bcast(walk.count, P - 1)
+
+
+def memory_of(ctx: Context) -> object:
+    """What ranks that share memory allocate alike."""
+    arena: Any = ctx.runtime.backend.arena
+    places = {slot: place for slot, (*place, _) in arena._blocks.items()}
+    return places, [window.free for window in arena._windows]
+
+
+def check_strike(name: str, transport: Literal["auto", "message"], casts: Casts, strike: int, file: str = "") -> None:
+    """Every rank raises what strikes the last rank; the context is usable, or says on every rank that it is broken."""
+    cast, walk = casts(transport), Walk(strike if COMM.rank == P - 1 else -1, file)
+    ctx, start = cast.context_of(name), time.monotonic()
     with walk:
         outcome = outcome_of(partial(CALLS[name], cast))
-    after = outcome_of(partial(check_product, cast.context_of(name)))
+    after = outcome_of(partial(check_product, ctx))
     seconds = time.monotonic() - start
     outcomes = COMM.allgather((outcome, after, seconds, walk.where))
     where = "\n".join(map(str, outcomes))
@@ -459,3 +465,25 @@ def test_an_exception_anywhere_on_one_rank_is_raised_on_every_rank_at_once(name:
         casts.close(transport)
     else:
         assert len({first for first, *_ in outcomes}) == 1, where
+        memories = COMM.allgather(memory_of(ctx))
+        assert all(memory == memories[0] for memory in memories), where
+
+
+# An exception may strike while a generator ends, where Python only reports it, and its frames keep arrays alive.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*still in use after the context was closed:pblas.errors.PblasWarning")
+@pytest.mark.parametrize("name", CALLS)
+def test_an_exception_anywhere_on_one_rank_is_raised_on_every_rank_at_once(name: str, casts: Casts) -> None:
+    number = list(CALLS).index(name)
+    transport: Literal["auto", "message"] = "message" if number % 2 else "auto"
+    count = count_calls(name, casts(transport))
+    check_strike(name, transport, casts, (2 * (number // 2 % PLACES) + 1) * count // (2 * PLACES))
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:.*still in use after the context was closed:pblas.errors.PblasWarning")
+@pytest.mark.parametrize("name", ["zeros", "A @ v", "pmatmul, gathered", "execute"])
+def test_an_exception_anywhere_in_the_allocator_leaves_the_memory_of_the_ranks_alike(name: str, casts: Casts) -> None:
+    for strike in range(count_calls(name, casts("auto"), "allocator.py")):
+        check_strike(name, "auto", casts, strike, "allocator.py")
+        count_calls(name, casts("auto"))
