@@ -19,13 +19,10 @@ from nvmath.bindings import cublas
 from pblas import errors
 from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
-from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack
-from pblas.backends.cuda.packing import BlockCopy, copied
+from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflectors
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
-from pblas.backends.cuda.reflectors import Reflectors
-from pblas.backends.cuda.strided_copy import StridedCopy, StridedRegion
-from pblas.backends.cuda.syrk import syrk
-from pblas.backends.cuda.trsm import gram_blocks, trmm, trsm
+from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
+from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
 from pblas.backends.device import Device, Traits
 from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes

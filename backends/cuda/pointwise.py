@@ -15,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.cuda.kernels.sources import expanded
-from pblas.backends.cuda.recordable import EARLY_CAPABILITY, configured, give
+from pblas.backends.cuda.kernels import EARLY_CAPABILITY, configured, expanded, give
 from pblas.epilogues import RESULT, Name, Number, operand_names, renamed
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.cuda.kernels import Stream
     from pblas.epilogues import Node
 
 MAX_TERMS = 12

@@ -12,12 +12,11 @@ from pblas.backends.allocator import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.nvshmem.collective_launch import CollectiveLaunch
-from pblas.backends.nvshmem.heap import Heap
+from pblas.backends.nvshmem.heap import Heap, Tables
 from pblas.backends.nvshmem.kernels import MAX_RANKS
 from pblas.backends.nvshmem.shared import EngineResources
 from pblas.backends.nvshmem.startup import join
 from pblas.backends.nvshmem.stream_engine import StreamEngine
-from pblas.backends.nvshmem.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,8 +15,8 @@ import cupy
 
 from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.collectives import Arrays, Plan, Prepared
+from pblas.backends.nvshmem.kernels import ReductionEpilogue, compiling
 from pblas.backends.nvshmem.kernels.sources import file_of
-from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue, compiling
 from pblas.epilogues import RESULT, Epilogue, Name, operand_names, parse
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from pblas.backends.cuda.kernels.module import Ready
+    from pblas.backends.cuda.kernels import Ready
     from pblas.backends.nvshmem.kernels import Kernels
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.collectives.collective_plan import Rounds

@@ -7,7 +7,7 @@ captures contains a fixed parity. Its executions therefore use a separate worksp
 the first of them.
 
 Events chain the executions of a process in the order of the calls, across streams and contexts. Executions of different
-queues are not chained (`pblas.backends.nvshmem.launch_order`). Executions in one graph of the caller's are chained
+queues are not chained (`pblas.backends.nvshmem.startup`). Executions in one graph of the caller's are chained
 within the graph.
 """
 
@@ -23,18 +23,16 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.nvshmem.lanes import Lanes
 from pblas.backends.nvshmem.replay import NotRecordableError, Recording, Replay
-from pblas.backends.nvshmem.sinks import CapturingSink, RecordingSink, RehearsingSink, Sink
+from pblas.backends.nvshmem.sinks import CapturingSink, Lanes, RecordingSink, RehearsingSink, Sink
 from pblas.backends.nvshmem.workspace import ALIGNMENT, PARITIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.nvshmem.lanes import LaunchMode
     from pblas.backends.nvshmem.shared import EngineResources
-    from pblas.backends.nvshmem.sinks import Product
+    from pblas.backends.nvshmem.sinks import LaunchMode, Product
     from pblas.backends.nvshmem.workspace import Workspace
 
 

@@ -3,23 +3,28 @@
 `pblas.backends.allocator` keeps track of the blocks. A window is here a *region* of the process's symmetric memory, at
 a place that is free on all ranks of the context. The ranks agree on the place: each proposes its lowest free place at
 or above the last agreed one, and the highest proposal is agreed, until all propose the same.
+
+`Tables` are in host memory that the ranks of a node share: ranks publish there where their arrays are. Peers read the
+words of a rank after the next message between them, which orders the write and the reads.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pblas import errors
 from pblas.backends.agreement import BITS
 from pblas.backends.allocator import Block, Blocks, Window
-from pblas.backends.local_step import agreed
-from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
+from pblas.backends.local_step import LocalStep, agreed
+from pblas.backends.nvshmem.settings import GRANULE, NOWHERE, rounded
+from pblas.backends.shared_files import shared_memory
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.backends.agreement import Agreement
     from pblas.backends.nvshmem.startup import Nvshmem
+
 
 _MIN_REGION_NBYTES = 16 << 20
 _MAX_GROWTH_NBYTES = 256 << 20
@@ -162,3 +167,38 @@ def exhausted(nbytes: int, used: int, pool: int) -> errors.WorkspaceError:
         f"the {pool} of each rank; set PBLAS_SYMMETRIC_SIZE={total}, or call init_nvshmem(nbytes={total}) before the "
         f"first context. A context over all ranks adds memory by itself"
     )
+
+
+_LINES, _WORDS = 4096, 4  # lines of a page; words of a line
+
+
+class Tables:
+    """Lines by their numbers, created on demand.
+
+    Args:
+        agreement: agreement of ranks of one node (global).
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._exchange = agreement
+        self._pages: list[Any] = []
+
+    def lines(self, number: int) -> list[Any]:
+        """**Collective**. Four 64-bit integers of each rank; this rank writes its own."""
+        page, line = divmod(number, _LINES)
+        while len(self._pages) <= page:
+            self._pages.append(self._page())
+        return list(self._pages[page][:, line])
+
+    def _page(self) -> Any:
+        """**Collective.** Zeros, ranks x lines x words."""
+        agreement, step = self._exchange, "make a table of the hosts"
+        agreement.agree(step)
+        with LocalStep(agreement.agree, step):
+            nbytes = 8 * agreement.size * _LINES * _WORDS
+            memory = shared_memory(agreement, range(agreement.size), nbytes, step, reserve=True)
+        return np.frombuffer(memory, np.int64).reshape(agreement.size, _LINES, _WORDS)
+
+    def close(self) -> None:
+        """Drop the tables (local)."""
+        self._pages = []

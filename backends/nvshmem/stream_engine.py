@@ -22,15 +22,13 @@ from pblas.backends.cuda.transfer import new_array
 from pblas.backends.dtypes import FLOAT8
 from pblas.backends.gpu_info import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
-from pblas.backends.nvshmem.copies import Copies, is_tight, lines_of, orders
 from pblas.backends.nvshmem.graph_launch import Executions, Program
-from pblas.backends.nvshmem.hopper.descriptors import Part, Place, Term
+from pblas.backends.nvshmem.hopper.compile import Part, Place, Term
 from pblas.backends.nvshmem.hopper.gemm import Hopper
-from pblas.backends.nvshmem.kernels import Block, Slots, barrier_flags_nbytes
+from pblas.backends.nvshmem.kernels import Block, Slots, barrier_flags_nbytes, compiling
 from pblas.backends.nvshmem.memory import PrivateMemory, Workspaces
-from pblas.backends.nvshmem.reduction_epilogues import compiling
 from pblas.backends.nvshmem.sinks import Product
-from pblas.backends.nvshmem.sums import Sums
+from pblas.backends.nvshmem.sums import Copies, Sums, is_tight, lines_of, orders
 from pblas.backends.push_engine import EXACT
 from pblas.epilogues import RESULT, Name
 
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.cuda.kernels import Stream
     from pblas.backends.nvshmem.replay import Recording
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.sinks import Sink

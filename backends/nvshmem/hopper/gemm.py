@@ -15,11 +15,13 @@ import cupy
 import numpy as np
 
 from pblas.backends.cuda.gemm_problem import read
-from pblas.backends.cuda.recordable import give
-from pblas.backends.nvshmem.hopper.compile import Kernel, KernelEpilogue, Variant
-from pblas.backends.nvshmem.hopper.descriptors import (
+from pblas.backends.cuda.kernels import give
+from pblas.backends.nvshmem.hopper.compile import (
     MOST_FLAGS,
+    Kernel,
+    KernelEpilogue,
     Part,
+    Variant,
     key_of,
     list_capacity,
     map_of,
@@ -48,7 +50,7 @@ from pblas.backends.tile_shapes import LINE, WIDEST, Shape, choose_shape, is_sid
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.cuda.kernels import Stream
     from pblas.backends.push_engine import Finish
 
 _MOST_CALLS = 4096  # prepared calls: about a KB each

@@ -28,11 +28,11 @@ from pblas.backends.nvshmem.kernels import (
     Watch,
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
+    compiled_epilogue,
     pulling_ctas,
     push_counter_nbytes,
 )
 from pblas.backends.nvshmem.kernels.sources import ALWAYS, FILES
-from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue
 from pblas.backends.push_engine import Finish
 from pblas.epilogues import parse
 from pblas.plans.partition import flat_share

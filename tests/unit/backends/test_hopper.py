@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import pointwise
-from pblas.backends.cuda.kernels.module import prefer_shared_memory
-from pblas.backends.nvshmem.hopper.source import source as hopper_source
+from pblas.backends.cuda.kernels import prefer_shared_memory
+from pblas.backends.nvshmem.hopper import source as hopper_source
 from pblas.backends.nvshmem.hopper.tile_scheduler import (
     CLUSTER,
     COSTS,
