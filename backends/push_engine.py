@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.lanes import Flag
+    from pblas.backends.engine_limits import Flag
     from pblas.epilogues import Node
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order

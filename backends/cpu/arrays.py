@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
-from pblas.backends.cpu import elementwise, lapack, pointwise, reductions
-from pblas.backends.cpu import gemm as blas
-from pblas.backends.cpu.syrk import syr2k, syrk
-from pblas.backends.cpu.trsm import trsm
+from pblas.backends.cpu import blas, elementwise, lapack, pointwise, reductions
+from pblas.backends.cpu.blas import syr2k, syrk, trsm
 from pblas.backends.device import Device, Traits
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes

@@ -1,6 +1,6 @@
 """A product as cuBLASLt reads it, in integers and names only; needs no GPU.
 
-As in `pblas.backends.cpu.gemm`, a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other order flips
+As in `pblas.backends.cpu.blas`, a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other order flips
 its trans flag. Nothing is copied. cuBLASLt has no flag for a conjugated operand that is not transposed: `needs_copy`
 finds such operands, and the caller conjugates them first.
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas.backends.cache_file import Cache
 from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, accumulator_dtype
-from pblas.backends.gemm_epilogues import fused_epilogue
+from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.push_engine import EXACT, is_array
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Triangles on a GPU, by cuBLAS: the solve Z := T^-1 Z, the product T X, the update Z := alpha X X^T + beta Z.
 
-See `pblas.backends.cpu.trsm` and `pblas.backends.cpu.syrk`. As there, a Z in C-order is solved as Z^T := Z^T T^-T, and
+See `pblas.backends.cpu.blas` and `pblas.backends.cpu.blas`. As there, a Z in C-order is solved as Z^T := Z^T T^-T, and
 a T in C-order flips its triangle and its trans flag; a Z in C-order is updated as Z^T, which flips its triangle and
 conjugates a Hermitian one.
 """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import cupy
 
 from pblas.backends.cuda import streams
-from pblas.backends.lanes import LANES
+from pblas.backends.engine_limits import LANES
 from pblas.backends.nvshmem.replay import NotRecordableError
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from cuda.bindings import driver
 from pblas.backends.cuda.gemm_problem import Problem, Reading, read
 from pblas.backends.cuda.kernels import configured
 from pblas.backends.cuda.pointwise import ANY_STEP, TERM_WORDS, check_count, functions, printed
+from pblas.backends.engine_limits import LINE, is_side_by_side
 from pblas.backends.nvshmem.hopper import machine_code, source
 from pblas.backends.nvshmem.hopper.tile_scheduler import CLUSTER, SHARED_NBYTES, STRIPE, THREADS
 from pblas.backends.nvshmem.kernels import terms_of
-from pblas.backends.tile_shapes import LINE, is_side_by_side
 from pblas.epilogues import Apply, nodes
 from pblas.errors import BackendError
 

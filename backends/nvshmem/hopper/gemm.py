@@ -16,6 +16,7 @@ import numpy as np
 
 from pblas.backends.cuda.gemm_problem import read
 from pblas.backends.cuda.kernels import give
+from pblas.backends.engine_limits import LINE, WIDEST, Shape, choose_shape, is_side_by_side, side_by_side_rows
 from pblas.backends.nvshmem.hopper.compile import (
     MOST_FLAGS,
     Kernel,
@@ -45,7 +46,6 @@ from pblas.backends.nvshmem.hopper.tile_scheduler import (
     tiles_of_ctas,
 )
 from pblas.backends.nvshmem.kernels import LONGEST, NO_STEP, Watch
-from pblas.backends.tile_shapes import LINE, WIDEST, Shape, choose_shape, is_side_by_side, side_by_side_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

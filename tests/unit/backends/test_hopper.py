@@ -14,6 +14,7 @@ import pytest
 
 from pblas.backends.cuda import pointwise
 from pblas.backends.cuda.kernels import prefer_shared_memory
+from pblas.backends.engine_limits import LINE, ROWS, WIDTH, Shape, choose_shape, is_side_by_side
 from pblas.backends.nvshmem.hopper import source as hopper_source
 from pblas.backends.nvshmem.hopper.tile_scheduler import (
     CLUSTER,
@@ -33,7 +34,6 @@ from pblas.backends.nvshmem.hopper.tile_scheduler import (
     tiles_of_ctas,
 )
 from pblas.backends.nvshmem.kernels import COPY_THREADS, source
-from pblas.backends.tile_shapes import LINE, ROWS, WIDTH, Shape, choose_shape, is_side_by_side
 from pblas.epilogues import operand_names, parse
 from pblas.errors import BackendError
 from tests.common.gauge import BFLOAT16
