@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pblas.backends.traced import Kind, product_text, ranks_text, traced, untraced
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.engine_limits import Flag
     from pblas.epilogues import Node
 
@@ -179,15 +177,15 @@ class Engine(Protocol):
         """At least `nbytes` bytes of private memory, shared by successive executions of all plans."""
 
     @untraced
-    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Any:
         """A new local array of a matrix, in private memory."""
 
     @untraced
-    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
 
     @untraced
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
         """A tight array in the workspace of a peer of the current call, to be written."""
 
     @untraced
@@ -364,7 +362,7 @@ class Engine(Protocol):
     def two_shot(
         self,
         lane: str,
-        wire: np.dtype[Any],
+        wire: Dtype,
         first: list[int],
         slots: Any,
         results_at: int,

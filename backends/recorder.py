@@ -86,9 +86,6 @@ class Recorder:
 
     A lane is a row of the recorded trace: operations that run one after the other. While an operation runs another
     operation, the time counts for the inner one only. So no two recorded times overlap.
-
-    Args:
-        backend: backend of the context to record (local).
     """
 
     def __init__(self, backend: Any) -> None:
@@ -307,9 +304,6 @@ class Ranges(Recorder):
 
     A range is the time of the host: on GPUs it is the launch of an operation, and Nsight Systems shows the kernels that
     were launched in it. Executions that replay a CUDA graph are one range.
-
-    Args:
-        backend: backend of the context (local).
     """
 
     def __init__(self, backend: Any) -> None:

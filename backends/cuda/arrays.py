@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from pblas.backends.device import Axis, Mark, Programs, Uplo
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 
@@ -43,12 +43,7 @@ _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched b
 
 
 class Program:
-    """A captured body, and the memory that it uses. Executions are awaited, so it does not run when it is dropped.
-
-    Args:
-        graph: graph of its calls (local).
-        kept: arrays made for it (local).
-    """
+    """A captured body, and the memory that it uses. Executions are awaited, so it does not run when it is dropped."""
 
     __slots__ = ("graph", "kept")
 
@@ -129,7 +124,6 @@ class DeviceArrays(Device):
 
     @property
     def block_copy(self) -> Callable[..., BlockCopy]:
-        """The class that copies the elements of a message."""
         return partial(BlockCopy, self)
 
     # Memory
@@ -143,15 +137,15 @@ class DeviceArrays(Device):
         self._kept.append(array)
         return array
 
-    def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Any = "F") -> Array:
         array: Array = transfer.new_array(shape, dtype, memory.data, order=order)
         return array
 
-    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    def scratch(self, shape: tuple[int, int], dtype: Dtype) -> Array:
         memory = self._lapack.memory(self.stream, "scratch", shape[0] * shape[1] * dtype.itemsize)
         return self.array(memory, shape, dtype)
 
-    def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
+    def like(self, x: Array, dtype: Dtype) -> Array:
         return self.array(self.empty(x.size * dtype.itemsize), x.shape, dtype, "F" if _by_columns(x) else "C")
 
     # Elementwise
@@ -203,11 +197,11 @@ class DeviceArrays(Device):
                 f"evaluate a part of it first"
             )
 
-    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
+    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         if out.size:
             self.pointwise.combine(self.stream, tree, operands, compute, out)
 
-    def combining(self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array) -> None:
+    def combining(self, tree: Node, operands: Mapping[str, Any], name: str, compute: Dtype, out: Array) -> None:
         """None: an operand arrives first, and one kernel evaluates the expression then."""
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
@@ -230,13 +224,13 @@ class DeviceArrays(Device):
 
     # Reductions, to arrays in host memory, on CuPy's current stream
 
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
         return reductions.reduce(kind, x, axis, order, dtype, scale)
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         return reductions.arg_reduce(kind, x, axis, order)
 
-    def dot(self, x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+    def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
         return reductions.dot(x, y, order, dtype, conj=conj)
 
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
@@ -250,7 +244,7 @@ class DeviceArrays(Device):
             words[cupy.asarray(rows), cupy.asarray(columns)] = cupy.asarray(bits)
             cupy.cuda.get_current_stream().synchronize()
 
-    def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
+    def multiply_vector(self, x: Array, vector: Array, dtype: Dtype, *, conj: bool) -> Array:
         self.begin()
         column, product = cupy.empty((x.shape[1], 1), x.dtype), cupy.empty((x.shape[0], 1), dtype)
         self.upload(vector[:, None], column)

@@ -29,10 +29,8 @@ from pblas.backends.mpi.channel import WORDS, Transfer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.gpu_info import Gpu
     from pblas.backends.mpi.channel import Channel
     from pblas.backends.transport import Transport
@@ -90,24 +88,17 @@ def _function(name: str) -> Any:
 
 
 class AwareChannel(DeviceChannel):
-    """Sends and receives pieces of matrices straight from and into the memory of GPUs.
-
-    Args:
-        hosts: messages of pieces in the hosts' memory, by an MPI that takes addresses on GPUs (global).
-        arrays: of this rank's GPU (local).
-    """
+    """Sends and receives pieces of matrices straight from and into the memory of GPUs."""
 
     def __init__(self, hosts: Channel, arrays: DeviceArrays) -> None:
         super().__init__(hosts, arrays)
         self._comm = hosts.comm
 
     def send(self, x: Array, dest: int, tag: int) -> Any:
-        """Start to send x (m x n, one stride is one element) to `dest`, after the lane's operations so far (local)."""
         address, keep = self._tight(x)
         return self._deferred(lambda: Transfer(self._comm.Isend(_words(address, x), dest, tag), keep), keep)
 
     def receive(self, x: Array, source: int, tag: int) -> Any:
-        """Start to receive into x (m x n, contiguous) from `source`, after the lane's operations so far (local)."""
         self.received_nbytes += x.nbytes
         target: Any = x
         return self._deferred(lambda: Transfer(self._comm.Irecv(_words(target.data.ptr, x), source, tag), x), x)
@@ -131,17 +122,7 @@ def _words(address: int, x: Array) -> list[Any]:
 
 
 class CudaBackend(GpuBackend):
-    """Ranks of one communicator with a GPU each, or a part of one, that send each other messages.
-
-    Args:
-        peers: the ranks of a communicator; all of them call this (global).
-        device: GPU of this rank; None for its number on the node, modulo the visible GPUs (local).
-        timeout: seconds that a rank waits for another (global).
-        threads: BLAS threads of this rank; None for its share of the cores (local).
-
-    Raises:
-        BackendError: unsuitable GPUs or libraries, on any rank.
-    """
+    """Ranks of one communicator with a GPU each, or a part of one, that send each other messages."""
 
     name = "cuda"
 
@@ -165,11 +146,9 @@ class CudaBackend(GpuBackend):
         return chosen
 
     def versions(self) -> tuple[str, ...]:
-        """Names of hardware and libraries on which the times of plans depend (local)."""
         return self.gpu.name, f"driver{self.gpu.driver}", f"cupy{cupy.__version__}"
 
     def describe(self) -> dict[str, str]:
-        """Facts for `pblas info`."""
         description = super().describe() | {"transport": f"messages, {transfer_path(self._aware, self._asked)}"}
         del description["ranks on this node"]  # irrelevant: ranks read nothing in place
         return description
@@ -181,7 +160,6 @@ class CudaBackend(GpuBackend):
         return False
 
     def allocate(self, nbytes: int) -> Any:
-        """**Collective.** Memory of this rank's GPU."""
         with LocalStep(self.agreement.agree, "allocate"):
             try:
                 memory = cupy.cuda.alloc(max(nbytes, 1))
@@ -190,8 +168,7 @@ class CudaBackend(GpuBackend):
         self.agreement.agree(f"allocate\n{nbytes=}")
         return memory
 
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """An array at the start of memory from `allocate`, which it keeps alive (local)."""
+    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         array: Any = transfer.new_array(shape, dtype, memory, strides)
         return array
 
@@ -199,10 +176,7 @@ class CudaBackend(GpuBackend):
         """Memory of one plan, which other ranks do not reach (local)."""
         return self.arrays.empty(nbytes)
 
-    def peer_block(
-        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
-    ) -> Array:
-        """A tight array `offset` bytes into this rank's scratch memory (local)."""
+    def peer_block(self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Array:
         assert peer == self.rank, "nothing is read in place"
         array: Any = transfer.new_array(shape, dtype, block.data + offset, order=order)
         return array

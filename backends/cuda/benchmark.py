@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
     from pblas.backends.cuda.gemm_problem import Problem
+    from pblas.backends.dtypes import Dtype
 
 _GRAPH_SECONDS = 150e-6  # long enough to hide the launch of the next graph
 _MOST_LAUNCHES = 64  # in one graph
@@ -43,13 +44,7 @@ class Operands:
 
 
 class Stopwatch:
-    """Measures a product on several sets of operands, which together are larger than the L2 cache.
-
-    Args:
-        product: the measured product.
-        stream: handle of a stream; not the default stream, which cannot be captured.
-        l2_nbytes: size of the L2 cache.
-    """
+    """Measures a product on several sets of operands, which together are larger than the L2 cache."""
 
     def __init__(self, product: Product, stream: int, l2_nbytes: int) -> None:
         self._product, self._stream = product, cupy.cuda.Stream.from_external(streams.Handle(stream))
@@ -135,6 +130,6 @@ class Stopwatch:
         return event
 
 
-def _real(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _real(dtype: Dtype) -> Dtype:
     """dtype of the real part."""
     return np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype

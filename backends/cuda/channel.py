@@ -27,13 +27,7 @@ _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 
 
 class DeviceTransfer:
-    """A message in flight; `done()` also makes progress for the channel and the hosts' messages.
-
-    Args:
-        channel: channel of the message (local).
-        keep: memory of the message, kept alive (local).
-        on_arrival: called once when the message has arrived (local).
-    """
+    """A message in flight; `done()` also makes progress for the channel and the hosts' messages."""
 
     __slots__ = ("_channel", "_keep", "_on_arrival", "started")
 
@@ -54,12 +48,7 @@ class DeviceTransfer:
 
 
 class DeviceChannel:
-    """Sends and receives pieces of matrices on GPUs through pinned memory of the hosts.
-
-    Args:
-        hosts: messages of pieces in the hosts' memory (global).
-        arrays: of this rank's GPU (local).
-    """
+    """Sends and receives pieces of matrices on GPUs through pinned memory of the hosts."""
 
     def __init__(self, hosts: Channel, arrays: DeviceArrays) -> None:
         self._hosts, self._arrays = hosts, arrays

@@ -20,8 +20,9 @@ from pblas.errors import BackendError
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.gemm_problem import Problem
+    from pblas.backends.dtypes import Dtype
 
-_TYPES: dict[str, tuple[int, int, np.dtype[Any]]] = {
+_TYPES: dict[str, tuple[int, int, Dtype]] = {
     "float8_e4m3fn": (CudaDataType.CUDA_R_8F_E4M3, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
     "float8_e5m2": (CudaDataType.CUDA_R_8F_E5M2, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
     "float16": (CudaDataType.CUDA_R_16F, ComputeType.COMPUTE_32F, np.dtype(np.float32)),
@@ -39,11 +40,7 @@ _ALIGNED = 256  # an aligned address, for queries about algorithms with a bias
 
 
 class GemmAlgorithm:
-    """A cublasLtMatmulAlgo_t at a fixed address.
-
-    Args:
-        data: the 64 bytes of the struct.
-    """
+    """A cublasLtMatmulAlgo_t at a fixed address."""
 
     __slots__ = ("_memory", "address", "data")
 
@@ -65,14 +62,7 @@ class GemmAlgorithm:
 
 
 class Product:
-    """Descriptors and launches of one problem.
-
-    Args:
-        handle: of cuBLASLt.
-        workspace_nbytes: bytes of workspace that an algorithm may use.
-        problem: the product.
-        epilogue: name of the operation on Z before it is rounded, from `fused_epilogue`; "" for none.
-    """
+    """Descriptors and launches of one problem."""
 
     def __init__(self, handle: int, workspace_nbytes: int, problem: Problem, epilogue: str = "") -> None:
         self.problem: Problem = problem

@@ -53,13 +53,6 @@ class Gemm:
     """Products on the current device, for one thread. Close it when no graph with its products will run again.
 
     A captured product keeps its algorithm and its lane's workspace.
-
-    Args:
-        lanes: names of streams that run concurrently; each has a separate workspace.
-        workspace_nbytes: bytes of each workspace (local).
-
-    Raises:
-        BackendError: cuBLASLt does not start.
     """
 
     def __init__(self, lanes: Sequence[Hashable] = ("main",), workspace_nbytes: int = WORKSPACE_NBYTES) -> None:

@@ -280,13 +280,7 @@ ALGORITHM_NBYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The fastest measured algorithm of a problem.
-
-    Args:
-        algorithm: cublasLtMatmulAlgo_t, 64 bytes.
-        seconds: its time.
-        default_seconds: time of the algorithm without tuning.
-    """
+    """The fastest measured algorithm of a problem."""
 
     algorithm: bytes
     seconds: float
@@ -294,14 +288,7 @@ class Choice:
 
 
 class Choices(Cache[Problem, Choice]):
-    """The choices for one kind of GPU, with the file $XDG_CACHE_HOME/pblas/gemm-...json.
-
-    Args:
-        gpu: name of the GPU.
-        sms: number of its multiprocessors.
-        version: version of cuBLASLt.
-        workspace_nbytes: bytes of workspace that an algorithm may use.
-    """
+    """The choices for one kind of GPU, with the file $XDG_CACHE_HOME/pblas/gemm-...json."""
 
     def __init__(self, gpu: str, sms: int, version: int, workspace_nbytes: int) -> None:
         names = "gemm", gpu, f"{sms}sms", f"cublaslt{version}", str(workspace_nbytes)

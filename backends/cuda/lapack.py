@@ -25,6 +25,8 @@ from pblas.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pblas.backends.dtypes import Dtype
+
 
 _TYPES = {"f": "float, float", "d": "double, double", "F": "float2, float", "D": "double2, double"}
 """Types of elements and of their real parts, by NumPy's letters of dtypes."""
@@ -33,11 +35,7 @@ THREADS = 256
 
 
 class DtypeKernels:
-    """The kernels of one source file of this folder, each named NAME_LETTER by its macro OF_DTYPE.
-
-    Args:
-        name: of the file, without .cu (global).
-    """
+    """The kernels of one source file of this folder, each named NAME_LETTER by its macro OF_DTYPE."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -95,12 +93,7 @@ _MOST_EXCHANGES = 512
 class Lapack:
     """cuSOLVER on the current device, for one thread, with a workspace for each stream that it is used on.
 
-    Args:
-        empty: returns bytes of GPU memory that are not reused before the streams are idle (local).
-        keep: keeps memory that is replaced by larger one until the streams are idle (local).
-
-    Raises:
-        BackendError: cuSOLVER does not start.
+    Until the streams are idle, memory of `empty` is not reused, and `keep` keeps memory that larger one replaces.
     """
 
     def __init__(self, empty: Callable[[int], Any], keep: Callable[[Any], None]) -> None:
@@ -241,12 +234,7 @@ MOST_CTAS = 64
 
 
 class Reflectors:
-    """Householder reflectors on the current device.
-
-    Args:
-        lapack: cuSOLVER, with memory for each stream (local).
-        gemm: Z := alpha X Y + beta Z on the stream of a call, as of `DeviceArrays` (local).
-    """
+    """Householder reflectors on the current device."""
 
     def __init__(self, lapack: Lapack, gemm: Callable[..., None]) -> None:
         self._lapack, self._gemm = lapack, gemm
@@ -343,7 +331,7 @@ class Reflectors:
         arguments = *place(inverse), np.int32(k), _address(tau), *place(t)
         self._kernels.launch(stream, "close_triangle", t.dtype.char, k, arguments)
 
-    def _array(self, stream: int, use: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+    def _array(self, stream: int, use: str, shape: tuple[int, int], dtype: Dtype) -> Any:
         """Memory of a stream for one use, as an array in Fortran order."""
         memory = self._lapack.memory(stream, use, shape[0] * shape[1] * dtype.itemsize)
         return cupy.ndarray(shape, dtype, memory.data, order="F")

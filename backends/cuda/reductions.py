@@ -16,10 +16,10 @@ from pblas.backends.dtypes import FLOAT32
 
 if TYPE_CHECKING:
     from pblas.backends.device import Axis
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 
-def reduce(kind: str, x: Any, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
+def reduce(kind: str, x: Any, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
     """Reduce the elements of x, divided by `scale`, along an axis; see `pblas.backends.cpu.reductions.reduce`."""
     del order
     y = _converted(x, dtype)
@@ -50,7 +50,7 @@ def arg_reduce(kind: Literal["max", "min"], x: Any, axis: Axis, order: str) -> t
     return values.get(), places.get().astype(np.intp)
 
 
-def dot(x: Any, y: Any, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+def dot(x: Any, y: Any, order: str, dtype: Dtype, *, conj: bool) -> Array:
     """The sum of op(x) y over all elements; see `pblas.backends.cpu.reductions.dot`."""
     del order
     left, right = _converted(x, dtype), _converted(y, dtype)
@@ -64,7 +64,7 @@ def take(x: Any, rows: Array, columns: Array) -> Array:
     return elements
 
 
-def _converted(x: Any, dtype: np.dtype[Any]) -> Any:
+def _converted(x: Any, dtype: Dtype) -> Any:
     """X in the precision of `dtype`; complex if x is."""
     if x.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)

@@ -22,7 +22,7 @@ from pblas.backends.cuda.kernels import expanded
 from pblas.backends.cuda.transfer import lines_of, new_array
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.layouts.messages import Move
     from pblas.layouts.overlap import Run
     from pblas.layouts.trapezoid import Trapezoid
@@ -99,7 +99,7 @@ class StridedCopy:
     def copy(
         self,
         stream: int,
-        dtype: np.dtype[Any],
+        dtype: Dtype,
         shape: tuple[int, int],
         x: StridedRegion,
         z: StridedRegion,
@@ -119,7 +119,7 @@ class StridedCopy:
     def combine(
         self,
         stream: int,
-        dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+        dtypes: tuple[Dtype, Dtype],
         shape: tuple[int, int],
         x: StridedRegion,
         z: StridedRegion,
@@ -140,7 +140,7 @@ class StridedCopy:
     def convert(
         self,
         stream: int,
-        dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+        dtypes: tuple[Dtype, Dtype],
         x: tuple[int, int],
         z: tuple[int, int],
         length: int,
@@ -217,12 +217,7 @@ class Arrays(Protocol):
 
 
 class Lines:
-    """Positions of a message's rows, or of its columns, in the sender's array and in the receiver's array.
-
-    Args:
-        arrays: the GPU's arrays (local).
-        runs: (start in the sender's array, start in the receiver's array, length), ascending (local).
-    """
+    """Positions of a message's rows, or of its columns, in the sender's array and in the receiver's array."""
 
     __slots__ = ("_arrays", "_lists", "_runs", "count", "is_single")
 
@@ -258,14 +253,7 @@ def upload(arrays: Arrays, values: Array) -> tuple[Any, Array]:
 
 
 class BlockCopy:
-    """Copies of one part of a message: a product of runs of rows and columns, or a trapezoid's part of a block.
-
-    Args:
-        arrays: the GPU's arrays (local).
-        move: the runs (local).
-        trapezoid: elements to copy; None: all (local).
-        known: cache of `Lines`, shared with other messages.
-    """
+    """Copies of one part of a message: a product of runs of rows and columns, or a trapezoid's part of a block."""
 
     __slots__ = ("_arrays", "_columns", "_offsets", "_rows", "_shape", "_side", "_trapezoid", "nelements")
 

@@ -17,7 +17,7 @@ from pblas.backends.dtypes import BFLOAT16, FLOAT8
 from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
@@ -147,7 +147,7 @@ def words(x: Any) -> Any:
 
 
 def new_array(
-    shape: tuple[int, ...], dtype: np.dtype[Any], memory: Any, strides: tuple[int, ...] | None = None, order: Any = "C"
+    shape: tuple[int, ...], dtype: Dtype, memory: Any, strides: tuple[int, ...] | None = None, order: Any = "C"
 ) -> Any:
     """A CuPy array at the start of some memory; CuPy knows arrays of 8-bit numbers only as views of bytes (local)."""
     if dtype in FLOAT8:

@@ -75,12 +75,7 @@ def trmm(
 
 
 class _Options(NamedTuple):
-    """Arguments of cuBLAS for a triangle and a matrix.
-
-    Args:
-        leading: side, triangle, operation, diagonal, rows and columns (local).
-        triangle: address and leading dimension (local).
-    """
+    """Arguments of cuBLAS for a triangle and a matrix."""
 
     leading: tuple[int, ...]
     triangle: tuple[int, int]

@@ -39,11 +39,7 @@ Addresses = tuple[int, ...] | None
 
 
 class CollectiveLaunch:
-    """Launches collectives of plain arrays.
-
-    Args:
-        engine: the engine of executions that run alone; it has the memory, plans and prepared calls (local).
-    """
+    """Launches collectives of plain arrays."""
 
     def __init__(self, engine: StreamEngine) -> None:
         self._engine, self._state = engine, engine.collectives

@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """State of a plan's executions on one set of arrays: a CUDA graph for each parity, and the memory that it uses.
-
-    Args:
-        recording: the launches of an execution on arrays like these; None if they could not be recorded.
-        places: addresses of these arrays, which replace those in the recorded launches.
-    """
+    """State of a plan's executions on one set of arrays: a CUDA graph for each parity, and the memory that it uses."""
 
     __slots__ = ("graphs", "memory", "places", "recording", "seen", "workspace")
 
@@ -63,12 +58,7 @@ _retired: deque[tuple[streams.Graph, Any]] = deque()
 
 
 class Executions:
-    """Launches the executions of a queue of a context, one after the other.
-
-    Args:
-        common: resources that the context's engines share (local).
-        queue: None for executions that run alone (global).
-    """
+    """Launches the executions of a queue of a context, one after the other."""
 
     def __init__(self, common: EngineResources, queue: int | None) -> None:
         self._exchange, self._origin, self._watchdog = common.ranks.agreement, common.origin, common.watchdog

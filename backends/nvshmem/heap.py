@@ -23,6 +23,7 @@ from pblas.backends.shared_files import shared_memory
 
 if TYPE_CHECKING:
     from pblas.backends.agreement import Agreement
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.nvshmem.startup import Nvshmem
 
 
@@ -34,14 +35,7 @@ _MAX_ATTEMPTS = 8
 
 
 class Region(Window):
-    """A region of symmetric memory.
-
-    Args:
-        nbytes: its size (global).
-        place: in the pool (global).
-        address: of its first byte on this rank (local).
-        peers: the same byte on every rank of the context, as this rank's GPU sees it (local).
-    """
+    """A region of symmetric memory."""
 
     def __init__(self, nbytes: int, place: int, address: int, peers: tuple[int, ...]) -> None:
         super().__init__(nbytes)
@@ -51,13 +45,7 @@ class Region(Window):
 
 
 class Heap(Blocks[Region, Block]):
-    """Regions of one context and the blocks in them.
-
-    Args:
-        agreement: agreement of the context's ranks (global).
-        nvshmem: of this process (local).
-        pes: PE of every rank of the context (global).
-    """
+    """Regions of one context and the blocks in them."""
 
     def __init__(self, agreement: Agreement, nvshmem: Nvshmem, pes: tuple[int, ...]) -> None:
         super().__init__(Block, BITS)
@@ -124,7 +112,7 @@ class Heap(Blocks[Region, Block]):
         offset: int,
         shape: tuple[int, int],
         strides: tuple[int, int],
-        dtype: np.dtype[Any],
+        dtype: Dtype,
     ) -> Any:
         """A CuPy array in the memory of a rank, at an offset that it published; it keeps no block alive (local)."""
         import cupy
@@ -137,7 +125,7 @@ class Heap(Blocks[Region, Block]):
         return new_array(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
     def array(
-        self, block: Block, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
+        self, block: Block, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: Dtype
     ) -> Any:
         """A CuPy array `offset` bytes into a block; the array keeps the block alive (local)."""
         import cupy
@@ -173,11 +161,7 @@ _LINES, _WORDS = 4096, 4  # lines of a page; words of a line
 
 
 class Tables:
-    """Lines by their numbers, created on demand.
-
-    Args:
-        agreement: agreement of ranks of one node (global).
-    """
+    """Lines by their numbers, created on demand."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._exchange = agreement

@@ -32,9 +32,6 @@ class PrivateMemory:
     """Private words and scratch memory of this rank.
 
     Executions in graphs of the caller's (`captured`) have words and scratch of their own.
-
-    Args:
-        common: resources of the context's engines (local).
     """
 
     def __init__(self, common: EngineResources) -> None:
@@ -72,12 +69,7 @@ class PrivateMemory:
 
 
 class Workspaces:
-    """The workspaces of a queue: one for its executions, and others for the caller's graphs.
-
-    Args:
-        common: resources of the context's engines (global).
-        executions: executions of the queue (local).
-    """
+    """The workspaces of a queue: one for its executions, and others for the caller's graphs."""
 
     def __init__(self, common: EngineResources, executions: Executions) -> None:
         self._resources, self._executions = common, executions

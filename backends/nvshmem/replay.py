@@ -86,11 +86,7 @@ class Replay:
 
 
 class Recording:
-    """The launches of a plan on operands of one memory layout, one `Replay` for each half of the workspace.
-
-    Args:
-        gemm: the products that the launches use.
-    """
+    """The launches of a plan on operands of one memory layout, one `Replay` for each half of the workspace."""
 
     def __init__(self, gemm: Gemm) -> None:
         self.workspace: Workspace | None = None

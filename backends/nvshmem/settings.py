@@ -28,13 +28,7 @@ NOWHERE = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One allocation of NVSHMEM.
-
-    Args:
-        first: place of its first byte (global).
-        address: of its first byte on this PE (local).
-        extent: its taken and free parts (local).
-    """
+    """One allocation of NVSHMEM."""
 
     first: int
     address: int

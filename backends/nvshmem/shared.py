@@ -78,15 +78,7 @@ class _Ends:
 
 
 class Watchdog:
-    """The deadline of a context's executions.
-
-    Args:
-        rank: this rank (local).
-        size: ranks of the context (global).
-        words: the abort word of each rank, in this rank's address space (local).
-        record: array of one RECORD in pinned memory, written by a kernel that gave up (local).
-        timeout: seconds that an execution may wait for a peer (global).
-    """
+    """The deadline of a context's executions."""
 
     def __init__(self, rank: int, size: int, words: list[int], record: Any, timeout: float) -> None:
         self.fault: Fault | None = None
@@ -297,13 +289,7 @@ _REFUSAL_SECONDS = 5.0  # time for the error message of a rank that rejected its
 
 
 class EngineResources:
-    """**Collective.** Loads the kernels, and begins to watch over executions.
-
-    Args:
-        ranks: the ranks of the context (global).
-        heap: their symmetric memory (global).
-        nvshmem: NVSHMEM of this process (local).
-    """
+    """**Collective.** Loads the kernels, and begins to watch over executions."""
 
     def __init__(self, ranks: GpuBackend, heap: Heap, nvshmem: Nvshmem) -> None:
         self.ranks: GpuBackend = ranks

@@ -133,12 +133,7 @@ class Product(NamedTuple):
 
 
 class Sink:
-    """Launches operations: eagerly, or into a graph that is launched later.
-
-    Args:
-        lanes: of the execution (local).
-        memory: further arrays of the execution, kept as long as its graphs (local).
-    """
+    """Launches operations: eagerly, or into a graph that is launched later."""
 
     captured = False
     """Whether operations go into a graph of the caller's, which has its own scratch, counters and tile flags."""
@@ -202,7 +197,7 @@ class RehearsingSink(Sink):
         self.products: list[Product] = []
 
     def launch(self, lane: str, start: Start) -> None:
-        """Nothing."""
+        pass
 
     def product(self, lane: str, start: Start, rehearse: Callable[[list[Product]], object]) -> None:
         """List the product, or load its kernel."""
@@ -210,10 +205,10 @@ class RehearsingSink(Sink):
         rehearse(self.products)
 
     def operate(self, lane: str, operations: Iterable[Any]) -> None:
-        """Nothing."""
+        pass
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
-        """Nothing."""
+        pass
 
     def mark(self, lane: str, index: Hashable) -> None:
-        """Nothing."""
+        pass

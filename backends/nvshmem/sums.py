@@ -18,9 +18,8 @@ from pblas.backends.nvshmem.kernels.sources import file_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
     from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.nvshmem.graph_launch import Executions
     from pblas.backends.nvshmem.kernels import EpilogueTerms, Slots
     from pblas.backends.nvshmem.memory import PrivateMemory
@@ -29,13 +28,7 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """Local copies of an execution: the plan's copies, and reordered operands for kernels.
-
-    Args:
-        common: resources of the context's engines (local).
-        executions: executions of the queue, whose sink takes the copies (local).
-        private: private memory of this rank (local).
-    """
+    """Local copies of an execution: the plan's copies, and reordered operands for kernels."""
 
     def __init__(self, common: EngineResources, executions: Executions, private: PrivateMemory) -> None:
         self._kernels, self._executions, self._private = common.kernels, executions, private
@@ -168,13 +161,7 @@ def block_of(source: Any, target: Any, order: str) -> Block:
 
 
 class Sums:
-    """The reduction kernels on operands of plans; the arguments are those of the engine's methods.
-
-    Args:
-        common: resources of the context's engines (local).
-        executions: executions of the queue, whose sink takes the launches (local).
-        copies: copies that make C and D tight and of the right order (local).
-    """
+    """The reduction kernels on operands of plans; the arguments are those of the engine's methods."""
 
     def __init__(self, common: EngineResources, executions: Executions, copies: Copies) -> None:
         self._kernels, self._rank, self._watch = common.kernels, common.rank, common.watch
@@ -211,7 +198,7 @@ class Sums:
     def two_shot(
         self,
         lane: str,
-        wire: np.dtype[Any],
+        wire: Dtype,
         first: list[int],
         source: int,
         slots: Slots,
@@ -225,7 +212,7 @@ class Sums:
     def pulled(
         self,
         lane: str,
-        wire: np.dtype[Any],
+        wire: Dtype,
         first: list[int],
         places: dict[str, Any],
         contributing: list[int],
@@ -240,7 +227,7 @@ class Sums:
         lane: str,
         kernel: Callable[..., None],
         order: Any,
-        wire: np.dtype[Any],
+        wire: Dtype,
         bounds: list[int],
         contributing: list[int],
         output: Output,
@@ -260,7 +247,7 @@ class Sums:
         self._executions.sink.launch(lane, start)
 
     def _epilogue_terms(
-        self, lane: str, output: Output, order: str, *, wire: np.dtype[Any], scaled: bool, family: str
+        self, lane: str, output: Output, order: str, *, wire: Dtype, scaled: bool, family: str
     ) -> EpilogueTerms | None:
         """The epilogue as an argument of kernels; rehearsals of products compile the kernels."""
         stream, out = self._executions.sink.stream(lane), output.out

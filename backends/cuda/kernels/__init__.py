@@ -139,14 +139,7 @@ class Arguments:
 
 
 class Ready:
-    """A launch with prepared arguments, which costs one call.
-
-    Args:
-        driver: CUDA's driver bindings.
-        function: the kernel.
-        arguments: arguments of the kernel.
-        config: configuration of the launch.
-    """
+    """A launch with prepared arguments, which costs one call."""
 
     __slots__ = ("_arguments", "_config", "_driver", "_function")
 
@@ -180,12 +173,7 @@ def prefer_shared_memory(driver: Any, function: Any) -> None:
 
 
 class Module:
-    """Kernels for the current GPU, by their keys.
-
-    Args:
-        structs: argument struct of each family of kernels.
-        early: families whose kernels wait themselves for the end of the preceding kernel, if the GPU supports that.
-    """
+    """Kernels for the current GPU, by their keys; `early` families themselves wait for the preceding kernel to end."""
 
     def __init__(self, structs: Mapping[str, Struct], early: tuple[str, ...] = ()) -> None:
         import cupy

@@ -22,6 +22,7 @@ from pblas.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.push_engine import Finish
     from pblas.epilogues import Node
 
@@ -196,16 +197,10 @@ _ENDLESS = 1 << 62  # elements of a line of operands: the parts bound it
 
 
 class KernelEpilogue(NamedTuple):
-    """The epilogue of D, and those properties of its operands that are compiled into the kernel.
-
-    Args:
-        tree: the expression.
-        dtypes: dtypes of array operands, None for numbers.
-        steps: elements from one to the next along a line of D, if known (see `pointwise.printed`).
-    """
+    """The epilogue of D, and those properties of its operands that are compiled into the kernel."""
 
     tree: Node
-    dtypes: tuple[np.dtype[Any] | None, ...]
+    dtypes: tuple[Dtype | None, ...]
     steps: tuple[int, ...]
 
     @staticmethod
@@ -216,7 +211,7 @@ class KernelEpilogue(NamedTuple):
         check_count(len(dtypes))
         even = all(part.origin[fast] % 2 == 0 for part in parts)
 
-        def step(dtype: np.dtype[Any] | None, address: int, along: int, across: int) -> int:
+        def step(dtype: Dtype | None, address: int, along: int, across: int) -> int:
             if dtype is None or along not in (0, 1):
                 return ANY_STEP
             pairs = along == 0 or (even and across % 2 == 0 and address % (2 * dtype.itemsize) == 0)
@@ -310,11 +305,7 @@ class Variant:
 
 
 class Kernel:
-    """A variant on the current device.
-
-    Args:
-        variant: parameters of the compilation.
-    """
+    """A variant on the current device."""
 
     def __init__(self, variant: Variant) -> None:
         text, macros = variant.text, variant.macros

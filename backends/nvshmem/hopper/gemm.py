@@ -59,16 +59,7 @@ FOR_EVER = Watch(LONGEST)
 
 
 class Call:
-    """A product with prepared kernel arguments.
-
-    Args:
-        hopper: kernels and tables.
-        parts: parts of Z, in the order in which they are computed; all with the same k and storage orders.
-        reads_z: whether beta is not 0.
-        epilogue: epilogue of Z, if any.
-        shape: shape of the tiles; None to choose one for the parts.
-        planned: whether later similar calls must not compile kernels.
-    """
+    """A product with prepared kernel arguments."""
 
     def __init__(
         self,

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
     from pblas.backends.cuda.kernels import Ready, Stream
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.push_engine import Finish
     from pblas.epilogues import Node
 
-    Dtype = np.dtype[Any]
 
 __all__ = [
     "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
@@ -343,12 +343,12 @@ class ReductionEpilogue:
 
     op: str
     tree: Node
-    dtypes: tuple[np.dtype[Any] | None, ...] = ()
-    weight: np.dtype[Any] | None = None
-    wire: np.dtype[Any] | None = None
+    dtypes: tuple[Dtype | None, ...] = ()
+    weight: Dtype | None = None
+    wire: Dtype | None = None
     scaled: bool = False
 
-    def source(self, dtype: np.dtype[Any], family: str = "all_reduce") -> str:
+    def source(self, dtype: Dtype, family: str = "all_reduce") -> str:
         """CUDA C++ of the kernels of a family (see `KINDS`).
 
         If rows are normalised after the epilogue, this is one kernel, "rows".
@@ -380,7 +380,7 @@ class ReductionEpilogue:
         """Whether these are sums without an epilogue."""
         return self.op == "sum" and self.tree == Name(RESULT) and self.weight is None
 
-    def load(self, registry: Kernels, stream: Stream, dtype: np.dtype[Any], family: str = "all_reduce") -> Hashable:
+    def load(self, registry: Kernels, stream: Stream, dtype: Dtype, family: str = "all_reduce") -> Hashable:
         """Compile the kernels of a family unless they exist, and return their key (local)."""
         key = self, dtype
         family = family if self.weight is None else "rows"
@@ -410,7 +410,7 @@ def compiled_epilogue(
     out: Any,
     order: str,
     *,
-    wire: np.dtype[Any],
+    wire: Dtype,
     scaled: bool,
     family: str,
 ) -> EpilogueTerms:
@@ -421,7 +421,7 @@ def compiled_epilogue(
     return EpilogueTerms(epilogue.load(registry, stream, out.dtype, family), max(1, out.shape[fast]), words)
 
 
-def terms_of(finish: Finish, fast: int) -> tuple[tuple[np.dtype[Any] | None, ...], list[int]]:
+def terms_of(finish: Finish, fast: int) -> tuple[tuple[Dtype | None, ...], list[int]]:
     """The dtypes of the operands of an expression, None for numbers, and their words (local)."""
     operands = [finish.operands[name] for name in operand_names(finish.tree)]
     words: list[int] = []

@@ -78,13 +78,7 @@ class Block(NamedTuple):
 
 
 class EpilogueTerms(NamedTuple):
-    """The epilogue of a reduction kernel that `add` has compiled.
-
-    Args:
-        key: key of the kernel (global).
-        length: elements of a line (local).
-        terms: the operands' words, TERM_WORDS each (local).
-    """
+    """The epilogue of a reduction kernel that `add` has compiled."""
 
     key: Hashable
     length: int

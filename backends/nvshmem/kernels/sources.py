@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms
 
 
@@ -64,12 +65,12 @@ STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"} | {
 """Files and families that use the argument struct of another one."""
 
 
-def file_of(family: str, dtype: np.dtype[Any], wire: np.dtype[Any]) -> str:
+def file_of(family: str, dtype: Dtype, wire: Dtype) -> str:
     """The file of the kernels of "sum" or "all_reduce" for a dtype of the result and one of the terms."""
     return f"{family}_{NAMES[dtype, wire]}"
 
 
-def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], epilogue: EpilogueTerms | None) -> Any:
+def kernel_name(kind: str, dtype: Dtype, wire: Dtype, epilogue: EpilogueTerms | None) -> Any:
     """The key of a kernel."""
     return f"{kind}_{NAMES[dtype, wire]}" if epilogue is None else (kind, epilogue.key)
 
