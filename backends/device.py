@@ -26,13 +26,11 @@ from pblas.backends.push_engine import EXACT, GemmModes
 from pblas.backends.traced import Kind, product_text, traced, untraced
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.epilogues import Epilogue, Node
 
 Uplo = Literal["L", "U"]
 """A triangle: the lower or the upper one."""
-Order = Literal["F", "C"]
-"""Storage order: by columns or by rows."""
 Axis = Literal[0, 1] | None
 """Axis of a reduction: a result for each column, for each row, or one for the matrix."""
 Mark = Any
@@ -96,7 +94,7 @@ class Memory(Protocol):
         """
 
     @untraced
-    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Any = "F") -> Array:
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Order = "F") -> Array:
         """A tight array at the start of memory from `empty` (local)."""
 
     @untraced

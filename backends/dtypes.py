@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_size_t
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Scalar = complex | np.number[Any]
 
 _pointer_at = c_size_t.from_address
+Order = Literal["F", "C"]
+"""Storage order: by columns or by rows."""
 ArrayT = TypeVar("ArrayT")
 """An array of any library, whose functions give arrays of the same library."""
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)

@@ -25,6 +25,8 @@ from pblas.backends.traced import Kind, Mark, marks
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from pblas.backends.dtypes import Array
+
 
 Described = tuple[str, Kind, str, dict[str, Any]]
 """The lane, kind, name and details of an operation, as in `Event`."""
@@ -183,7 +185,7 @@ class Recorder:
 
     # Recording
 
-    def _replace(self, target: Any, name: str, replacement: Any) -> None:
+    def _replace(self, target: object, name: str, replacement: Any) -> None:
         self._replaced.append((target, name, vars(target).get(name)))
         setattr(target, name, replacement)
 
@@ -236,7 +238,7 @@ class Recorder:
         return on_side_lane
 
     def _receive(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def receive(x: Any, source: int, tag: int) -> Any:
+        def receive(x: Array, source: int, tag: int) -> Any:
             if self.is_full:
                 return method(x, source, tag)
             arrival = Arrival(source, tag, x.nbytes, time.perf_counter())
@@ -251,7 +253,7 @@ class Recorder:
         """The lane in which this rank's process waits and sends."""
         return self._lane()
 
-    def _send(self, x: Any, dest: int, tag: int) -> Described:
+    def _send(self, x: Array, dest: int, tag: int) -> Described:
         if not self.is_full:
             self.sends.append((dest, tag, time.perf_counter()))
         return self._host_lane(), "copy", f"send to rank {dest}", {"bytes": x.nbytes}

@@ -209,7 +209,7 @@ class DeviceArrays(Device):
         with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
-    def largest(self, x: Any, out: Any, stream: Any = None) -> None:
+    def largest(self, x: Array, out: Array, stream: Any = None) -> None:
         """Without their signs, the bits of floating-point numbers have the order of the numbers, NaN last."""
         handle = streams.current_handle(stream)
         with cupy.cuda.Stream.from_external(streams.Handle(handle)):
@@ -272,11 +272,11 @@ class DeviceArrays(Device):
                 )
             runtime.streamSynchronize(handle)
 
-    def download(self, x: Any) -> Array:
+    def download(self, x: Array) -> Array:
         array: Array = transfer.words(x).get(order="C").view(x.dtype)
         return array
 
-    def upload(self, host: Array, x: Any) -> None:
+    def upload(self, host: Array, x: Array) -> None:
         if x.size:
             target = transfer.words(x)
             target[...] = cupy.asarray(np.ascontiguousarray(host).view(target.dtype).reshape(x.shape))
@@ -300,7 +300,7 @@ class DeviceArrays(Device):
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
-    def gram(self, x: Any) -> Array:
+    def gram(self, x: Array) -> Array:
         """The sum of products of as many blocks of rows as fill a GPU: cuBLAS' one product leaves most of it idle."""
         m, n = x.shape
         count = min(_GRAM_BLOCKS, m // _GRAM_ROWS)
@@ -328,7 +328,7 @@ class DeviceArrays(Device):
         if result is not z:
             self.assign(result[: z.shape[0], : z.shape[1]], z)
 
-    def subtract_square(self, x: Any, z: Any) -> None:
+    def subtract_square(self, x: Array, z: Array) -> None:
         """By cuBLAS' symmetric product, and a GEMM below it."""
         n = z.shape[1]
         self.syrk(-1, x[:n], 1, z[:n], uplo="L", hermitian=True)
@@ -350,7 +350,7 @@ class DeviceArrays(Device):
         if memory is not None:
             self._kept.append(memory)
 
-    def _matmul(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
+    def _matmul(self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj: tuple[bool, bool]) -> None:
         """A product on this lane, with the lane's workspace."""
         lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
@@ -539,5 +539,5 @@ def _largest_bits() -> Any:
     return cupy.ReductionKernel("T x", "T y", "(T)(x & ((T)-1 >> 1))", "max(a, b)", "y = a", "0", "largest_bits")
 
 
-def _by_columns(x: Any) -> bool:
+def _by_columns(x: Array) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1]) or x.shape[1] <= 1

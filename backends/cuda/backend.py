@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.gpu_info import Gpu
     from pblas.backends.mpi.channel import Channel
     from pblas.backends.transport import Transport
@@ -176,7 +176,9 @@ class CudaBackend(GpuBackend):
         """Memory of one plan, which other ranks do not reach (local)."""
         return self.arrays.empty(nbytes)
 
-    def peer_block(self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Array:
+    def peer_block(
+        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order
+    ) -> Array:
         assert peer == self.rank, "nothing is read in place"
         array: Any = transfer.new_array(shape, dtype, block.data + offset, order=order)
         return array

@@ -113,7 +113,7 @@ class DeviceChannel:
             self._landing.append((self._arrays.mark(), host))
 
 
-def _pinned(x: Any) -> Array:
+def _pinned(x: Array) -> Array:
     """Pinned memory of the host for the elements of x, as one column of words."""
     memory = cupy.cuda.alloc_pinned_memory(x.nbytes)
     words = np.frombuffer(memory, np.uint8, x.nbytes).view("c16" if x.itemsize == 16 else f"u{x.itemsize}")

@@ -21,6 +21,7 @@ from pblas.backends.push_engine import EXACT, is_array
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pblas.backends.dtypes import Array
     from pblas.backends.push_engine import Finish, GemmModes
 
 
@@ -163,7 +164,7 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
     return copy_x, copy_y
 
 
-def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
+def epilogue_of(finish: Finish, x: Array, z: Array) -> tuple[str, int]:
     """cuBLASLt's name of an epilogue, and the address of its bias."""
     fits = z.ndim == 2 and (z.dtype != FLOAT32 or x.dtype == FLOAT32)
     fused = fused_epilogue(finish.tree, z.dtype.name) if fits else None
@@ -231,7 +232,7 @@ def alignment(address: int) -> int:
     return address & -address
 
 
-def _check(x: Any, y: Any, z: Any) -> None:
+def _check(x: Array, y: Array, z: Array) -> None:
     """Assert the invariants of a call; users' mistakes were found before."""
     (m, n), k = z.shape[-2:], x.shape[-1]
     assert x.shape[-2:] == (m, k), (x.shape, y.shape, z.shape)
@@ -246,7 +247,7 @@ def _check(x: Any, y: Any, z: Any) -> None:
     assert z.ndim in (2, 3), z.shape
 
 
-def _stored(x: Any, *, flipped: bool) -> _Stored:
+def _stored(x: Array, *, flipped: bool) -> _Stored:
     """X, or X^T if `flipped`, as Fortran reads it.
 
     A vector with stride one is read as a column, so that its leading dimension is free. Rounded up, it is as well

@@ -25,7 +25,7 @@ from pblas.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Array, Dtype
 
 
 _TYPES = {"f": "float, float", "d": "double, double", "F": "float2, float", "D": "double2, double"}
@@ -127,12 +127,12 @@ class Lapack:
         found = *place(x), np.int32(n), np.int64(info.data.ptr)
         self._kernels.launch(stream, "find_nan", x.dtype.char, 1, found)
 
-    def lower(self, stream: int, x: Any) -> None:
+    def lower(self, stream: int, x: Array) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
         if x.size:
             self._kernels.launch(stream, "lower", x.dtype.char, x.shape[1], place(x))
 
-    def inverse(self, stream: int, t: Any, *, unit: bool) -> Any:
+    def inverse(self, stream: int, t: Array, *, unit: bool) -> Any:
         """T^-1 of a lower triangle of at most MOST_INVERTED rows; see `inverses`."""
         return self.inverses(stream, t, unit=unit, order=MOST_INVERTED)
 
@@ -216,7 +216,7 @@ def place(x: Any) -> tuple[np.int64, np.int64]:
     return np.int64(x.data.ptr), np.int64(lda(x))
 
 
-def lda(x: Any) -> int:
+def lda(x: Array) -> int:
     """Leading dimension of an array in Fortran order, which may have one column."""
     m, n = x.shape
     assert m <= 1 or x.strides[0] == x.itemsize, "in Fortran order"
@@ -246,7 +246,7 @@ class Reflectors:
         attributes = cupy.cuda.Device().attributes
         return attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"]
 
-    def geqrt(self, stream: int, x: Any, t: Any) -> None:
+    def geqrt(self, stream: int, x: Array, t: Array) -> None:
         """X := R and V with X = Q R and Q = H_1 H_2 ..., H_b = I - V_b T_b V_b^H for each block b of nb columns."""
         nb, k = t.shape
         if not k:
@@ -262,7 +262,7 @@ class Reflectors:
             stop = min(start + nb, k)
             self.larft(stream, x[start:, start:stop], tau[start:stop], t[:, start:stop])
 
-    def larft(self, stream: int, x: Any, tau: Any, t: Any) -> None:
+    def larft(self, stream: int, x: Array, tau: Array, t: Array) -> None:
         """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, 0 below its diagonal."""
         k = len(tau)
         v = self.unit_lower(stream, x)
@@ -271,7 +271,7 @@ class Reflectors:
         self._kernels.launch(stream, "scale_columns", x.dtype.char, k, (*place(gram), np.int32(k), _address(tau)))
         self._close(stream, gram, tau, t)
 
-    def multiply_q(self, stream: int, v: Any, t: Any, c: Any, *, adjoint: bool, conj: bool) -> None:
+    def multiply_q(self, stream: int, v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool) -> None:
         """C := H C for a block of reflectors, H = I - V T V^H, or with H^H or a conjugate.
 
         V is copied with its ones and zeros, which is sooner than products of its two parts.
@@ -287,7 +287,7 @@ class Reflectors:
         self._gemm(1, t.T if adjoint else t, w, 0, tw, conj=(adjoint != conj, False))
         self._gemm(-1, v, tw, 1, c, conj=(conj, False))
 
-    def unit_lower(self, stream: int, x: Any) -> Any:
+    def unit_lower(self, stream: int, x: Array) -> Any:
         """A copy of X with ones on its diagonal and zeros above it, until the next call for the stream."""
         y = self._array(stream, "unit lower", x.shape, x.dtype)
         if x.size:
@@ -295,7 +295,7 @@ class Reflectors:
             self._kernels.launch(stream, "unit_lower", x.dtype.char, x.shape[1], arguments)
         return y
 
-    def _shape(self, x: Any) -> tuple[int, int]:
+    def _shape(self, x: Array) -> tuple[int, int]:
         """CTAs of a panel, and rows of their tiles; (0, 0) for a panel that they cannot hold."""
         (m, n), (processors, nbytes) = x.shape, self._limits
         fixed = _WIDTH * (2 * _PAD + _WIDTH) + THREADS
@@ -305,7 +305,7 @@ class Reflectors:
         height = -(-max(_WIDTH, -(-m // ctas)) // _STAGE) * _STAGE
         return (ctas, height) if ctas <= processors and min(m, n) <= MOST_INVERTED else (0, 0)
 
-    def _factor(self, stream: int, x: Any, tau: Any, ctas: int, height: int) -> None:
+    def _factor(self, stream: int, x: Array, tau: Array, ctas: int, height: int) -> None:
         """X := R and V, tau, and the triangle L of `_close`, by one kernel."""
         (m, n), dtype = x.shape, x.dtype
         triangle = self._array(stream, "triangle", (len(tau), len(tau)), dtype)
@@ -321,7 +321,7 @@ class Reflectors:
         shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + THREADS)
         self._kernels.launch(stream, "factor_panel", dtype.char, ctas, arguments, shared_nbytes=shared)
 
-    def _close(self, stream: int, triangle: Any, tau: Any, t: Any) -> None:
+    def _close(self, stream: int, triangle: Any, tau: Array, t: Array) -> None:
         """T := diag(tau) L^-H, for L = I + the lower triangle of V^H V diag(conj(tau)) below its diagonal.
 
         Source: Puglisi, Modification of the Householder method based on the compact WY representation, 1992.

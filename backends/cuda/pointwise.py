@@ -20,7 +20,7 @@ from pblas.epilogues import RESULT, Name, Number, operand_names, renamed
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.kernels import Stream
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.epilogues import Node
 
 MAX_TERMS = 12
@@ -155,7 +155,7 @@ class Pointwise:
         self._memory = ctypes.create_string_buffer(8 * (_HEAD_WORDS + TERM_WORDS * MAX_TERMS))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
-    def combine(self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Any) -> None:
+    def combine(self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         """Launch Out := the value of an expression of arrays of any dtypes, rounded once."""
         first = next(name for name, z in operands.items() if isinstance(z, self._cupy.ndarray))
         names = {name: f"o{number}" for number, name in enumerate(operands)} | {first: RESULT}
@@ -182,7 +182,7 @@ class Pointwise:
         turned = out.ndim > 1 and abs(slow) < abs(fast)
         lines, length = (1, *out.shape)[-2:][:: -1 if turned else 1]
 
-        def places(z: Any) -> tuple[int, int]:
+        def places(z: Array) -> tuple[int, int]:
             itemsize = z.itemsize
             steps = [stride // itemsize if n > 1 else 0 for n, stride in zip(z.shape, z.strides, strict=True)]
             across, along = (0, 0, *steps)[-2:]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype
 
 
-def reduce(kind: str, x: Any, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
+def reduce(kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
     """Reduce the elements of x, divided by `scale`, along an axis; see `pblas.backends.cpu.reductions.reduce`."""
     del order
     y = _converted(x, dtype)
@@ -50,21 +50,21 @@ def arg_reduce(kind: Literal["max", "min"], x: Any, axis: Axis, order: str) -> t
     return values.get(), places.get().astype(np.intp)
 
 
-def dot(x: Any, y: Any, order: str, dtype: Dtype, *, conj: bool) -> Array:
+def dot(x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
     """The sum of op(x) y over all elements; see `pblas.backends.cpu.reductions.dot`."""
     del order
     left, right = _converted(x, dtype), _converted(y, dtype)
     return np.atleast_1d(cupy.sum((left.conj() if conj else left) * right).get())
 
 
-def take(x: Any, rows: Array, columns: Array) -> Array:
+def take(x: Array, rows: Array, columns: Array) -> Array:
     """The elements x[rows[i], columns[i]], in host memory and one dimension."""
     words = transfer.words(x)[cupy.asarray(rows), cupy.asarray(columns)]
     elements: Array = words.get().view(x.dtype)
     return elements
 
 
-def _converted(x: Any, dtype: Dtype) -> Any:
+def _converted(x: Array, dtype: Dtype) -> Any:
     """X in the precision of `dtype`; complex if x is."""
     if x.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)

@@ -110,7 +110,7 @@ class StridedCopy:
         name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
         self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)
 
-    def pad(self, stream: int, x: Any, whole: Any) -> None:
+    def pad(self, stream: int, x: Array, whole: Any) -> None:
         """Copy X to the start of another matrix of its dtype, with zeros after it."""
         if whole.shape != x.shape:
             self._runtime.memsetAsync(whole.data.ptr, 0, whole.nbytes, stream)

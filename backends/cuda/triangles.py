@@ -41,7 +41,7 @@ def gram_blocks(handle: int, x: Any, rows: int, count: int, parts: Any) -> None:
 
 
 def trsm(
-    handle: int, stream: int, t: Any, z: Any, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False
+    handle: int, stream: int, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False
 ) -> Array | None:
     """Z := T^-1 Z, in place, on a stream; T may be marked as conjugated."""
     if not z.size:
@@ -56,9 +56,9 @@ def trmm(
     handle: int,
     stream: int,
     alpha: complex,
-    t: Any,
-    x: Any,
-    z: Any,
+    t: Array,
+    x: Array,
+    z: Array,
     *,
     uplo: Literal["L", "U"],
     unit: bool = False,
@@ -110,13 +110,13 @@ def _place(z: Any, *, straight: bool | None = None) -> tuple[int, int]:
     return int(z.data.ptr), leading_dimension(z if straight else z.T)
 
 
-def by_columns(x: Any) -> bool:
+def by_columns(x: Array) -> bool:
     """Whether cuBLAS reads X without a transposition; for a single row or column by its shape, as on CPUs."""
     m, n = x.shape
     return m <= 1 or (n > 1 and x.strides[0] == x.itemsize)
 
 
-def leading_dimension(x: Any) -> int:
+def leading_dimension(x: Array) -> int:
     """Distance in elements between the columns of an X that is stored by columns."""
     m, n = x.shape
     return int(x.strides[1]) // int(x.itemsize) if n > 1 else max(m, 1)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.agreement import AgreedError
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import Location
     from pblas.backends.transport import Transport
 
@@ -121,7 +121,9 @@ class NvshmemBackend(GpuBackend):
         block = self.arena.allocate(1, call_site)
         return block, self._tables.lines(block.slot)
 
-    def peer_block(self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Array:
+    def peer_block(
+        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order
+    ) -> Array:
         size = dtype.itemsize
         strides = (size, size * shape[0]) if order == "F" else (size * shape[1], size)
         array: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)

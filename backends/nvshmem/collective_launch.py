@@ -202,7 +202,7 @@ def _key(operation: str, x: Any, out: Any, options: tuple[Any, ...]) -> tuple[An
     return operation, _identity(x), _identity(out), *map(_named, options)
 
 
-def _identity(x: Any) -> Any:
+def _identity(x: Any) -> tuple[Any, ...] | None:
     """Key of an array on a GPU; None for an object that must be checked (local)."""
     pointer = getattr(getattr(x, "data", None), "ptr", None)
     return None if pointer is None else (pointer, x.shape, x.strides, x.dtype)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from pblas.backends.cuda.kernels import Ready
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.nvshmem.kernels import Kernels
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.collectives.collective_plan import Rounds
@@ -269,7 +269,7 @@ def _unowned(x: Any) -> Any:
     return _array_at(x.data.ptr, x.shape, word, x.strides)
 
 
-def _copy(stream: int, source: Any, target: Any) -> None:
+def _copy(stream: int, source: Array, target: Array) -> None:
     """Target := source, with a kernel."""
     with cupy.cuda.Stream.from_external(streams.Handle(stream)):
         cupy.copyto(target, source)

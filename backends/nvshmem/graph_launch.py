@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pblas.backends.cuda.gemm import Gemm
+    from pblas.backends.dtypes import Array
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.sinks import LaunchMode, Product
     from pblas.backends.nvshmem.workspace import Workspace
@@ -104,7 +105,7 @@ class Executions:
         return replay
 
     def recorded(
-        self, gemm: Gemm, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]
+        self, gemm: Gemm, operands: Sequence[Array], execution: Callable[[list[Any]], Callable[[], None]]
     ) -> Recording | None:
         """The launches of executions on operands of this memory layout; None if they cannot be recorded (local)."""
         first, second = (

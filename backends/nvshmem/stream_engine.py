@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from pblas.backends.cuda.kernels import Stream
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.nvshmem.replay import Recording
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.sinks import Sink
@@ -126,7 +126,7 @@ class StreamEngine:
     def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
         return self._current.array(self._rank, offset, shape, dtype, order)
 
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Any:
         return self._current.array(peer, offset, shape, dtype, order)
 
     def offset(self, peer: int, address: int) -> int:
@@ -137,7 +137,9 @@ class StreamEngine:
     def program(self, recording: Recording | None = None, places: Sequence[int] = ()) -> Program:
         return Program(recording, places)
 
-    def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Recording | None:
+    def record(
+        self, operands: Sequence[Array], execution: Callable[[list[Any]], Callable[[], None]]
+    ) -> Recording | None:
         return self._executions.recorded(self._gemm, operands, execution)
 
     def meet(self, stream: int, nanoseconds: int) -> None:
@@ -339,17 +341,17 @@ class StreamEngine:
         counter = self._private.counter(captured=self._sink.captured)
         self._sink.launch(lane, lambda stream: self._kernels.push(stream, blocks, flags, counter))
 
-    def copy(self, lane: str, source: Any, target: Any) -> None:
+    def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source, of the same dtype, with a kernel. On a side lane it runs concurrently with GEMMs."""
         self._copies.copy(lane, source, target)
 
-    def convert(self, lane: str, source: Any, target: Any) -> None:
+    def convert(self, lane: str, source: Array, target: Array) -> None:
         pointwise = self._resources.ranks.arrays.pointwise
         self._sink.launch(
             lane, lambda stream: pointwise.evaluate(stream, Name(RESULT), source, {}, target, target.dtype)
         )
 
-    def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
+    def scale(self, lane: str, beta: complex, source: Array, target: Array) -> None:
         self._copies.scale(lane, beta, source, target)
 
     # Products
@@ -406,12 +408,12 @@ class StreamEngine:
         """The lane whose workspace this queue's products use."""
         return self._queue, captured
 
-    def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
+    def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
         """Z := the epilogue of Z; while products are rehearsed, the values of Z are arbitrary."""
         if finish is not None:
             self._finish(self.stream(lane), finish, z)
 
-    def _finish(self, stream: Stream, finish: Finish | None, z: Any) -> None:
+    def _finish(self, stream: Stream, finish: Finish | None, z: Array) -> None:
         if finish is not None:
             self._resources.ranks.arrays.pointwise.evaluate(stream, finish.tree, z, finish.operands, z)
 
@@ -464,7 +466,7 @@ class StreamEngine:
 
     # Sums
 
-    def sum(self, lane: str, parts: list[Any], output: Output) -> None:
+    def sum(self, lane: str, parts: list[Array], output: Output) -> None:
         if output.out.size:
             self._sums.add(lane, parts, output)
 
@@ -482,7 +484,7 @@ class StreamEngine:
         self._sink.launch(lane, lambda stream: self._kernels.gather(stream, *arguments, **options))
 
     def reduce_scatter(
-        self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
+        self, lane: str, parts: list[Array], order: Order, slots: Any, contributing: list[int], output: Output
     ) -> None:
         if isinstance(slots, Slots):
             self._sums.reduce_scatter(lane, parts, order, slots, contributing, output)
@@ -499,7 +501,7 @@ class StreamEngine:
         ]
         self.sum(lane, terms, output)
 
-    def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
+    def one_shot(self, lane: str, partial: Array, slots: Slots, contributing: list[int], output: Output) -> None:
         self._sums.one_shot(lane, partial, slots, contributing, output)
 
     def two_shot(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.kernels import Stream
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.nvshmem.graph_launch import Executions
     from pblas.backends.nvshmem.kernels import EpilogueTerms, Slots
     from pblas.backends.nvshmem.memory import PrivateMemory
@@ -33,7 +33,7 @@ class Copies:
     def __init__(self, common: EngineResources, executions: Executions, private: PrivateMemory) -> None:
         self._kernels, self._executions, self._private = common.kernels, executions, private
 
-    def copy(self, lane: str, source: Any, target: Any) -> None:
+    def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source, of the same dtype, with a kernel. On a side lane it runs concurrently with GEMMs."""
         if not target.size:
             return
@@ -64,7 +64,7 @@ class Copies:
 
         return self._executions.sink.packed((*key, like.shape, like.dtype, order, like.data.ptr), make)
 
-    def tight(self, lane: str, x: Any, order: Any) -> Any:
+    def tight(self, lane: str, x: Array, order: Order) -> Any:
         """The array, or a copy of it that is tight and in the given order."""
         if is_tight(x, order):
             return x
@@ -92,7 +92,7 @@ class Copies:
         self._executions.sink.launch(lane, lambda stream: kernels.pad(int(stream), x, whole))
         return whole
 
-    def unpadded(self, lane: str, whole: Any, x: Any) -> None:
+    def unpadded(self, lane: str, whole: Any, x: Array) -> None:
         """X := the elements at the start of a larger array of the same storage order."""
         self.copy(lane, whole[: x.shape[0], : x.shape[1]], x)
 
@@ -108,7 +108,7 @@ class Copies:
         self._executions.sink.launch(lane, lambda stream: self._kernels.conjugate(stream, x.dtype, block))
         return target
 
-    def _assign(self, lane: str, source: Any, target: Any) -> None:
+    def _assign(self, lane: str, source: Array, target: Array) -> None:
         """Target := source; the two have different storage orders."""
 
         def start(stream: Stream) -> None:
@@ -118,38 +118,38 @@ class Copies:
         self._executions.sink.launch(lane, start)
 
 
-def orders(x: Any) -> set[str]:
+def orders(x: Array) -> set[str]:
     """The storage orders in which an array can be read: both for contiguous vectors."""
     result = {"F"} if x.shape[0] <= 1 or x.strides[0] == x.itemsize else set()
     return result | ({"C"} if x.shape[1] <= 1 or x.strides[1] == x.itemsize else set())
 
 
-def common_order(x: Any, y: Any) -> str:
+def common_order(x: Array, y: Array) -> str:
     """The storage order that two arrays share."""
     common = orders(x) & orders(y)
     assert common, "blocks of one matrix have the same storage order"
     return max(common)
 
 
-def is_tight(x: Any, order: str) -> bool:
+def is_tight(x: Array, order: str) -> bool:
     """Whether an array fills its memory, in this order."""
     return order in orders(x) and leading(x, order) == max(1, x.shape[0 if order == "F" else 1])
 
 
-def lines_of(x: Any, order: str) -> tuple[int, int, int]:
+def lines_of(x: Array, order: str) -> tuple[int, int, int]:
     """Of a matrix, stored in this order: bytes of a line, their number, bytes from one to the next."""
     fast, slow = (0, 1) if order == "F" else (1, 0)
     width, lines = x.shape[fast] * x.itemsize, x.shape[slow]
     return width, lines, x.strides[slow] if lines > 1 else width
 
 
-def extents(x: Any, order: str) -> tuple[int, int]:
+def extents(x: Array, order: str) -> tuple[int, int]:
     """Elements of a line, and the number of lines, of a matrix that is stored in this order."""
     rows, columns = x.shape
     return (rows, columns) if order == "F" else (columns, rows)
 
 
-def leading(x: Any, order: str) -> int:
+def leading(x: Array, order: str) -> int:
     """The leading dimension of a matrix that is stored in this order, elements."""
     return max(1, lines_of(x, order)[2] // x.itemsize)
 
@@ -226,7 +226,7 @@ class Sums:
         self,
         lane: str,
         kernel: Callable[..., None],
-        order: Any,
+        order: Order,
         wire: Dtype,
         bounds: list[int],
         contributing: list[int],

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
     from pblas.backends.cuda.kernels import Ready, Stream
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.push_engine import Finish
     from pblas.epilogues import Node
 
@@ -407,7 +407,7 @@ def compiled_epilogue(
     registry: Kernels,
     stream: Stream,
     finish: Finish,
-    out: Any,
+    out: Array,
     order: str,
     *,
     wire: Dtype,
