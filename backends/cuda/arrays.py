@@ -17,7 +17,7 @@ from cupy.cuda import runtime
 from nvmath.bindings import cublas
 
 from pblas import errors
-from pblas.backends.cuda import reductions, streams, transfer
+from pblas.backends.cuda import streams, transfer
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflectors
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
@@ -222,19 +222,42 @@ class DeviceArrays(Device):
             else:
                 out[...] = (bits.astype(np.uint32) << (32 - 8 * x.dtype.itemsize)).view(FLOAT32)
 
-    # Reductions, to arrays in host memory, on CuPy's current stream
+    # Reductions, to arrays in host memory, on CuPy's current stream. CuPy reads memory once for each step and has
+    # temporaries of the size of x where elements are converted or squared.
 
     def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
-        return reductions.reduce(kind, x, axis, order, dtype, scale)
+        y = _in_precision(x, dtype)
+        if kind in ("abs_sum", "abs_max"):
+            y = cupy.abs(y)
+        elif kind == "squares":
+            factor = 1.0 if scale is None else cupy.asarray(scale)
+            if axis is not None and np.ndim(factor):
+                factor = cupy.expand_dims(factor, axis)
+            # By parts: CuPy divides infinity + 0j by a number as complex numbers, which gives NaN.
+            parts = (y.real / factor, y.imag / factor) if y.dtype.kind == "c" else (y / factor,)
+            y = sum(part * part for part in parts)
+        function = {"max": cupy.max, "abs_max": cupy.max, "min": cupy.min}.get(kind, cupy.sum)
+        return np.atleast_1d(function(y, axis=axis).get())
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
-        return reductions.arg_reduce(kind, x, axis, order)
+        y: Any = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
+        first = cupy.argmax if kind == "max" else cupy.argmin
+        if axis is None:
+            flat = int(first(cupy.ascontiguousarray(y).reshape(-1)))
+            row, column = divmod(flat, x.shape[1])
+            return y[row : row + 1, column].get(), np.array([row, column])
+        places = first(y, axis=axis)
+        values = cupy.take_along_axis(y, cupy.expand_dims(places, axis), axis).squeeze(axis)
+        return values.get(), places.get().astype(np.intp)
 
     def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
-        return reductions.dot(x, y, order, dtype, conj=conj)
+        left, right = _in_precision(x, dtype), _in_precision(y, dtype)
+        return np.atleast_1d(cupy.sum((left.conj() if conj else left) * right).get())
 
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
-        return reductions.take(x, rows, columns)
+        words = transfer.words(x)[cupy.asarray(rows), cupy.asarray(columns)]
+        elements: Array = words.get().view(x.dtype)
+        return elements
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         self.synchronize()
@@ -541,3 +564,21 @@ def _largest_bits() -> Any:
 
 def _by_columns(x: Array) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1]) or x.shape[1] <= 1
+
+
+def _in_precision(x: Array, dtype: Dtype) -> Any:
+    """X in the precision of `dtype`; complex if x is."""
+    if x.dtype.kind == "c":
+        dtype = np.result_type(dtype, np.complex64)
+    if x.dtype.char not in "fF" or dtype.char not in "dD":
+        return x.astype(dtype, copy=False)
+    y = cupy.empty(x.shape, dtype)
+    for source, target in [(x.real, y.real), (x.imag, y.imag)] if x.dtype.kind == "c" else [(x, y)]:
+        _widen()(source, target)
+    return y
+
+
+@cache
+def _widen() -> Any:
+    """Float32 to float64. CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to."""
+    return cupy.ElementwiseKernel("float32 x", "float64 y", 'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));', "widen")

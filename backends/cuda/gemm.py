@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import cupy
 from nvmath.bindings import cublasLt
 
-from pblas.backends.cuda.benchmark import Stopwatch
-from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
+from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product, Stopwatch
 from pblas.backends.cuda.gemm_problem import (
     ALIGNMENT,
     Choice,

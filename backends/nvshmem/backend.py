@@ -12,7 +12,7 @@ from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.nvshmem.collective_launch import CollectiveLaunch
 from pblas.backends.nvshmem.heap import Heap, Tables
-from pblas.backends.nvshmem.kernels import MAX_RANKS
+from pblas.backends.nvshmem.kernels.arguments import MAX_RANKS
 from pblas.backends.nvshmem.shared import EngineResources
 from pblas.backends.nvshmem.startup import join
 from pblas.backends.nvshmem.stream_engine import StreamEngine

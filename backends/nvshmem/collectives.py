@@ -18,7 +18,7 @@ from cupy.cuda import runtime
 
 from pblas.backends.allocator import call_site
 from pblas.backends.cuda import pointwise, streams
-from pblas.backends.nvshmem.kernels import Slots, all_reduce_flags_nbytes, pulling_ctas, sending_ctas
+from pblas.backends.nvshmem.kernels.arguments import Slots, all_reduce_flags_nbytes, pulling_ctas, sending_ctas
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 
 if TYPE_CHECKING:

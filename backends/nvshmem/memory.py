@@ -11,7 +11,7 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.allocator import call_site
 from pblas.backends.engine_limits import MAX_TILE_FLAGS
-from pblas.backends.nvshmem.kernels import push_counter_nbytes
+from pblas.backends.nvshmem.kernels.arguments import push_counter_nbytes
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
 if TYPE_CHECKING:

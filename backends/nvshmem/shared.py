@@ -25,7 +25,8 @@ from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
-from pblas.backends.nvshmem.kernels import LONGEST, NO_STEP, RECORD, Kernels, Watch
+from pblas.backends.nvshmem.kernels import Kernels
+from pblas.backends.nvshmem.kernels.arguments import LONGEST, NO_STEP, RECORD, Watch
 from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES
 
 if TYPE_CHECKING:

@@ -44,15 +44,7 @@ _MAX_STATUS = 4
 
 
 class Nvshmem:
-    """NVSHMEM as this process has it.
-
-    Args:
-        agreement: agreement of all PEs, by messages of their own (global).
-        device: the GPU that NVSHMEM works on (local).
-        bindings: nvshmem.bindings, or a stand-in of a test.
-        version: version of NVSHMEM's library.
-        ours: whether pblas started it, and so ends it (global).
-    """
+    """NVSHMEM as this process has it."""
 
     def __init__(self, agreement: Agreement, device: Gpu, bindings: Any, version: str, *, ours: bool) -> None:
         self.agreement: Agreement = agreement

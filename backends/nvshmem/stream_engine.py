@@ -25,7 +25,8 @@ from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
 from pblas.backends.nvshmem.graph_launch import Executions, Program
 from pblas.backends.nvshmem.hopper.compile import Part, Place, Term
 from pblas.backends.nvshmem.hopper.gemm import Hopper
-from pblas.backends.nvshmem.kernels import Block, Slots, barrier_flags_nbytes, compiling
+from pblas.backends.nvshmem.kernels import compiling
+from pblas.backends.nvshmem.kernels.arguments import Block, Slots, barrier_flags_nbytes
 from pblas.backends.nvshmem.memory import PrivateMemory, Workspaces
 from pblas.backends.nvshmem.sinks import Product
 from pblas.backends.nvshmem.sums import Copies, Sums, is_tight, lines_of, orders

@@ -8,7 +8,7 @@ import cupy
 
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes
+from pblas.backends.nvshmem.kernels.arguments import all_reduce_flags_nbytes
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Dtype

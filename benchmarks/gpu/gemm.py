@@ -42,7 +42,7 @@ from pblas.backends.cuda.transfer import new_array
 from pblas.backends.dtypes import FLOAT32, dtype_of_name
 from pblas.backends.nvshmem.hopper.compile import Part, Term
 from pblas.backends.nvshmem.hopper.gemm import Hopper
-from pblas.backends.nvshmem.kernels import Watch
+from pblas.backends.nvshmem.kernels.arguments import Watch
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import RESULT, Name
 

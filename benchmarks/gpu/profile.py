@@ -83,7 +83,7 @@ def launch(mode: str, model: str, m: int, gpus: int) -> None:
 
     from benchmarks.gpu.gemm import matrix
     from pblas.backends.nvshmem.hopper.gemm import Hopper
-    from pblas.backends.nvshmem.kernels import Watch
+    from pblas.backends.nvshmem.kernels.arguments import Watch
 
     n, k = sizes(mode, model)
     rng, stream, hopper = cupy.random.default_rng(1), cupy.cuda.Stream(non_blocking=True), Hopper()

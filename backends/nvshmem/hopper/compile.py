@@ -239,23 +239,7 @@ class KernelEpilogue(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A compilation of the kernel.
-
-    Args:
-        dtype: dtype of all matrices.
-        a_along_m: whether A is stored by columns.
-        b_along_n: whether B is stored by rows.
-        reads_c: whether beta is not 0.
-        waits: whether parts have flags.
-        signals: whether parts have signals.
-        parts: of D, at most.
-        terms: number of terms of each part that has any.
-        term_capacity: most terms of all parts together.
-        places: most further places where parts are stored.
-        width: width of the widest tile.
-        split: CTAs that share a tile.
-        epilogue: epilogue of D, if any.
-    """
+    """A compilation of the kernel."""
 
     dtype: str
     a_along_m: bool

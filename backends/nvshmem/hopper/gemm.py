@@ -45,7 +45,7 @@ from pblas.backends.nvshmem.hopper.tile_scheduler import (
     are_dense,
     tiles_of_ctas,
 )
-from pblas.backends.nvshmem.kernels import LONGEST, NO_STEP, Watch
+from pblas.backends.nvshmem.kernels.arguments import LONGEST, NO_STEP, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

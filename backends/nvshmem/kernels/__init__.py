@@ -17,27 +17,18 @@ from pblas import errors
 from pblas.backends.cuda import pointwise
 from pblas.backends.cuda.kernels import expanded
 from pblas.backends.nvshmem.kernels.arguments import (
-    ABORTED,
-    LATE,
-    LONGEST,
-    MAX_CTAS,
-    MAX_PARTS,
     MAX_RANKS,
     NO_STEP,
     PART_ALIGNMENT,
-    RECORD,
     Block,
     EpilogueTerms,
     Slots,
     Watch,
     all_reduce_arguments,
-    all_reduce_flags_nbytes,
-    barrier_flags_nbytes,
     pulling_ctas,
-    push_counter_nbytes,
     sending_ctas,
 )
-from pblas.backends.nvshmem.kernels.sources import FOLDER, KINDS, Loaded, kernel_name, source
+from pblas.backends.nvshmem.kernels.sources import FOLDER, Loaded, kernel_name
 from pblas.backends.push_engine import is_array
 from pblas.epilogues import RESULT, Name, operand_names
 
@@ -49,12 +40,6 @@ if TYPE_CHECKING:
     from pblas.backends.push_engine import Finish
     from pblas.epilogues import Node
 
-
-__all__ = [
-    "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
-    "PART_ALIGNMENT", "RECORD", "Block", "EpilogueTerms", "Kernels", "Reduction", "Slots", "Strided", "Watch",
-    "all_reduce_flags_nbytes", "barrier_flags_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
-]  # fmt: skip
 
 _PACK_NBYTES = 16  # the widest load
 _REDUCE_THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalised

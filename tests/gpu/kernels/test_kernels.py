@@ -14,21 +14,18 @@ import numpy as np
 import pytest
 
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.nvshmem.kernels import (
+from pblas.backends.nvshmem.kernels import Kernels, Reduction, Strided, compiled_epilogue
+from pblas.backends.nvshmem.kernels.arguments import (
     ABORTED,
     LATE,
     MAX_CTAS,
     NO_STEP,
     RECORD,
     Block,
-    Kernels,
-    Reduction,
     Slots,
-    Strided,
     Watch,
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
-    compiled_epilogue,
     pulling_ctas,
     push_counter_nbytes,
 )

@@ -33,7 +33,8 @@ from pblas.backends.nvshmem.hopper.tile_scheduler import (
     cover,
     tiles_of_ctas,
 )
-from pblas.backends.nvshmem.kernels import COPY_THREADS, source
+from pblas.backends.nvshmem.kernels import COPY_THREADS
+from pblas.backends.nvshmem.kernels.sources import source
 from pblas.epilogues import operand_names, parse
 from pblas.errors import BackendError
 from tests.common.gauge import BFLOAT16
