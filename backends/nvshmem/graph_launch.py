@@ -7,7 +7,7 @@ captures contains a fixed parity. Its executions therefore use a separate worksp
 the first of them.
 
 Events chain the executions of a process in the order of the calls, across streams and contexts. Executions of different
-queues are not chained (`pblas.backends.nvshmem.startup`). Executions in one graph of the caller's are chained
+queues are not chained (`Order` of `startup.py`). Executions in one graph of the caller's are chained
 within the graph.
 """
 
