@@ -26,15 +26,11 @@ from pblas.backends.push_engine import EXACT, GemmModes
 from pblas.backends.traced import Kind, product_text, traced, untraced
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.epilogues import Epilogue, Node
 
 Uplo = Literal["L", "U"]
 """A triangle: the lower or the upper one."""
-Order = Literal["F", "C"]
-"""Storage order: by columns or by rows."""
 Axis = Literal[0, 1] | None
 """Axis of a reduction: a result for each column, for each row, or one for the matrix."""
 Mark = Any
@@ -62,7 +58,7 @@ class Traits:
     reads_peers: bool
     packs_blocks: bool
     most_across: int
-    pivot_dtype: np.dtype[Any]
+    pivot_dtype: Dtype
     lacks: frozenset[str]
 
 
@@ -98,15 +94,15 @@ class Memory(Protocol):
         """
 
     @untraced
-    def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Order = "F") -> Array:
         """A tight array at the start of memory from `empty` (local)."""
 
     @untraced
-    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    def scratch(self, shape: tuple[int, int], dtype: Dtype) -> Array:
         """Uninitialised memory in Fortran order, valid until the next call for this lane (local)."""
 
     @untraced
-    def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
+    def like(self, x: Array, dtype: Dtype) -> Array:
         """An uninitialised array of the shape and storage order of X (local)."""
 
     @traced("copy", "take elements", "rows")
@@ -175,7 +171,7 @@ class Elementwise(Protocol):
         """
 
     @traced("sum", "evaluate", "out")
-    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
+    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         """Out := an expression of numbers and arrays of any dtypes, rounded once.
 
         Args:
@@ -187,7 +183,7 @@ class Elementwise(Protocol):
 
     @untraced
     def combining(
-        self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array
+        self, tree: Node, operands: Mapping[str, Any], name: str, compute: Dtype, out: Array
     ) -> Callable[[Array, Array], None] | None:
         """A function put(x, part) that updates a part of out while one operand arrives in pieces (local).
 
@@ -239,7 +235,7 @@ class Elementwise(Protocol):
         """
 
     @traced("sum", lambda kind, x, *_, **__: (f"reduce: {kind}", {"bytes": x.nbytes}))
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
         """Reduce the elements of X, converted to `dtype` and divided by `scale`, along an axis or all together.
 
         Args:
@@ -270,7 +266,7 @@ class Elementwise(Protocol):
         """
 
     @traced("sum", "dot", "x")
-    def dot(self, x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+    def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
         """The sum of op(X) Y over all elements, as an array of one element in host memory (local).
 
         Args:
@@ -312,7 +308,7 @@ class Level3(Protocol):
         """X^H X of an X in Fortran order, m x n, in host memory (local)."""
 
     @traced("gemm", lambda x, vector, *_, **__: product_text([(x, vector, x[:, :1])]))
-    def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
+    def multiply_vector(self, x: Array, vector: Array, dtype: Dtype, *, conj: bool) -> Array:
         """op(X) v in host memory (local).
 
         Args:

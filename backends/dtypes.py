@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_size_t
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -14,13 +14,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
-    Vector = np.ndarray[tuple[int], np.dtype[Any]]
-    Table = np.ndarray[tuple[int, int], np.dtype[Any]]
+    Dtype = np.dtype[Any]
+    Vector = np.ndarray[tuple[int], Dtype]
+    Table = np.ndarray[tuple[int, int], Dtype]
     Real = np.floating[Any]
     Number = np.inexact[Any]
     Scalar = complex | np.number[Any]
 
 _pointer_at = c_size_t.from_address
+Order = Literal["F", "C"]
+"""Storage order: by columns or by rows."""
 ArrayT = TypeVar("ArrayT")
 """An array of any library, whose functions give arrays of the same library."""
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
@@ -35,7 +38,7 @@ STORED = DTYPES + FLOAT8
 _NAMED = {dtype.name: dtype for dtype in (BFLOAT16, *FLOAT8)}
 """dtypes that NumPy does not find by their names."""
 
-RESULTS: dict[np.dtype[Any], tuple[np.dtype[Any], ...]] = {
+RESULTS: dict[Dtype, tuple[Dtype, ...]] = {
     **{dtype: (dtype,) for dtype in DTYPES[:4]},
     **{dtype: (dtype, FLOAT32) for dtype in (FLOAT16, BFLOAT16)},
     **dict.fromkeys(FLOAT8, (BFLOAT16, FLOAT16, FLOAT32)),
@@ -47,7 +50,7 @@ Source: cuBLAS documentation, cublasLtMatmul, table of supported data types.
 """
 
 
-def dtype_of_name(name: Any) -> np.dtype[Any]:
+def dtype_of_name(name: Any) -> Dtype:
     """A dtype by its name, also of those that NumPy lacks; TypeError or ValueError if there is none.
 
     >>> dtype_of_name("bfloat16"), dtype_of_name("f4"), dtype_of_name("float8_e5m2")
@@ -56,7 +59,7 @@ def dtype_of_name(name: Any) -> np.dtype[Any]:
     return _NAMED[name] if isinstance(name, str) and name in _NAMED else np.dtype(name)
 
 
-def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def accumulator_dtype(dtype: Dtype) -> Dtype:
     """dtype in which products of `dtype` are added: float32 for those of 8 and 16 bits, else `dtype` itself.
 
     >>> accumulator_dtype(np.dtype("float16")), accumulator_dtype(np.dtype("complex64"))
@@ -97,14 +100,14 @@ class ProductDtypes(NamedTuple):
         wire: in which partial products travel: that of D, or float32 (global).
     """
 
-    a: np.dtype[Any]
-    b: np.dtype[Any]
-    c: np.dtype[Any]
-    d: np.dtype[Any]
-    wire: np.dtype[Any]
+    a: Dtype
+    b: Dtype
+    c: Dtype
+    d: Dtype
+    wire: Dtype
 
     @classmethod
-    def of(cls, dtype: np.dtype[Any], wire: np.dtype[Any] | None = None) -> ProductDtypes:
+    def of(cls, dtype: Dtype, wire: Dtype | None = None) -> ProductDtypes:
         """All matrices of one dtype."""
         return cls(dtype, dtype, dtype, dtype, dtype if wire is None else wire)
 
@@ -114,7 +117,7 @@ class ProductDtypes(NamedTuple):
         return self if self.a is self.b else self._replace(a=self.b, b=self.a)
 
     @property
-    def total(self) -> np.dtype[Any]:
+    def total(self) -> Dtype:
         """dtype in which products are added."""
         return accumulator_dtype(self.d)
 

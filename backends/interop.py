@@ -17,7 +17,7 @@ from pblas.backends.dtypes import BFLOAT16, FLOAT8, dtype_of_name
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 
 class Stream:
@@ -38,7 +38,7 @@ def is_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
 
 
-def tensor_dtype(x: Any) -> np.dtype[Any]:
+def tensor_dtype(x: Any) -> Dtype:
     """NumPy's dtype of a tensor's elements."""
     name = str(x.dtype).removeprefix("torch.")
     try:
@@ -140,7 +140,7 @@ def new_target(
     backend: Any,
     make: Callable[[], Array],
     order: Literal["C", "F"] = "C",
-    dtype: np.dtype[Any] | None = None,
+    dtype: Dtype | None = None,
 ) -> Target:
     """Destination of a new result (local)."""
     theirs = empty(shape if order == "C" else shape[::-1], like, dtype)
@@ -149,7 +149,7 @@ def new_target(
     return Target(theirs, make() if theirs is None else backend.as_array(theirs), like)
 
 
-def empty(shape: tuple[int, ...], like: Any, dtype: np.dtype[Any] | None = None) -> Any:
+def empty(shape: tuple[int, ...], like: Any, dtype: Dtype | None = None) -> Any:
     """An uninitialised tensor on the device of the tensor `like`; None if `like` is no tensor (local)."""
     if not is_tensor(like):
         return None

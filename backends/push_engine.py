@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pblas.backends.traced import Kind, product_text, ranks_text, traced, untraced
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
-    from pblas.backends.lanes import Flag
+    from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.engine_limits import Flag
     from pblas.epilogues import Node
 
     Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
@@ -146,15 +144,15 @@ def _portions_text(_alpha: complex, portions: list[Portion], *_: Any, **__: Any)
     return text, details | ({"sent": sent} if sent else {})
 
 
-def _sum_text(parts: list[Any], output: Output) -> tuple[str, dict[str, Any]]:
+def _sum_text(parts: list[Array], output: Output) -> tuple[str, dict[str, Any]]:
     return f"add {len(parts)} partial products" if len(parts) > 1 else "round", {"bytes": output.out.nbytes}
 
 
-def _all_gather_text(shard: Any, _order: Any, _slots: Any, first: list[int], *_: Any) -> tuple[str, dict[str, Any]]:
+def _all_gather_text(shard: Array, _order: Order, _slots: Any, first: list[int], *_: Any) -> tuple[str, dict[str, Any]]:
     return "all-gather in one kernel", {"bytes": first[-1] * shard.itemsize}
 
 
-def _reduce_scatter_text(parts: list[Any], *_: Any) -> tuple[str, dict[str, Any]]:
+def _reduce_scatter_text(parts: list[Array], *_: Any) -> tuple[str, dict[str, Any]]:
     return "reduce-scatter in one kernel", {"bytes": sum(part.nbytes for part in parts)}
 
 
@@ -179,19 +177,19 @@ class Engine(Protocol):
         """At least `nbytes` bytes of private memory, shared by successive executions of all plans."""
 
     @untraced
-    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Any:
         """A new local array of a matrix, in private memory."""
 
     @untraced
-    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
         """A tight array in this rank's own workspace of the current call."""
 
     @untraced
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Any:
         """A tight array in the workspace of a peer of the current call, to be written."""
 
     @untraced
-    def peer_addresses(self, x: Any) -> list[int] | None:
+    def peer_addresses(self, x: Array | None) -> list[int] | None:
         """**Collective.** Addresses of an array on all ranks, as mapped here; None if peers cannot write into it."""
 
     @untraced
@@ -210,7 +208,7 @@ class Engine(Protocol):
         """
 
     @untraced
-    def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Any:
+    def record(self, operands: Sequence[Array], execution: Callable[[list[Any]], Callable[[], None]]) -> Any:
         """Record the launches of an execution on operands of these layouts; None if they cannot be replayed.
 
         Args:
@@ -249,11 +247,11 @@ class Engine(Protocol):
         """Hold the lane until an earlier `multiply_portions` on another lane has set the tile flag, and reset it."""
 
     @traced("copy", lambda source, peer, *_: (f"put to rank {peer}", {"bytes": source.nbytes}))
-    def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
+    def put(self, lane: str, source: Array, peer: int, offset: int, order: Order) -> None:
         """Copy an array into the workspace of a peer, tight, in storage order `order`."""
 
     @traced("copy", lambda peer, _, target: (f"get from rank {peer}", {"bytes": target.nbytes}))
-    def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
+    def get(self, lane: str, peer: int, offset: int, target: Array) -> None:
         """Copy a tight array, stored by columns, from the workspace of a peer."""
 
     @traced("copy", _gets_text)
@@ -279,10 +277,10 @@ class Engine(Protocol):
         self,
         lane: str,
         alpha: complex,
-        x: Any,
-        y: Any,
+        x: Array,
+        y: Array,
         beta: complex,
-        z: Any,
+        z: Array,
         *,
         conj: tuple[bool, bool] = (False, False),
         modes: GemmModes = EXACT,
@@ -296,7 +294,7 @@ class Engine(Protocol):
         """
 
     @traced("sum", lambda finish, z: None if finish is None else ("epilogue", {"bytes": z.nbytes}))
-    def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
+    def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
         """Z := epilogue(Z), if there is one, in one more pass."""
 
     @traced("gemm", _portions_text)
@@ -317,11 +315,11 @@ class Engine(Protocol):
         """
 
     @traced("sum", _sum_text)
-    def sum(self, lane: str, parts: list[Any], output: Output) -> None:
+    def sum(self, lane: str, parts: list[Array], output: Output) -> None:
         """Output := the sum of the parts, added in their order."""
 
     @traced("copy", _all_gather_text)
-    def all_gather(self, lane: str, shard: Any, order: Any, slots: Any, first: list[int], offset: int) -> None:
+    def all_gather(self, lane: str, shard: Array, order: Order, slots: Any, first: list[int], offset: int) -> None:
         """Gather the shards of all ranks, tight and one after the other, in this rank's workspace.
 
         Args:
@@ -335,7 +333,7 @@ class Engine(Protocol):
 
     @traced("sum", _reduce_scatter_text)
     def reduce_scatter(
-        self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
+        self, lane: str, parts: list[Array], order: Order, slots: Any, contributing: list[int], output: Output
     ) -> None:
         """Output := the sum of all ranks' partial products of this rank's shard of D.
 
@@ -349,7 +347,7 @@ class Engine(Protocol):
         """
 
     @traced("sum", "all-reduce in one shot", "partial")
-    def one_shot(self, lane: str, partial: Any, slots: Any, contributing: list[int], output: Output) -> None:
+    def one_shot(self, lane: str, partial: Array, slots: Any, contributing: list[int], output: Output) -> None:
         """Output := the sum of all ranks' partial products, on all ranks; each rank adds all of it.
 
         Args:
@@ -364,7 +362,7 @@ class Engine(Protocol):
     def two_shot(
         self,
         lane: str,
-        wire: np.dtype[Any],
+        wire: Dtype,
         first: list[int],
         slots: Any,
         results_at: int,
@@ -392,15 +390,15 @@ class Engine(Protocol):
         """
 
     @traced("copy", "copy", "target")
-    def copy(self, lane: str, source: Any, target: Any) -> None:
+    def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source, of the same dtype."""
 
     @traced("sum", lambda _, target: (f"convert to {target.dtype}", {"bytes": target.nbytes}))
-    def convert(self, lane: str, source: Any, target: Any) -> None:
+    def convert(self, lane: str, source: Array, target: Array) -> None:
         """Target := source, converted to a dtype that has all numbers of the source's."""
 
     @traced("sum", "scale", "target")
-    def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
+    def scale(self, lane: str, beta: complex, source: Array, target: Array) -> None:
         """Target := beta source; with beta = 0 the source is not read."""
 
     @untraced

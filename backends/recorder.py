@@ -3,22 +3,30 @@
 The Protocols `Device` and `Engine` mark the methods that are recorded, those of `backend.arrays` and
 `backend.engine()`; messages of `backend.channel`, waits and agreements of the backend are listed here. An active
 recorder replaces these methods on their objects by wrappers. When no recorder is active there is no overhead.
+
+`PBLAS_NVTX=1` asks for NVTX ranges of the same operations, by the same wrappers, for Nsight Systems.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self
 
+from pblas import errors
 from pblas.backends.device import Device
 from pblas.backends.push_engine import Engine
 from pblas.backends.traced import Kind, Mark, marks
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from pblas.backends.dtypes import Array
+
 
 Described = tuple[str, Kind, str, dict[str, Any]]
 """The lane, kind, name and details of an operation, as in `Event`."""
@@ -80,9 +88,6 @@ class Recorder:
 
     A lane is a row of the recorded trace: operations that run one after the other. While an operation runs another
     operation, the time counts for the inner one only. So no two recorded times overlap.
-
-    Args:
-        backend: backend of the context to record (local).
     """
 
     def __init__(self, backend: Any) -> None:
@@ -180,7 +185,7 @@ class Recorder:
 
     # Recording
 
-    def _replace(self, target: Any, name: str, replacement: Any) -> None:
+    def _replace(self, target: object, name: str, replacement: Any) -> None:
         self._replaced.append((target, name, vars(target).get(name)))
         setattr(target, name, replacement)
 
@@ -233,7 +238,7 @@ class Recorder:
         return on_side_lane
 
     def _receive(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def receive(x: Any, source: int, tag: int) -> Any:
+        def receive(x: Array, source: int, tag: int) -> Any:
             if self.is_full:
                 return method(x, source, tag)
             arrival = Arrival(source, tag, x.nbytes, time.perf_counter())
@@ -248,7 +253,7 @@ class Recorder:
         """The lane in which this rank's process waits and sends."""
         return self._lane()
 
-    def _send(self, x: Any, dest: int, tag: int) -> Described:
+    def _send(self, x: Array, dest: int, tag: int) -> Described:
         if not self.is_full:
             self.sends.append((dest, tag, time.perf_counter()))
         return self._host_lane(), "copy", f"send to rank {dest}", {"bytes": x.nbytes}
@@ -269,3 +274,57 @@ class _Followed:
         if self._arrival.done is None:
             self._arrival.done = time.perf_counter()
         return True
+
+
+VARIABLE = "PBLAS_NVTX"
+_DOMAIN = "pblas"
+_COLOURS: dict[Kind, str] = {
+    "gemm": "blue",
+    "factor": "red",
+    "sum": "green",
+    "copy": "orange",
+    "signal": "purple",
+    "wait": "grey",
+}
+
+
+def ranges_wanted() -> bool:
+    """Whether PBLAS_NVTX asks for ranges (local)."""
+    value = os.environ.get(VARIABLE) or "0"
+    if value not in ("0", "1"):
+        raise errors.ArgumentError(f"{VARIABLE} must be 0 or 1, got {value!r}")
+    if value == "1":
+        try:
+            import_module("nvtx")
+        except ImportError:
+            raise errors.BackendError(f"{VARIABLE}=1 needs the package nvtx: pip install nvtx") from None
+    return value == "1"
+
+
+class Ranges(Recorder):
+    """Puts each operation of this rank into an NVTX range, while its `with` block runs; keeps no events.
+
+    A range is the time of the host: on GPUs it is the launch of an operation, and Nsight Systems shows the kernels that
+    were launched in it. Executions that replay a CUDA graph are one range.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        super().__init__(backend)
+        self._nvtx: Any = import_module("nvtx")
+
+    @property
+    def is_full(self) -> bool:
+        """Always: messages are not kept (local)."""
+        return True
+
+    def _methods(self) -> list[tuple[Any, Methods]]:
+        run: dict[str, Callable[..., Described | None]] = {"run": lambda *_: ("main", "gemm", "execution", {})}
+        return [*super()._methods(), *((engine, run) for engine in self._backend.engines())]
+
+    @contextmanager
+    def _span(self, lane: str, kind: Kind, name: str, details: dict[str, Any]) -> Iterator[Open]:
+        self._nvtx.push_range(name, color=_COLOURS.get(kind, "white"), domain=_DOMAIN, category=kind)
+        try:
+            yield Open(lane, kind, name, details, None)
+        finally:
+            self._nvtx.pop_range(domain=_DOMAIN)

@@ -151,7 +151,7 @@ def gpu_facts(local_rank: int) -> Diagnostics:
 
     diagnostics = find(local_rank)
     with suppress(Exception):  # without a working MPI there are no messages
-        from pblas.backends.cuda.aware import is_gpu_aware, transfer_path
+        from pblas.backends.cuda.backend import is_gpu_aware, transfer_path
 
         diagnostics = (
             replace(diagnostics, messages=transfer_path(*is_gpu_aware())) if diagnostics.devices else diagnostics

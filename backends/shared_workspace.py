@@ -29,9 +29,6 @@ class WorkspacePool:
 class WorkspaceSlot:
     """Access of one plan to the pool.
 
-    Args:
-        pool: the memory that it shares with other plans.
-
     >>> import numpy as np
     >>> pool, make = WorkspacePool(), lambda size: np.zeros(size, np.uint8)
     >>> first, second, third = (WorkspaceSlot(pool).take(True, n, make) for n in (8, 1, 9))

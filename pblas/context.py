@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from pblas import _operators, errors  # noqa: F401 - registers the operators of matrices
-from pblas.backends import log, ranges
+from pblas.backends import log, recorder
 from pblas.backends.select import open_backend
 from pblas.backends.settings import TIMEOUT, check_tuning
 from pblas.collectives.api import Collectives
@@ -108,13 +108,13 @@ class Context(Constructors, Collectives):
             with self.runtime.local_step("Context"):
                 self.runtime.debug = checked_flag("Context", "debug", debug)
                 check_tuning(tuning)
-                nvtx = ranges.wanted()
+                nvtx = recorder.ranges_wanted()
             file = os.environ.get("PBLAS_TRACE", "")
-            settings = {"debug": self.runtime.debug, "tuning": tuning, "PBLAS_TRACE": file, ranges.VARIABLE: nvtx}
+            settings = {"debug": self.runtime.debug, "tuning": tuning, "PBLAS_TRACE": file, recorder.VARIABLE: nvtx}
             self.runtime.agree("Context", settings)
             if tuning == "measured":
                 self.runtime.bandwidth = self.runtime.backend.measured_bandwidth()
-            self._ranges = ranges.Ranges(self.runtime.backend).__enter__() if nvtx else None
+            self._ranges = recorder.Ranges(self.runtime.backend).__enter__() if nvtx else None
             self._tracing = self._traced(file) if file else None
         except errors.PblasError:  # on every rank
             self.runtime.backend.close(free=self.runtime.backend.agreement.broken is None)

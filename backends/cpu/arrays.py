@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
-from pblas.backends.cpu import elementwise, lapack, pointwise, reductions
-from pblas.backends.cpu import gemm as blas
-from pblas.backends.cpu.syrk import syr2k, syrk
-from pblas.backends.cpu.trsm import trsm
+from pblas.backends.cpu import blas, elementwise, lapack, pointwise, reductions
+from pblas.backends.cpu.blas import syr2k, syrk, trsm
 from pblas.backends.device import Device, Traits
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pblas.backends.device import Axis, Mark, Programs, Uplo
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 
@@ -48,13 +46,13 @@ class HostArrays(Device):
     def empty(self, nbytes: int) -> Array:
         return np.empty(nbytes, np.uint8)
 
-    def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Any = "F") -> Array:
         return np.ndarray(shape, dtype, memory.data, order=order)
 
-    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    def scratch(self, shape: tuple[int, int], dtype: Dtype) -> Array:
         return np.empty(shape, dtype, "F")
 
-    def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
+    def like(self, x: Array, dtype: Dtype) -> Array:
         return np.empty_like(x, dtype)
 
     # Elementwise
@@ -71,14 +69,14 @@ class HostArrays(Device):
     def check_operands(self, verb: str, count: int) -> None:
         pass
 
-    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
+    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         elementwise.evaluate(tree, operands, compute, out)
 
     def conjugate(self, z: Array) -> None:
         np.conjugate(z, out=z)
 
     def combining(
-        self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array
+        self, tree: Node, operands: Mapping[str, Any], name: str, compute: Dtype, out: Array
     ) -> Callable[[Array, Array], None] | None:
         return elementwise.combining(tree, operands, name, compute, out)
 
@@ -95,13 +93,13 @@ class HostArrays(Device):
 
     # Reductions, to arrays in host memory
 
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
         return reductions.reduce(kind, x, axis, order, dtype, scale)
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         return reductions.arg_reduce(kind, x, axis, order)
 
-    def dot(self, x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+    def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
         return reductions.dot(x, y, order, dtype, conj=conj)
 
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
@@ -111,7 +109,7 @@ class HostArrays(Device):
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         x[rows, columns] = value
 
-    def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
+    def multiply_vector(self, x: Array, vector: Array, dtype: Dtype, *, conj: bool) -> Array:
         if dtype != x.dtype:  # 16 bits, multiplied in 32
             product = np.empty((x.shape[0], 1), dtype)
             self.gemm(1, x, np.ascontiguousarray(vector)[:, None], 0, product)

@@ -17,7 +17,7 @@ from pblas.backends.dtypes import address_of
 from pblas.epilogues import COMPARISONS, Apply, Name, Number
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.epilogues import Node
 
 Shape = tuple[int, ...]
@@ -31,13 +31,7 @@ _UFUNCS = {"abs": np.abs, "conj": np.conjugate, "relu": np.maximum}
 
 
 class _Compiled(NamedTuple):
-    """A node as a function.
-
-    Args:
-        value: evaluates it.
-        is_complex: whether its value is complex.
-        is_new: whether its value is a new array, whose memory can be reused.
-    """
+    """A node as a function."""
 
     value: Value
     is_complex: bool
@@ -45,32 +39,23 @@ class _Compiled(NamedTuple):
 
 
 class _Evaluator(NamedTuple):
-    """A tree as a function of operands of certain dtypes.
-
-    Args:
-        value: evaluates it.
-        converted: dtype to which each array is converted before, by name; arrays of other names are not.
-        is_direct: whether it can put its value into the result.
-        is_call: whether it is one function of operands, so that pieces would save no memory.
-    """
+    """A tree as a function of operands of certain dtypes."""
 
     value: Value
-    converted: Mapping[str, np.dtype[Any]]
+    converted: Mapping[str, Dtype]
     is_direct: bool
     is_call: bool
 
 
 @lru_cache
-def _real_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def _real_dtype(dtype: Dtype) -> Dtype:
     """The dtype of the real parts."""
-    real: np.dtype[Any] = np.empty(0, dtype).real.dtype
+    real: Dtype = np.empty(0, dtype).real.dtype
     return real
 
 
 @lru_cache(1024)
-def _evaluator(
-    tree: Node, dtypes: tuple[tuple[str, np.dtype[Any]], ...], compute: np.dtype[Any], result: np.dtype[Any]
-) -> _Evaluator:
+def _evaluator(tree: Node, dtypes: tuple[tuple[str, Dtype], ...], compute: Dtype, result: Dtype) -> _Evaluator:
     """The evaluator of a tree for operands of these dtypes by name, and a result of a dtype; see `evaluate`."""
     real = _real_dtype(compute)
     compiled = _compiled(tree, real, frozenset([name for name, dtype in dtypes if dtype.kind == "c"]))
@@ -83,7 +68,7 @@ def _evaluator(
     return _Evaluator(compiled.value, converted, is_direct, is_call)
 
 
-def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
+def evaluate(tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
     """Out := the value of an expression, rounded once to its dtype.
 
     >>> from pblas.epilogues import parse
@@ -122,7 +107,7 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], ou
 
 
 def combining(
-    tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array
+    tree: Node, operands: Mapping[str, Any], name: str, compute: Dtype, out: Array
 ) -> Callable[[Array, Array], None] | None:
     """A function put(x, part) that updates a part of out by the same part of an operand, while that arrives in pieces.
 
@@ -171,7 +156,7 @@ def _pieces(shape: Shape, itemsize: int, *, mixed: bool) -> Iterator[tuple[slice
 
 
 @lru_cache(1024)
-def _compiled(tree: Node, real: np.dtype[Any], complex_names: frozenset[str]) -> _Compiled:
+def _compiled(tree: Node, real: Dtype, complex_names: frozenset[str]) -> _Compiled:
     """A tree as a function."""
     if isinstance(tree, Number):
         number = real.type(tree.value)

@@ -1,6 +1,6 @@
 """Factorizations of local blocks, on NumPy arrays in Fortran order, in place, GIL released.
 
-As in `pblas.backends.cpu.gemm` the routines are those of the LAPACK that SciPy ships, called by pointer: they
+As in `pblas.backends.cpu.blas` the routines are those of the LAPACK that SciPy ships, called by pointer: they
 take any leading dimension, and copy nothing. Sizes are below 2^31, as in LAPACK.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.linalg import cython_lapack
 
-from pblas.backends.cpu.gemm import _pointer
+from pblas.backends.cpu.blas import _pointer
 from pblas.backends.dtypes import address_of
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pblas.backends.dtypes import FLOAT32
 
 if TYPE_CHECKING:
     from pblas.backends.device import Axis
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 _BLOCK = 1 << 16
 """Elements of a block: half a megabyte of float64, for the second-level cache."""
@@ -53,7 +53,7 @@ KINDS = {
 }
 
 
-def reduce(kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
+def reduce(kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
     """Reduce the elements of x, converted to `dtype` and divided by `scale`, along an axis or all together.
 
     >>> reduce("sum", np.arange(6.0).reshape(2, 3), 0, "C", np.dtype("float64"))
@@ -121,7 +121,7 @@ def precedes(kind: str, x: Array, y: Array) -> Array:
     return result
 
 
-def dot(x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
+def dot(x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
     """The sum of op(x) y over all elements, in one-element form; op is the conjugate if `conj`.
 
     >>> dot(np.eye(2), np.eye(2), "F", np.dtype("float64"), conj=False)
@@ -136,7 +136,7 @@ def dot(x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> 
     return np.atleast_1d(np.add.reduce(np.array(parts)))
 
 
-def _converted(x: Array, dtype: np.dtype[Any], scale: Any) -> Array:
+def _converted(x: Array, dtype: Dtype, scale: Any) -> Array:
     """X / scale in the precision of `dtype`; complex if x is."""
     if x.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)

@@ -17,15 +17,12 @@ from cupy.cuda import runtime
 from nvmath.bindings import cublas
 
 from pblas import errors
-from pblas.backends.cuda import reductions, streams, transfer
+from pblas.backends.cuda import streams, transfer
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
-from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack
-from pblas.backends.cuda.packing import BlockCopy, copied
+from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflectors
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
-from pblas.backends.cuda.reflectors import Reflectors
-from pblas.backends.cuda.strided_copy import StridedCopy, StridedRegion
-from pblas.backends.cuda.syrk import syrk
-from pblas.backends.cuda.trsm import gram_blocks, trmm, trsm
+from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
+from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
 from pblas.backends.device import Device, Traits
 from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
@@ -34,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from pblas.backends.device import Axis, Mark, Programs, Uplo
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 
@@ -46,12 +43,7 @@ _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched b
 
 
 class Program:
-    """A captured body, and the memory that it uses. Executions are awaited, so it does not run when it is dropped.
-
-    Args:
-        graph: graph of its calls (local).
-        kept: arrays made for it (local).
-    """
+    """A captured body, and the memory that it uses. Executions are awaited, so it does not run when it is dropped."""
 
     __slots__ = ("graph", "kept")
 
@@ -132,7 +124,6 @@ class DeviceArrays(Device):
 
     @property
     def block_copy(self) -> Callable[..., BlockCopy]:
-        """The class that copies the elements of a message."""
         return partial(BlockCopy, self)
 
     # Memory
@@ -146,15 +137,15 @@ class DeviceArrays(Device):
         self._kept.append(array)
         return array
 
-    def array(self, memory: Array, shape: tuple[int, ...], dtype: np.dtype[Any], order: Any = "F") -> Array:
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Any = "F") -> Array:
         array: Array = transfer.new_array(shape, dtype, memory.data, order=order)
         return array
 
-    def scratch(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    def scratch(self, shape: tuple[int, int], dtype: Dtype) -> Array:
         memory = self._lapack.memory(self.stream, "scratch", shape[0] * shape[1] * dtype.itemsize)
         return self.array(memory, shape, dtype)
 
-    def like(self, x: Array, dtype: np.dtype[Any]) -> Array:
+    def like(self, x: Array, dtype: Dtype) -> Array:
         return self.array(self.empty(x.size * dtype.itemsize), x.shape, dtype, "F" if _by_columns(x) else "C")
 
     # Elementwise
@@ -206,11 +197,11 @@ class DeviceArrays(Device):
                 f"evaluate a part of it first"
             )
 
-    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Array) -> None:
+    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         if out.size:
             self.pointwise.combine(self.stream, tree, operands, compute, out)
 
-    def combining(self, tree: Node, operands: Mapping[str, Any], name: str, compute: np.dtype[Any], out: Array) -> None:
+    def combining(self, tree: Node, operands: Mapping[str, Any], name: str, compute: Dtype, out: Array) -> None:
         """None: an operand arrives first, and one kernel evaluates the expression then."""
 
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
@@ -218,7 +209,7 @@ class DeviceArrays(Device):
         with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
-    def largest(self, x: Any, out: Any, stream: Any = None) -> None:
+    def largest(self, x: Array, out: Array, stream: Any = None) -> None:
         """Without their signs, the bits of floating-point numbers have the order of the numbers, NaN last."""
         handle = streams.current_handle(stream)
         with cupy.cuda.Stream.from_external(streams.Handle(handle)):
@@ -231,19 +222,42 @@ class DeviceArrays(Device):
             else:
                 out[...] = (bits.astype(np.uint32) << (32 - 8 * x.dtype.itemsize)).view(FLOAT32)
 
-    # Reductions, to arrays in host memory, on CuPy's current stream
+    # Reductions, to arrays in host memory, on CuPy's current stream. CuPy reads memory once for each step and has
+    # temporaries of the size of x where elements are converted or squared.
 
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: np.dtype[Any], scale: Any = None) -> Array:
-        return reductions.reduce(kind, x, axis, order, dtype, scale)
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
+        y = _in_precision(x, dtype)
+        if kind in ("abs_sum", "abs_max"):
+            y = cupy.abs(y)
+        elif kind == "squares":
+            factor = 1.0 if scale is None else cupy.asarray(scale)
+            if axis is not None and np.ndim(factor):
+                factor = cupy.expand_dims(factor, axis)
+            # By parts: CuPy divides infinity + 0j by a number as complex numbers, which gives NaN.
+            parts = (y.real / factor, y.imag / factor) if y.dtype.kind == "c" else (y / factor,)
+            y = sum(part * part for part in parts)
+        function = {"max": cupy.max, "abs_max": cupy.max, "min": cupy.min}.get(kind, cupy.sum)
+        return np.atleast_1d(function(y, axis=axis).get())
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
-        return reductions.arg_reduce(kind, x, axis, order)
+        y: Any = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
+        first = cupy.argmax if kind == "max" else cupy.argmin
+        if axis is None:
+            flat = int(first(cupy.ascontiguousarray(y).reshape(-1)))
+            row, column = divmod(flat, x.shape[1])
+            return y[row : row + 1, column].get(), np.array([row, column])
+        places = first(y, axis=axis)
+        values = cupy.take_along_axis(y, cupy.expand_dims(places, axis), axis).squeeze(axis)
+        return values.get(), places.get().astype(np.intp)
 
-    def dot(self, x: Array, y: Array, order: str, dtype: np.dtype[Any], *, conj: bool) -> Array:
-        return reductions.dot(x, y, order, dtype, conj=conj)
+    def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
+        left, right = _in_precision(x, dtype), _in_precision(y, dtype)
+        return np.atleast_1d(cupy.sum((left.conj() if conj else left) * right).get())
 
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
-        return reductions.take(x, rows, columns)
+        words = transfer.words(x)[cupy.asarray(rows), cupy.asarray(columns)]
+        elements: Array = words.get().view(x.dtype)
+        return elements
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         self.synchronize()
@@ -253,7 +267,7 @@ class DeviceArrays(Device):
             words[cupy.asarray(rows), cupy.asarray(columns)] = cupy.asarray(bits)
             cupy.cuda.get_current_stream().synchronize()
 
-    def multiply_vector(self, x: Array, vector: Array, dtype: np.dtype[Any], *, conj: bool) -> Array:
+    def multiply_vector(self, x: Array, vector: Array, dtype: Dtype, *, conj: bool) -> Array:
         self.begin()
         column, product = cupy.empty((x.shape[1], 1), x.dtype), cupy.empty((x.shape[0], 1), dtype)
         self.upload(vector[:, None], column)
@@ -281,11 +295,11 @@ class DeviceArrays(Device):
                 )
             runtime.streamSynchronize(handle)
 
-    def download(self, x: Any) -> Array:
+    def download(self, x: Array) -> Array:
         array: Array = transfer.words(x).get(order="C").view(x.dtype)
         return array
 
-    def upload(self, host: Array, x: Any) -> None:
+    def upload(self, host: Array, x: Array) -> None:
         if x.size:
             target = transfer.words(x)
             target[...] = cupy.asarray(np.ascontiguousarray(host).view(target.dtype).reshape(x.shape))
@@ -309,7 +323,7 @@ class DeviceArrays(Device):
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
-    def gram(self, x: Any) -> Array:
+    def gram(self, x: Array) -> Array:
         """The sum of products of as many blocks of rows as fill a GPU: cuBLAS' one product leaves most of it idle."""
         m, n = x.shape
         count = min(_GRAM_BLOCKS, m // _GRAM_ROWS)
@@ -337,7 +351,7 @@ class DeviceArrays(Device):
         if result is not z:
             self.assign(result[: z.shape[0], : z.shape[1]], z)
 
-    def subtract_square(self, x: Any, z: Any) -> None:
+    def subtract_square(self, x: Array, z: Array) -> None:
         """By cuBLAS' symmetric product, and a GEMM below it."""
         n = z.shape[1]
         self.syrk(-1, x[:n], 1, z[:n], uplo="L", hermitian=True)
@@ -359,7 +373,7 @@ class DeviceArrays(Device):
         if memory is not None:
             self._kept.append(memory)
 
-    def _matmul(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
+    def _matmul(self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj: tuple[bool, bool]) -> None:
         """A product on this lane, with the lane's workspace."""
         lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
@@ -548,5 +562,23 @@ def _largest_bits() -> Any:
     return cupy.ReductionKernel("T x", "T y", "(T)(x & ((T)-1 >> 1))", "max(a, b)", "y = a", "0", "largest_bits")
 
 
-def _by_columns(x: Any) -> bool:
+def _by_columns(x: Array) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1]) or x.shape[1] <= 1
+
+
+def _in_precision(x: Array, dtype: Dtype) -> Any:
+    """X in the precision of `dtype`; complex if x is."""
+    if x.dtype.kind == "c":
+        dtype = np.result_type(dtype, np.complex64)
+    if x.dtype.char not in "fF" or dtype.char not in "dD":
+        return x.astype(dtype, copy=False)
+    y = cupy.empty(x.shape, dtype)
+    for source, target in [(x.real, y.real), (x.imag, y.imag)] if x.dtype.kind == "c" else [(x, y)]:
+        _widen()(source, target)
+    return y
+
+
+@cache
+def _widen() -> Any:
+    """Float32 to float64. CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to."""
+    return cupy.ElementwiseKernel("float32 x", "float64 y", 'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));', "widen")

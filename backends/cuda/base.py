@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from pblas.backends.cuda.recorder import DeviceRecorder
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12", "nvidia-nvshmem-cu13")
 
@@ -44,7 +44,6 @@ class GpuBackend(HostRanks):
         self.agreement.agree("Context: use the GPU")
 
     def describe(self) -> dict[str, str]:
-        """Facts for `pblas info`."""
         gpu = self.gpu
         return super().describe() | {
             "GPU": f"{gpu.name}, number {gpu.index} of the visible ones, {gpu.uuid}",
@@ -54,7 +53,6 @@ class GpuBackend(HostRanks):
         }
 
     def recorder(self) -> DeviceRecorder:
-        """A recorder of the times of operations, from events of the GPU (local)."""
         from pblas.backends.cuda.recorder import DeviceRecorder
 
         return DeviceRecorder(self)
@@ -62,7 +60,6 @@ class GpuBackend(HostRanks):
     # Arrays
 
     def as_array(self, x: Any) -> Array:
-        """X as an array on this rank's GPU or in host memory; nothing is copied if it is one (local)."""
         try:
             array: Any = x if isinstance(x, cupy.ndarray) else transfer.device_array(x)
         except (TypeError, ValueError) as caught:
@@ -76,26 +73,21 @@ class GpuBackend(HostRanks):
             )
         return array
 
-    def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An uninitialised private array in C order, in GPU memory (local)."""
+    def new(self, shape: tuple[int, ...], dtype: Dtype) -> Array:
         nbytes = dtype.itemsize * max(math.prod(shape), 1)
         array: Array = transfer.new_array(shape, dtype, cupy.cuda.alloc(nbytes))
         return array
 
     def is_here(self, x: Array) -> bool:
-        """Whether an array is in GPU memory (local)."""
         return isinstance(x, cupy.ndarray)
 
     def reading(self, x: Array) -> Array:
-        """The elements of x in host memory: x itself if it is there (local)."""
         return transfer.download(x) if self.is_here(x) else x
 
     def writing(self, x: Array) -> AbstractContextManager[Array]:
-        """A with block that yields host memory of x's shape; x gets its contents at the end (local)."""
         return transfer.uploading(x) if self.is_here(x) else nullcontext(x)
 
     def copy(self, x: Array, z: Array) -> None:
-        """Z := X, of the same shape and dtype; X may be in host memory, Z is in GPU memory (local)."""
         if self.is_here(x):
             transfer.copy(x, z)
         else:
@@ -103,7 +95,6 @@ class GpuBackend(HostRanks):
                 host[...] = x
 
     def clear(self, x: Array) -> None:
-        """X := 0 for an array made by `view`, including gaps between its columns or rows (local)."""
         transfer.clear(x)
 
     def conjugated(self, x: Array) -> Array:
@@ -111,12 +102,10 @@ class GpuBackend(HostRanks):
         return x.conj()
 
     def address(self, x: Array) -> int:
-        """Address of the first element of x (local)."""
         data: Any = x.data
         return int(data.ptr)
 
     def shadow(self, x: Array) -> Array:
-        """A NumPy array of the same addresses and strides; never read or written (local)."""
         return np.asarray(transfer.Shadow(x))
 
 

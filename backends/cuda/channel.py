@@ -27,13 +27,7 @@ _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
 
 
 class DeviceTransfer:
-    """A message in flight; `done()` also makes progress for the channel and the hosts' messages.
-
-    Args:
-        channel: channel of the message (local).
-        keep: memory of the message, kept alive (local).
-        on_arrival: called once when the message has arrived (local).
-    """
+    """A message in flight; `done()` also makes progress for the channel and the hosts' messages."""
 
     __slots__ = ("_channel", "_keep", "_on_arrival", "started")
 
@@ -54,12 +48,7 @@ class DeviceTransfer:
 
 
 class DeviceChannel:
-    """Sends and receives pieces of matrices on GPUs through pinned memory of the hosts.
-
-    Args:
-        hosts: messages of pieces in the hosts' memory (global).
-        arrays: of this rank's GPU (local).
-    """
+    """Sends and receives pieces of matrices on GPUs through pinned memory of the hosts."""
 
     def __init__(self, hosts: Channel, arrays: DeviceArrays) -> None:
         self._hosts, self._arrays = hosts, arrays
@@ -124,7 +113,7 @@ class DeviceChannel:
             self._landing.append((self._arrays.mark(), host))
 
 
-def _pinned(x: Any) -> Array:
+def _pinned(x: Array) -> Array:
     """Pinned memory of the host for the elements of x, as one column of words."""
     memory = cupy.cuda.alloc_pinned_memory(x.nbytes)
     words = np.frombuffer(memory, np.uint8, x.nbytes).view("c16" if x.itemsize == 16 else f"u{x.itemsize}")

@@ -15,11 +15,18 @@ from typing import TYPE_CHECKING, Any, Self
 import cupy
 from nvmath.bindings import cublasLt
 
-from pblas.backends.cuda.algorithm_cache import Choice, Choices
-from pblas.backends.cuda.benchmark import Stopwatch
-from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
-from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem, copies_of, epilogue_of, needs_copy, read
-from pblas.backends.cuda.recordable import give
+from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product, Stopwatch
+from pblas.backends.cuda.gemm_problem import (
+    ALIGNMENT,
+    Choice,
+    Choices,
+    Problem,
+    copies_of,
+    epilogue_of,
+    needs_copy,
+    read,
+)
+from pblas.backends.cuda.kernels import give
 from pblas.backends.push_engine import EXACT
 from pblas.errors import BackendError, PblasWarning
 
@@ -27,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from pblas.backends.cache_file import Ranks
-    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.cuda.kernels import Stream
     from pblas.backends.push_engine import Finish, GemmModes
 
 __all__ = ["Gemm", "Problem", "copies_of", "needs_copy", "read"]
@@ -45,13 +52,6 @@ class Gemm:
     """Products on the current device, for one thread. Close it when no graph with its products will run again.
 
     A captured product keeps its algorithm and its lane's workspace.
-
-    Args:
-        lanes: names of streams that run concurrently; each has a separate workspace.
-        workspace_nbytes: bytes of each workspace (local).
-
-    Raises:
-        BackendError: cuBLASLt does not start.
     """
 
     def __init__(self, lanes: Sequence[Hashable] = ("main",), workspace_nbytes: int = WORKSPACE_NBYTES) -> None:

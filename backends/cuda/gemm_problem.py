@@ -1,8 +1,11 @@
 """A product as cuBLASLt reads it, in integers and names only; needs no GPU.
 
-As in `pblas.backends.cpu.gemm`, a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other order flips
+As in `pblas.backends.cpu.blas`, a Z in C-order is computed as Z^T = Y^T X^T, and an operand of the other order flips
 its trans flag. Nothing is copied. cuBLASLt has no flag for a conjugated operand that is not transposed: `needs_copy`
 finds such operands, and the caller conjugates them first.
+
+Tuned algorithms are plain data, for messages between ranks and for files. An algorithm is 64 opaque bytes, valid for
+one version of cuBLASLt on one kind of GPU. The name of the file holds both.
 """
 
 from __future__ import annotations
@@ -10,14 +13,17 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from pblas.backends.cache_file import Cache
 from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, accumulator_dtype
-from pblas.backends.gemm_epilogues import fused_epilogue
+from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.push_engine import EXACT, is_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pblas.backends.dtypes import Array
     from pblas.backends.push_engine import Finish, GemmModes
+
 
 Trans = Literal["N", "T", "C"]
 
@@ -158,7 +164,7 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
     return copy_x, copy_y
 
 
-def epilogue_of(finish: Finish, x: Any, z: Any) -> tuple[str, int]:
+def epilogue_of(finish: Finish, x: Array, z: Array) -> tuple[str, int]:
     """cuBLASLt's name of an epilogue, and the address of its bias."""
     fits = z.ndim == 2 and (z.dtype != FLOAT32 or x.dtype == FLOAT32)
     fused = fused_epilogue(finish.tree, z.dtype.name) if fits else None
@@ -226,7 +232,7 @@ def alignment(address: int) -> int:
     return address & -address
 
 
-def _check(x: Any, y: Any, z: Any) -> None:
+def _check(x: Array, y: Array, z: Array) -> None:
     """Assert the invariants of a call; users' mistakes were found before."""
     (m, n), k = z.shape[-2:], x.shape[-1]
     assert x.shape[-2:] == (m, k), (x.shape, y.shape, z.shape)
@@ -241,7 +247,7 @@ def _check(x: Any, y: Any, z: Any) -> None:
     assert z.ndim in (2, 3), z.shape
 
 
-def _stored(x: Any, *, flipped: bool) -> _Stored:
+def _stored(x: Array, *, flipped: bool) -> _Stored:
     """X, or X^T if `flipped`, as Fortran reads it.
 
     A vector with stride one is read as a column, so that its leading dimension is free. Rounded up, it is as well
@@ -268,3 +274,49 @@ def _trans(stored: _Stored, conj: bool) -> Trans:
         assert stored.transposed, "a conjugated operand that is not transposed has no flag: conjugate it first"
         return "C"
     return "T" if stored.transposed else "N"
+
+
+ALGORITHM_NBYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The fastest measured algorithm of a problem."""
+
+    algorithm: bytes
+    seconds: float
+    default_seconds: float
+
+
+class Choices(Cache[Problem, Choice]):
+    """The choices for one kind of GPU, with the file $XDG_CACHE_HOME/pblas/gemm-...json."""
+
+    def __init__(self, gpu: str, sms: int, version: int, workspace_nbytes: int) -> None:
+        names = "gemm", gpu, f"{sms}sms", f"cublaslt{version}", str(workspace_nbytes)
+        super().__init__(names, "tuned products", 2, _entry, _plain)
+
+
+def _plain(problem: Problem, choice: Choice) -> dict[str, Any]:
+    return {
+        "problem": problem.plain(),
+        "algorithm": choice.algorithm.hex(),
+        "seconds": choice.seconds,
+        "default_seconds": choice.default_seconds,
+    }
+
+
+def _entry(plain: dict[str, Any]) -> tuple[Problem, Choice]:
+    """The inverse of `_plain`; raises TypeError, KeyError or ValueError for any other value."""
+    problem, algorithm = Problem(**plain["problem"]), bytes.fromhex(plain["algorithm"])
+    for name, value in problem.plain().items():
+        if type(value) is not _types()[name]:
+            raise TypeError(f"{name} of a tuned problem is {value!r}, not of type {_types()[name].__name__}")
+    if len(algorithm) != ALGORITHM_NBYTES:
+        raise ValueError(f"an algorithm has {ALGORITHM_NBYTES} bytes, not {len(algorithm)}")
+    return problem, Choice(algorithm, float(plain["seconds"]), float(plain["default_seconds"]))
+
+
+def _types() -> dict[str, type]:
+    """Type of each field of a problem."""
+    text, flag = {"transa", "transb", "dtype", "dtype_b", "dtype_z"}, {"tf32", "fast_accumulate"}
+    return {name: str if name in text else bool if name in flag else int for name in Problem.__slots__}

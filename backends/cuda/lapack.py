@@ -1,22 +1,75 @@
-"""Factorizations of local blocks on a GPU, by cuSOLVER's routines of 64 bits; see `pblas.backends.cpu.lapack`.
+"""Factorizations of local blocks on a GPU, by cuSOLVER's routines of 64 bits and kernels of ours.
 
 All work is launched on a stream, and the host waits for nothing: INFO and pivots stay in the GPU's memory.
+
+See `pblas.backends.cpu.lapack`. QR takes panels by one kernel, other matrices by cuSOLVER. cuSOLVER's geqrf takes 9 us
+for each column of a panel of 8192 rows, since it launches several kernels for it (H200, float64); the kernel's CTAs
+wait for each other instead.
 """
 
 from __future__ import annotations
 
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import cupy
 import numpy as np
+from cupy.cuda import runtime
 from nvmath import CudaDataType
 from nvmath.bindings import cusolverDn
 
-from pblas.backends.cuda.dtype_kernels import DtypeKernels
+from pblas.backends.cuda import streams
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pblas.backends.dtypes import Array, Dtype
+
+
+_TYPES = {"f": "float, float", "d": "double, double", "F": "float2, float", "D": "double2, double"}
+"""Types of elements and of their real parts, by NumPy's letters of dtypes."""
+THREADS = 256
+"""Of a CTA, where a kernel does not ask for another number."""
+
+
+class DtypeKernels:
+    """The kernels of one source file of this folder, each named NAME_LETTER by its macro OF_DTYPE."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._modules: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}
+
+    def launch(
+        self,
+        stream: int,
+        name: str,
+        letter: str,
+        ctas: int,
+        arguments: tuple[Any, ...],
+        *,
+        shared_nbytes: int = 0,
+        threads: int = THREADS,
+    ) -> None:
+        """Launch a kernel."""
+        function = self._functions.get(name + letter)
+        if function is None:
+            if letter not in self._modules:
+                self._modules[letter] = self._compiled(letter)
+            function = self._functions[name + letter] = self._modules[letter].get_function(f"{name}_{letter}")
+            if shared_nbytes:
+                attributes = cupy.cuda.Device().attributes
+                function.max_dynamic_shared_size_bytes = attributes["MaxSharedMemoryPerBlockOptin"]
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
+            function((ctas,), (threads,), arguments, shared_mem=shared_nbytes)
+
+    def _compiled(self, letter: str) -> Any:
+        sources = (Path(__file__).with_name(name).read_text() for name in ("scalars.cuh", f"{self._name}.cu"))
+        code = "".join(sources) + f"OF_DTYPE({letter}, {_TYPES[letter]})\n"
+        return cupy.RawModule(code=code, options=("--std=c++17",))
+
 
 _KINDS = {
     "f": CudaDataType.CUDA_R_32F,
@@ -40,12 +93,7 @@ _MOST_EXCHANGES = 512
 class Lapack:
     """cuSOLVER on the current device, for one thread, with a workspace for each stream that it is used on.
 
-    Args:
-        empty: returns bytes of GPU memory that are not reused before the streams are idle (local).
-        keep: keeps memory that is replaced by larger one until the streams are idle (local).
-
-    Raises:
-        BackendError: cuSOLVER does not start.
+    Until the streams are idle, memory of `empty` is not reused, and `keep` keeps memory that larger one replaces.
     """
 
     def __init__(self, empty: Callable[[int], Any], keep: Callable[[Any], None]) -> None:
@@ -79,12 +127,12 @@ class Lapack:
         found = *place(x), np.int32(n), np.int64(info.data.ptr)
         self._kernels.launch(stream, "find_nan", x.dtype.char, 1, found)
 
-    def lower(self, stream: int, x: Any) -> None:
+    def lower(self, stream: int, x: Array) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
         if x.size:
             self._kernels.launch(stream, "lower", x.dtype.char, x.shape[1], place(x))
 
-    def inverse(self, stream: int, t: Any, *, unit: bool) -> Any:
+    def inverse(self, stream: int, t: Array, *, unit: bool) -> Any:
         """T^-1 of a lower triangle of at most MOST_INVERTED rows; see `inverses`."""
         return self.inverses(stream, t, unit=unit, order=MOST_INVERTED)
 
@@ -168,8 +216,127 @@ def place(x: Any) -> tuple[np.int64, np.int64]:
     return np.int64(x.data.ptr), np.int64(lda(x))
 
 
-def lda(x: Any) -> int:
+def lda(x: Array) -> int:
     """Leading dimension of an array in Fortran order, which may have one column."""
     m, n = x.shape
     assert m <= 1 or x.strides[0] == x.itemsize, "in Fortran order"
     return int(x.strides[1]) // int(x.itemsize) if n > 1 else max(m, 1)
+
+
+_WIDTH, _PAD, _STAGE = 32, 33, 32
+"""Of the kernel of panels, as in reflectors.cu."""
+_LINE = 16
+"""Bytes of a line: 8 of data, with two flags."""
+_ROWS = 256
+"""Rows of a CTA, where there are CTAs enough."""
+MOST_CTAS = 64
+"""CTAs of a panel, if they can hold its rows: the update beside it keeps the other multiprocessors."""
+
+
+class Reflectors:
+    """Householder reflectors on the current device."""
+
+    def __init__(self, lapack: Lapack, gemm: Callable[..., None]) -> None:
+        self._lapack, self._gemm = lapack, gemm
+        self._kernels = DtypeKernels("reflectors")
+
+    @cached_property
+    def _limits(self) -> tuple[int, int]:
+        """Multiprocessors, and bytes of shared memory that a CTA can have."""
+        attributes = cupy.cuda.Device().attributes
+        return attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"]
+
+    def geqrt(self, stream: int, x: Array, t: Array) -> None:
+        """X := R and V with X = Q R and Q = H_1 H_2 ..., H_b = I - V_b T_b V_b^H for each block b of nb columns."""
+        nb, k = t.shape
+        if not k:
+            return
+        tau = self._array(stream, "tau", (k, 1), x.dtype)
+        ctas, height = self._shape(x) if k <= nb else (0, 0)
+        if ctas:
+            self._factor(stream, x, tau, ctas, height)
+            self._close(stream, self._array(stream, "triangle", (k, k), x.dtype), tau, t)
+            return
+        self._lapack.geqrf(stream, x, tau)
+        for start in range(0, k, nb):
+            stop = min(start + nb, k)
+            self.larft(stream, x[start:, start:stop], tau[start:stop], t[:, start:stop])
+
+    def larft(self, stream: int, x: Array, tau: Array, t: Array) -> None:
+        """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, 0 below its diagonal."""
+        k = len(tau)
+        v = self.unit_lower(stream, x)
+        gram = self._array(stream, "triangle", (k, k), x.dtype)
+        self._gemm(1, v.T, v, 0, gram, conj=(True, False))
+        self._kernels.launch(stream, "scale_columns", x.dtype.char, k, (*place(gram), np.int32(k), _address(tau)))
+        self._close(stream, gram, tau, t)
+
+    def multiply_q(self, stream: int, v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool) -> None:
+        """C := H C for a block of reflectors, H = I - V T V^H, or with H^H or a conjugate.
+
+        V is copied with its ones and zeros, which is sooner than products of its two parts.
+
+        Source: Schreiber and Van Loan, A storage-efficient WY representation for products of Householder
+            transformations, 1989; LAPACK, xLARFB.
+        """
+        k, n = v.shape[1], c.shape[1]
+        v = self.unit_lower(stream, v)
+        both = self._array(stream, "products", (k, 2 * n), c.dtype)
+        w, tw = both[:, :n], both[:, n:]
+        self._gemm(1, v.T, c, 0, w, conj=(not conj, False))
+        self._gemm(1, t.T if adjoint else t, w, 0, tw, conj=(adjoint != conj, False))
+        self._gemm(-1, v, tw, 1, c, conj=(conj, False))
+
+    def unit_lower(self, stream: int, x: Array) -> Any:
+        """A copy of X with ones on its diagonal and zeros above it, until the next call for the stream."""
+        y = self._array(stream, "unit lower", x.shape, x.dtype)
+        if x.size:
+            arguments = *place(x), np.int32(len(x)), *place(y)
+            self._kernels.launch(stream, "unit_lower", x.dtype.char, x.shape[1], arguments)
+        return y
+
+    def _shape(self, x: Array) -> tuple[int, int]:
+        """CTAs of a panel, and rows of their tiles; (0, 0) for a panel that they cannot hold."""
+        (m, n), (processors, nbytes) = x.shape, self._limits
+        fixed = _WIDTH * (2 * _PAD + _WIDTH) + THREADS
+        most = ((nbytes // x.itemsize - fixed) // _WIDTH - 1) // _STAGE * _STAGE
+        ctas = max(1, min(-(-m // _ROWS), MOST_CTAS, processors))
+        ctas = max(ctas, -(-m // most))
+        height = -(-max(_WIDTH, -(-m // ctas)) // _STAGE) * _STAGE
+        return (ctas, height) if ctas <= processors and min(m, n) <= MOST_INVERTED else (0, 0)
+
+    def _factor(self, stream: int, x: Array, tau: Array, ctas: int, height: int) -> None:
+        """X := R and V, tau, and the triangle L of `_close`, by one kernel."""
+        (m, n), dtype = x.shape, x.dtype
+        triangle = self._array(stream, "triangle", (len(tau), len(tau)), dtype)
+        exchange = self._array(stream, "exchange", (_WIDTH * ((n + 1) * ctas + n), 1), dtype)
+        lines = -(-dtype.itemsize // 8) * 2 * _WIDTH * (ctas + 1)
+        flags = self._array(stream, "flags", (_LINE * (lines + 1), 1), np.dtype(np.uint8))  # the counter comes last
+        runtime.memsetAsync(flags.data.ptr, 0, flags.nbytes, stream)
+        ldv = height + 1  # an odd number, so that columns begin in different banks
+        arguments = (
+            *(*place(x), np.int32(m), np.int32(n), np.int32(ldv)),
+            *(_address(tau), *place(triangle), _address(exchange), _address(flags), _address(flags[_LINE * lines :])),
+        )
+        shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + THREADS)
+        self._kernels.launch(stream, "factor_panel", dtype.char, ctas, arguments, shared_nbytes=shared)
+
+    def _close(self, stream: int, triangle: Any, tau: Array, t: Array) -> None:
+        """T := diag(tau) L^-H, for L = I + the lower triangle of V^H V diag(conj(tau)) below its diagonal.
+
+        Source: Puglisi, Modification of the Householder method based on the compact WY representation, 1992.
+        """
+        inverse = self._lapack.inverse(stream, triangle, unit=True)
+        k = len(tau)
+        arguments = *place(inverse), np.int32(k), _address(tau), *place(t)
+        self._kernels.launch(stream, "close_triangle", t.dtype.char, k, arguments)
+
+    def _array(self, stream: int, use: str, shape: tuple[int, int], dtype: Dtype) -> Any:
+        """Memory of a stream for one use, as an array in Fortran order."""
+        memory = self._lapack.memory(stream, use, shape[0] * shape[1] * dtype.itemsize)
+        return cupy.ndarray(shape, dtype, memory.data, order="F")
+
+
+def _address(x: Any) -> np.int64:
+    """Address of an array, as kernels take it."""
+    return np.int64(x.data.ptr)

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.cuda.kernels.sources import expanded
-from pblas.backends.cuda.recordable import EARLY_CAPABILITY, configured, give
+from pblas.backends.cuda.kernels import EARLY_CAPABILITY, configured, expanded, give
 from pblas.epilogues import RESULT, Name, Number, operand_names, renamed
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.epilogues import Node
 
 MAX_TERMS = 12
@@ -43,7 +41,7 @@ _DOUBLES = struct.Struct("=2d")
 _WORDS = struct.Struct("=2q")
 
 
-def type_name(dtype: np.dtype[Any]) -> str:
+def type_name(dtype: Dtype) -> str:
     """The name of a dtype in CUDA C++.
 
     >>> import numpy as np
@@ -53,9 +51,7 @@ def type_name(dtype: np.dtype[Any]) -> str:
     return _TYPES.get(dtype.name, dtype.name)
 
 
-def printed(
-    tree: Node, dtypes: Sequence[np.dtype[Any] | None], first: int = 0, steps: Sequence[int] | None = None
-) -> str:
+def printed(tree: Node, dtypes: Sequence[Dtype | None], first: int = 0, steps: Sequence[int] | None = None) -> str:
     """CUDA C++ of an expression: the struct `Expression`, compiled after pointwise.cuh.
 
     >>> from pblas.epilogues import parse
@@ -115,10 +111,10 @@ def number_term(value: complex) -> tuple[int, int, int]:
 
 def source(
     tree: Node,
-    dtypes: Sequence[np.dtype[Any] | None],
-    x: np.dtype[Any],
-    out: np.dtype[Any],
-    compute: np.dtype[Any] | None = None,
+    dtypes: Sequence[Dtype | None],
+    x: Dtype,
+    out: Dtype,
+    compute: Dtype | None = None,
 ) -> str:
     """CUDA C++ of the kernel that evaluates an expression."""
     accumulator = f"typename Accumulator<{type_name(x)}>::type" if compute is None else type_name(compute)
@@ -127,9 +123,7 @@ def source(
     return functions(out) + printed(tree, dtypes, 1) + types + expanded(FOLDER / "pointwise.cu")
 
 
-def pack_nbytes(
-    dtypes: Sequence[np.dtype[Any] | None], x: np.dtype[Any], out: np.dtype[Any], compute: np.dtype[Any] | None
-) -> int:
+def pack_nbytes(dtypes: Sequence[Dtype | None], x: Dtype, out: Dtype, compute: Dtype | None) -> int:
     """Bytes of an element that decide how many fit in a pack: of the widest of x, out and, if dtypes are mixed, all.
 
     >>> import numpy as np
@@ -141,7 +135,7 @@ def pack_nbytes(
     return max(dtype.itemsize for dtype in (x, out, *others))
 
 
-def functions(dtype: np.dtype[Any]) -> str:
+def functions(dtype: Dtype) -> str:
     """CUDA C++ of pointwise.cuh, the functions of expressions and the loads of operands, for results of this dtype."""
     return f"#define SHORT_RESULTS {int(dtype.itemsize <= 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
 
@@ -161,9 +155,7 @@ class Pointwise:
         self._memory = ctypes.create_string_buffer(8 * (_HEAD_WORDS + TERM_WORDS * MAX_TERMS))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
-    def combine(
-        self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: np.dtype[Any], out: Any
-    ) -> None:
+    def combine(self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         """Launch Out := the value of an expression of arrays of any dtypes, rounded once."""
         first = next(name for name, z in operands.items() if isinstance(z, self._cupy.ndarray))
         names = {name: f"o{number}" for number, name in enumerate(operands)} | {first: RESULT}
@@ -177,7 +169,7 @@ class Pointwise:
         x: Any,
         operands: Mapping[str, Any],
         out: Any,
-        compute: np.dtype[Any] | None = None,
+        compute: Dtype | None = None,
     ) -> None:
         """Launch Out := the value of an expression, computed in 32 bits at least and rounded once."""
         names = operand_names(tree)
@@ -190,7 +182,7 @@ class Pointwise:
         turned = out.ndim > 1 and abs(slow) < abs(fast)
         lines, length = (1, *out.shape)[-2:][:: -1 if turned else 1]
 
-        def places(z: Any) -> tuple[int, int]:
+        def places(z: Array) -> tuple[int, int]:
             itemsize = z.itemsize
             steps = [stride // itemsize if n > 1 else 0 for n, stride in zip(z.shape, z.strides, strict=True)]
             across, along = (0, 0, *steps)[-2:]
@@ -237,7 +229,7 @@ class Pointwise:
         """The kernel for the arguments of `source`."""
         return self._loaded("pointwise_all", key, lambda: source(*key))
 
-    def load_rows(self, x: np.dtype[Any], weight: np.dtype[Any]) -> Any:
+    def load_rows(self, x: Dtype, weight: Dtype) -> Any:
         """The kernel that normalises rows; compiled at its first use."""
         types = f"typedef {type_name(x)} X;\ntypedef {type_name(weight)} Weight;\n"
         return self._loaded(

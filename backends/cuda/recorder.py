@@ -38,9 +38,6 @@ class DeviceRecorder(Recorder):
     The inner ones are its launches, and timing each of them would put more events on the stream. (`Recorder` splits the
     time of the outer operation instead, which costs a reading of the clock.) Waits are recorded wherever they occur,
     and the enclosing operation's time excludes them, because a trace has to show how long a lane waits for other ranks.
-
-    Args:
-        backend: backend of the context on GPUs to record (local).
     """
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends import interop
-from pblas.backends.cuda.recordable import Stream, give
+from pblas.backends.cuda.kernels import Stream, give
 
 _DISABLE_TIMING = 2
 _DEVICE_TO_DEVICE = 3

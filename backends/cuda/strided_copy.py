@@ -1,17 +1,32 @@
-"""Launches of the kernels of strided_copy.cu, which copy, convert, scale or add the elements of a matrix to another."""
+"""Launches of the kernels of strided_copy.cu, which copy, convert, scale or add the elements of a matrix to another.
+
+Blocks of local arrays and packed messages are copied by one of them, or by the copy engine. The methods are those of
+`pblas.redistribution.packing.BlockCopy`. A cyclic layout scatters a message in the local array; the kernel reads lists
+of its rows and columns in GPU memory.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
+
+import cupy
+import numpy as np
 
 from pblas import errors
-from pblas.backends.cuda.kernels.sources import expanded
+from pblas.backends.cuda import streams
+from pblas.backends.cuda.kernels import expanded
+from pblas.backends.cuda.transfer import lines_of, new_array
 
 if TYPE_CHECKING:
-    import numpy as np
+    from pblas.backends.dtypes import Array, Dtype
+    from pblas.layouts.messages import Move
+    from pblas.layouts.overlap import Run
+    from pblas.layouts.trapezoid import Trapezoid
+
 
 FIELDS = struct.Struct("=16q4dq")
 """MoveArguments of strided_copy.cu; each field has eight bytes."""
@@ -84,7 +99,7 @@ class StridedCopy:
     def copy(
         self,
         stream: int,
-        dtype: np.dtype[Any],
+        dtype: Dtype,
         shape: tuple[int, int],
         x: StridedRegion,
         z: StridedRegion,
@@ -95,7 +110,7 @@ class StridedCopy:
         name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
         self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)
 
-    def pad(self, stream: int, x: Any, whole: Any) -> None:
+    def pad(self, stream: int, x: Array, whole: Any) -> None:
         """Copy X to the start of another matrix of its dtype, with zeros after it."""
         if whole.shape != x.shape:
             self._runtime.memsetAsync(whole.data.ptr, 0, whole.nbytes, stream)
@@ -104,7 +119,7 @@ class StridedCopy:
     def combine(
         self,
         stream: int,
-        dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+        dtypes: tuple[Dtype, Dtype],
         shape: tuple[int, int],
         x: StridedRegion,
         z: StridedRegion,
@@ -125,7 +140,7 @@ class StridedCopy:
     def convert(
         self,
         stream: int,
-        dtypes: tuple[np.dtype[Any], np.dtype[Any]],
+        dtypes: tuple[Dtype, Dtype],
         x: tuple[int, int],
         z: tuple[int, int],
         length: int,
@@ -178,3 +193,154 @@ class StridedCopy:
 def source() -> str:
     """CUDA C++ of the kernels with its includes expanded: NVRTC finds no headers without a CUDA toolkit."""
     return expanded(Path(__file__).parent / "strided_copy.cu")
+
+
+_PACKED: Final = 1
+"""Of the places 0 (sender's array), 1 (message) and 2 (receiver's array); see `pblas.layouts.strided`."""
+
+_HOST_TO_DEVICE = 1
+
+
+class Arrays(Protocol):
+    """The part of `pblas.backends.cuda.arrays.DeviceArrays` that copies use."""
+
+    @property
+    def stream(self) -> int:
+        """Handle of the current lane's stream (local)."""
+
+    @property
+    def strided_copy(self) -> StridedCopy:
+        """The kernels that move elements (local)."""
+
+    def empty(self, nbytes: int) -> Any:
+        """Private bytes of this rank (local)."""
+
+
+class Lines:
+    """Positions of a message's rows, or of its columns, in the sender's array and in the receiver's array."""
+
+    __slots__ = ("_arrays", "_lists", "_runs", "count", "is_single")
+
+    def __init__(self, arrays: Arrays, runs: tuple[Run, ...]) -> None:
+        self._arrays, self._runs = arrays, runs
+        self.count: int = sum(run[2] for run in runs)
+        # Blocks of a cyclic layout often touch in both arrays, though they are not neighbours in the matrix.
+        self.is_single: bool = bool(runs) and all((a + n, b + n) == after[:2] for (a, b, n), after in pairwise(runs))
+        """Whether the lines are consecutive in both arrays."""
+        self._lists: dict[int, tuple[Any, Array]] = {}
+
+    def start(self, place: int) -> int:
+        """Position of the first line, if they are consecutive."""
+        return self._runs[0][place // 2]
+
+    def list(self, place: int) -> int:
+        """Address of the list of positions in GPU memory."""
+        if place not in self._lists:
+            starts, lengths = (np.array([run[i] for run in self._runs]) for i in (place // 2, 2))
+            packed = np.cumsum(lengths) - lengths
+            self._lists[place] = upload(
+                self._arrays, np.repeat(starts - packed, lengths) + np.arange(self.count, dtype=np.int64)
+            )
+        memory, _ = self._lists[place]
+        return int(memory.data.ptr)
+
+
+def upload(arrays: Arrays, values: Array) -> tuple[Any, Array]:
+    """Copy 64-bit integers to the GPU on the current lane; returns the GPU memory and the host array to keep alive."""
+    memory: Any = arrays.empty(values.nbytes)
+    cupy.cuda.runtime.memcpyAsync(memory.data.ptr, values.ctypes.data, values.nbytes, _HOST_TO_DEVICE, arrays.stream)
+    return memory, values
+
+
+class BlockCopy:
+    """Copies of one part of a message: a product of runs of rows and columns, or a trapezoid's part of a block."""
+
+    __slots__ = ("_arrays", "_columns", "_offsets", "_rows", "_shape", "_side", "_trapezoid", "nelements")
+
+    def __init__(
+        self, arrays: Arrays, move: Move, trapezoid: Trapezoid | None, known: dict[tuple[Run, ...], Lines]
+    ) -> None:
+        for runs in (move.rows, move.columns):
+            if runs not in known:
+                known[runs] = Lines(arrays, runs)
+        self._arrays, self._trapezoid = arrays, trapezoid
+        self._rows, self._columns = known[move.rows], known[move.columns]
+        self._shape = m, n = move.shape
+        self._side: tuple[int, int] = (0, 0)
+        self._offsets: tuple[Any, Array] | None = None
+        self.nelements: int = m * n
+        if trapezoid is not None:
+            self._side = (1 if trapezoid.uplo == "U" else -1), trapezoid.diagonal
+            self.nelements = trapezoid.count(0, m, 0, n)
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it is one whole block of consecutive rows and columns at both ends."""
+        return self._rows.is_single and self._columns.is_single and self._trapezoid is None
+
+    def block(self, x: Array, place: int) -> Array:
+        """The part's elements in x, if they form a block."""
+        (i, j), (m, n) = (lines.start(place) for lines in (self._rows, self._columns)), self._shape
+        return x[i : i + m, j : j + n]
+
+    def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
+        """A part of a message in the shape that `copy` takes: a matrix, or 1-D for a trapezoid."""
+        if self._trapezoid is not None:
+            return flat
+        matrix: Array = new_array(self._shape, flat.dtype, flat.data, order=order)
+        return matrix
+
+    def copy(self, x: Array, origin: int, out: Array, goal: int, put: Any) -> None:
+        """Put the part's elements from x to out; each array is a SOURCE, PACKED or TARGET. `put` is a `Scaling`."""
+        copies = (put.alpha, put.beta, put.conj) == (1, 0, False) and x.dtype == out.dtype
+        if copies and self.is_block:
+            pieces = (z if place == _PACKED else self.block(z, place) for z, place in ((x, origin), (out, goal)))
+            if copied(self._arrays.stream, *pieces):
+                return
+        regions = self._region(x, origin), self._region(out, goal)
+        stream, kernels = self._arrays.stream, self._arrays.strided_copy
+        if copies:
+            kernels.copy(stream, x.dtype, self._shape, *regions, self._side)
+        else:
+            kernels.combine(
+                *(stream, (x.dtype, out.dtype), self._shape, *regions, put.alpha, put.beta),
+                conj=put.conj,
+                side=self._side,
+            )
+
+    def _region(self, x: Array, place: int) -> StridedRegion:
+        """Positions of the part's elements in x."""
+        if place == _PACKED:
+            if self._trapezoid is None:
+                return StridedRegion.of(x)
+            memory: Any = x.data
+            return StridedRegion(memory.ptr, 1, 1, self._row_offsets())
+        address, down, across, *_ = StridedRegion.of(x)
+        places = []
+        for lines, stride in ((self._rows, down), (self._columns, across)):
+            if lines.is_single:
+                address += lines.start(place) * stride * x.itemsize
+                places.append(0)
+            else:
+                places.append(lines.list(place))
+        return StridedRegion(address, down, across, *places)
+
+    def _row_offsets(self) -> int:
+        """Address of a list: for each row of the trapezoid, the position of its column 0 in the message."""
+        if self._offsets is None:
+            (m, n), (side, diagonal), rows = self._shape, self._side, np.arange(self._shape[0], dtype=np.int64)
+            edge = np.clip(rows + (diagonal if side > 0 else diagonal + 1), 0, n)  # first of U, one past the last of L
+            counts = n - edge if side > 0 else edge
+            first = edge if side > 0 else np.zeros(m, np.int64)
+            self._offsets = upload(self._arrays, np.cumsum(counts) - counts - first)
+        return int(self._offsets[0].data.ptr)
+
+
+def copied(stream: int, x: Any, z: Any) -> bool:
+    """Z := X of the same dtype by a copy engine; false, without an effect, if their storage orders differ."""
+    for order in "FC":
+        source, target = lines_of(x, order), lines_of(z, order)
+        if source is not None and target is not None:
+            streams.copy(stream, z.data.ptr, target[2], x.data.ptr, source[2], source[0], source[1])
+            return True
+    return False

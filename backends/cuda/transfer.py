@@ -17,7 +17,7 @@ from pblas.backends.dtypes import BFLOAT16, FLOAT8
 from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype, Order
 
 _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
@@ -69,7 +69,7 @@ def uploading(x: Any) -> Iterator[Array]:
             _copy_runs(x.data.ptr, pitch, host.ctypes.data, run, run, count)
 
 
-def copy(x: Any, z: Any) -> None:
+def copy(x: Array, z: Array) -> None:
     """Z := X for CuPy arrays of one GPU, one shape and one dtype, of any strides (local)."""
     with _settled(z):
         words(z)[...] = words(x)
@@ -111,7 +111,7 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> in
     return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + itemsize
 
 
-def lines_of(x: Any, order: str) -> tuple[int, int, int] | None:
+def lines_of(x: Array, order: str) -> tuple[int, int, int] | None:
     """(bytes of a line, lines, pitch in bytes) of a matrix whose columns ("F") or rows ("C") are contiguous.
 
     None if they are not contiguous, or if the pitch is too large for a copy engine.
@@ -124,7 +124,7 @@ def lines_of(x: Any, order: str) -> tuple[int, int, int] | None:
     return (width, x.shape[slow], pitch) if width <= pitch <= _MOST_PITCH else None
 
 
-def runs_of(x: Any) -> tuple[Literal["F", "C"], int, int, int] | None:
+def runs_of(x: Array) -> tuple[Literal["F", "C"], int, int, int] | None:
     """(storage order, bytes of a run, runs, pitch in bytes) of a matrix; None if its elements form no runs."""
     orders: tuple[Literal["F", "C"], ...] = ("F", "C")
     return next(((order, *lines) for order in orders if (lines := lines_of(x, order)) is not None), None)
@@ -139,7 +139,7 @@ def _copy_runs(target: int, target_pitch: int, source: int, source_pitch: int, r
         runtime.memcpy2D(target, target_pitch, source, source_pitch, run, count, runtime.memcpyDefault)
 
 
-def words(x: Any) -> Any:
+def words(x: Array) -> Any:
     """The same memory with a dtype that every CuPy kernel copies: integers instead of bfloat16 or 8-bit numbers."""
     if x.dtype in FLOAT8:
         return x.view(np.uint8)
@@ -147,7 +147,7 @@ def words(x: Any) -> Any:
 
 
 def new_array(
-    shape: tuple[int, ...], dtype: np.dtype[Any], memory: Any, strides: tuple[int, ...] | None = None, order: Any = "C"
+    shape: tuple[int, ...], dtype: Dtype, memory: Any, strides: tuple[int, ...] | None = None, order: Order = "C"
 ) -> Any:
     """A CuPy array at the start of some memory; CuPy knows arrays of 8-bit numbers only as views of bytes (local)."""
     if dtype in FLOAT8:

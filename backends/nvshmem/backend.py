@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
 from nvmath.bindings import cublasLt
 
 from pblas import errors
@@ -12,36 +11,23 @@ from pblas.backends.allocator import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.nvshmem.collective_launch import CollectiveLaunch
-from pblas.backends.nvshmem.heap import Heap
-from pblas.backends.nvshmem.kernels import MAX_RANKS
+from pblas.backends.nvshmem.heap import Heap, Tables
+from pblas.backends.nvshmem.kernels.arguments import MAX_RANKS
 from pblas.backends.nvshmem.shared import EngineResources
 from pblas.backends.nvshmem.startup import join
 from pblas.backends.nvshmem.stream_engine import StreamEngine
-from pblas.backends.nvshmem.tables import Tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.agreement import AgreedError
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import Location
     from pblas.backends.transport import Transport
 
 
 class NvshmemBackend(GpuBackend):
-    """Ranks with a GPU each: agreement of the hosts, symmetric memory on the GPUs.
-
-    Args:
-        peers: the ranks; all of them call this (global).
-        device: GPU of this rank; None for its number on the node, modulo the visible GPUs (local).
-        timeout: seconds that a rank waits for another (global).
-        threads: BLAS threads of this rank; None for its share of the cores (local).
-
-    Raises:
-        BackendError: unsuitable GPUs or libraries, on any rank.
-        WorkspaceError: too little memory on a GPU.
-        PeerTimeout: a rank does not arrive.
-    """
+    """Ranks with a GPU each: agreement of the hosts, symmetric memory on the GPUs."""
 
     name = "nvshmem"
     shared = True
@@ -69,22 +55,19 @@ class NvshmemBackend(GpuBackend):
         self.channel = DeviceChannel(self.plain_channel, self.arrays)
 
     def describe(self) -> dict[str, str]:
-        """Facts for `pblas info`."""
         return super().describe() | {
             "transport": "NVSHMEM within a node: copies into the memory of peers, and out of it",
             "NVSHMEM": f"{self.nvshmem.version}, {self.nvshmem.nbytes} bytes of symmetric memory on every GPU",
         }
 
     def versions(self) -> tuple[str, ...]:
-        """Hardware and libraries on which the times of plans depend (local)."""
         gpu = self.gpu
         libraries = f"cublaslt{cublasLt.get_version()}", f"nvshmem{self.nvshmem.version}"
         return gpu.name, f"{gpu.multiprocessors}sms", f"driver{gpu.driver}", *libraries
 
     # Arrays
 
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
-        """An array at the start of memory from `allocate`; the array keeps the memory alive (local)."""
+    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         array: Array = self.arena.array(memory, 0, shape, strides, dtype)
         return array
 
@@ -105,7 +88,6 @@ class NvshmemBackend(GpuBackend):
         return self._engines.values()
 
     def collectives(self) -> CollectiveLaunch:
-        """Collectives of plain arrays by kernels. **Collective** at first, as `engine`."""
         return CollectiveLaunch(self.engine())
 
     def reject(self, error: errors.PblasError) -> None:
@@ -128,7 +110,6 @@ class NvshmemBackend(GpuBackend):
         return peer != self.rank
 
     def allocate(self, nbytes: int) -> Any:
-        """**Collective.** Symmetric memory on the GPUs."""
         return self.arena.allocate(nbytes, call_site)
 
     def location_table(self) -> Location:
@@ -141,9 +122,8 @@ class NvshmemBackend(GpuBackend):
         return block, self._tables.lines(block.slot)
 
     def peer_block(
-        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
+        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order
     ) -> Array:
-        """A tight array `offset` bytes into a symmetric block, in the memory of a peer or of this rank (local)."""
         size = dtype.itemsize
         strides = (size, size * shape[0]) if order == "F" else (size * shape[1], size)
         array: Array = self.arena.view(peer, block.window, block.offset + offset, shape, strides, dtype)
@@ -160,12 +140,10 @@ class NvshmemBackend(GpuBackend):
             self._resources.settle(timeout)
 
     def check(self) -> None:
-        """Raise the error of earlier executions, if any of them failed (local)."""
         if self._resources is not None:
             self._resources.check()
 
     def leaks(self) -> list[str]:
-        """Allocation sites of the symmetric memory that Python still uses on this rank."""
         if self._resources is not None:
             self._resources.watchdog.close()
             fault = self._resources.has_fault()  # kernels that still wait use this memory

@@ -15,8 +15,8 @@ import cupy
 
 from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.collectives import Arrays, Plan, Prepared
+from pblas.backends.nvshmem.kernels import ReductionEpilogue, compiling
 from pblas.backends.nvshmem.kernels.sources import file_of
-from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue, compiling
 from pblas.epilogues import RESULT, Epilogue, Name, operand_names, parse
 
 if TYPE_CHECKING:
@@ -39,11 +39,7 @@ Addresses = tuple[int, ...] | None
 
 
 class CollectiveLaunch:
-    """Launches collectives of plain arrays.
-
-    Args:
-        engine: the engine of executions that run alone; it has the memory, plans and prepared calls (local).
-    """
+    """Launches collectives of plain arrays."""
 
     def __init__(self, engine: StreamEngine) -> None:
         self._engine, self._state = engine, engine.collectives
@@ -206,7 +202,7 @@ def _key(operation: str, x: Any, out: Any, options: tuple[Any, ...]) -> tuple[An
     return operation, _identity(x), _identity(out), *map(_named, options)
 
 
-def _identity(x: Any) -> Any:
+def _identity(x: Any) -> tuple[Any, ...] | None:
     """Key of an array on a GPU; None for an object that must be checked (local)."""
     pointer = getattr(getattr(x, "data", None), "ptr", None)
     return None if pointer is None else (pointer, x.shape, x.strides, x.dtype)

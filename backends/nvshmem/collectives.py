@@ -18,13 +18,14 @@ from cupy.cuda import runtime
 
 from pblas.backends.allocator import call_site
 from pblas.backends.cuda import pointwise, streams
-from pblas.backends.nvshmem.kernels import Slots, all_reduce_flags_nbytes, pulling_ctas, sending_ctas
+from pblas.backends.nvshmem.kernels.arguments import Slots, all_reduce_flags_nbytes, pulling_ctas, sending_ctas
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from pblas.backends.cuda.kernels.module import Ready
+    from pblas.backends.cuda.kernels import Ready
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.nvshmem.kernels import Kernels
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.collectives.collective_plan import Rounds
@@ -34,12 +35,7 @@ LEAST_NBYTES, MOST_NBYTES = 4 << 20, 128 << 20
 
 
 class Halves:
-    """**Collective.** Symmetric memory of collectives: each half has flags, slots, and a buffer that peers read.
-
-    Args:
-        common: resources of the context's engines (global).
-        nbytes: size of the slots of a half, a power of two (global).
-    """
+    """**Collective.** Symmetric memory of collectives: each half has flags, slots, and a buffer that peers read."""
 
     def __init__(self, common: EngineResources, nbytes: int) -> None:
         stream = common.origin.ptr  # not in a capture
@@ -126,14 +122,7 @@ class Arrays:
 
 
 class Prepared:
-    """A prepared call: its launches, with copies of arrays that are not tight before and after them.
-
-    Args:
-        plan: plan of the call (global).
-        arrays: arrays of the call (local).
-        common: resources of the context's engines (local).
-        options: objects to keep alive with the call (local).
-    """
+    """A prepared call: its launches, with copies of arrays that are not tight before and after them."""
 
     def __init__(self, plan: Plan, arrays: Arrays, common: EngineResources, options: Any) -> None:
         self._plan, self._options = plan, options
@@ -233,11 +222,7 @@ class Prepared:
 
 
 class DeviceCollectives:
-    """Shared state of the collectives of a context.
-
-    Args:
-        common: resources of the context's engines (global).
-    """
+    """Shared state of the collectives of a context."""
 
     def __init__(self, common: EngineResources) -> None:
         self.resources = common
@@ -272,7 +257,7 @@ def _row_pass(common: EngineResources, arrays: Arrays, x: int, out: int, weight:
     )
 
 
-def _array_at(address: int, shape: tuple[int, ...], dtype: np.dtype[Any], strides: Any = None) -> Any:
+def _array_at(address: int, shape: tuple[int, ...], dtype: Dtype, strides: Any = None) -> Any:
     """An array in memory that the caller keeps alive."""
     memory = cupy.cuda.UnownedMemory(address, max(1, int(np.prod(shape)) * dtype.itemsize), None)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
@@ -284,7 +269,7 @@ def _unowned(x: Any) -> Any:
     return _array_at(x.data.ptr, x.shape, word, x.strides)
 
 
-def _copy(stream: int, source: Any, target: Any) -> None:
+def _copy(stream: int, source: Array, target: Array) -> None:
     """Target := source, with a kernel."""
     with cupy.cuda.Stream.from_external(streams.Handle(stream)):
         cupy.copyto(target, source)

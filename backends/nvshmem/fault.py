@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pblas.backends.nvshmem.kernels import NO_STEP
+from pblas.backends.nvshmem.kernels.arguments import NO_STEP
 
 REFUSED = 0xFF
 """Takes the place of the missing rank if a rank rejected its arguments and sends the error as a message."""
@@ -22,13 +22,7 @@ def waited(rank: int, phase: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a context is broken.
-
-    Args:
-        reporter: rank that gave up first.
-        missing: ranks whose flags are missing.
-        seconds: time for which the reporter waited.
-    """
+    """Why a context is broken."""
 
     reporter: int
     missing: tuple[int, ...]

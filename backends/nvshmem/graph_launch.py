@@ -7,7 +7,7 @@ captures contains a fixed parity. Its executions therefore use a separate worksp
 the first of them.
 
 Events chain the executions of a process in the order of the calls, across streams and contexts. Executions of different
-queues are not chained (`pblas.backends.nvshmem.launch_order`). Executions in one graph of the caller's are chained
+queues are not chained (`Order` of `startup.py`). Executions in one graph of the caller's are chained
 within the graph.
 """
 
@@ -23,28 +23,22 @@ from cupy.cuda import runtime
 from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.nvshmem.lanes import Lanes
 from pblas.backends.nvshmem.replay import NotRecordableError, Recording, Replay
-from pblas.backends.nvshmem.sinks import CapturingSink, RecordingSink, RehearsingSink, Sink
+from pblas.backends.nvshmem.sinks import CapturingSink, Lanes, RecordingSink, RehearsingSink, Sink
 from pblas.backends.nvshmem.workspace import ALIGNMENT, PARITIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.nvshmem.lanes import LaunchMode
+    from pblas.backends.dtypes import Array
     from pblas.backends.nvshmem.shared import EngineResources
-    from pblas.backends.nvshmem.sinks import Product
+    from pblas.backends.nvshmem.sinks import LaunchMode, Product
     from pblas.backends.nvshmem.workspace import Workspace
 
 
 class Program:
-    """State of a plan's executions on one set of arrays: a CUDA graph for each parity, and the memory that it uses.
-
-    Args:
-        recording: the launches of an execution on arrays like these; None if they could not be recorded.
-        places: addresses of these arrays, which replace those in the recorded launches.
-    """
+    """State of a plan's executions on one set of arrays: a CUDA graph for each parity, and the memory that it uses."""
 
     __slots__ = ("graphs", "memory", "places", "recording", "seen", "workspace")
 
@@ -65,12 +59,7 @@ _retired: deque[tuple[streams.Graph, Any]] = deque()
 
 
 class Executions:
-    """Launches the executions of a queue of a context, one after the other.
-
-    Args:
-        common: resources that the context's engines share (local).
-        queue: None for executions that run alone (global).
-    """
+    """Launches the executions of a queue of a context, one after the other."""
 
     def __init__(self, common: EngineResources, queue: int | None) -> None:
         self._exchange, self._origin, self._watchdog = common.ranks.agreement, common.origin, common.watchdog
@@ -116,7 +105,7 @@ class Executions:
         return replay
 
     def recorded(
-        self, gemm: Gemm, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]
+        self, gemm: Gemm, operands: Sequence[Array], execution: Callable[[list[Any]], Callable[[], None]]
     ) -> Recording | None:
         """The launches of executions on operands of this memory layout; None if they cannot be recorded (local)."""
         first, second = (

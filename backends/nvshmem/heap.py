@@ -3,23 +3,29 @@
 `pblas.backends.allocator` keeps track of the blocks. A window is here a *region* of the process's symmetric memory, at
 a place that is free on all ranks of the context. The ranks agree on the place: each proposes its lowest free place at
 or above the last agreed one, and the highest proposal is agreed, until all propose the same.
+
+`Tables` are in host memory that the ranks of a node share: ranks publish there where their arrays are. Peers read the
+words of a rank after the next message between them, which orders the write and the reads.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pblas import errors
 from pblas.backends.agreement import BITS
 from pblas.backends.allocator import Block, Blocks, Window
-from pblas.backends.local_step import agreed
-from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, rounded
+from pblas.backends.local_step import LocalStep, agreed
+from pblas.backends.nvshmem.settings import GRANULE, NOWHERE, rounded
+from pblas.backends.shared_files import shared_memory
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.backends.agreement import Agreement
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.nvshmem.startup import Nvshmem
+
 
 _MIN_REGION_NBYTES = 16 << 20
 _MAX_GROWTH_NBYTES = 256 << 20
@@ -29,14 +35,7 @@ _MAX_ATTEMPTS = 8
 
 
 class Region(Window):
-    """A region of symmetric memory.
-
-    Args:
-        nbytes: its size (global).
-        place: in the pool (global).
-        address: of its first byte on this rank (local).
-        peers: the same byte on every rank of the context, as this rank's GPU sees it (local).
-    """
+    """A region of symmetric memory."""
 
     def __init__(self, nbytes: int, place: int, address: int, peers: tuple[int, ...]) -> None:
         super().__init__(nbytes)
@@ -46,13 +45,7 @@ class Region(Window):
 
 
 class Heap(Blocks[Region, Block]):
-    """Regions of one context and the blocks in them.
-
-    Args:
-        agreement: agreement of the context's ranks (global).
-        nvshmem: of this process (local).
-        pes: PE of every rank of the context (global).
-    """
+    """Regions of one context and the blocks in them."""
 
     def __init__(self, agreement: Agreement, nvshmem: Nvshmem, pes: tuple[int, ...]) -> None:
         super().__init__(Block, BITS)
@@ -119,7 +112,7 @@ class Heap(Blocks[Region, Block]):
         offset: int,
         shape: tuple[int, int],
         strides: tuple[int, int],
-        dtype: np.dtype[Any],
+        dtype: Dtype,
     ) -> Any:
         """A CuPy array in the memory of a rank, at an offset that it published; it keeps no block alive (local)."""
         import cupy
@@ -132,7 +125,7 @@ class Heap(Blocks[Region, Block]):
         return new_array(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
     def array(
-        self, block: Block, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: np.dtype[Any]
+        self, block: Block, offset: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, dtype: Dtype
     ) -> Any:
         """A CuPy array `offset` bytes into a block; the array keeps the block alive (local)."""
         import cupy
@@ -162,3 +155,34 @@ def exhausted(nbytes: int, used: int, pool: int) -> errors.WorkspaceError:
         f"the {pool} of each rank; set PBLAS_SYMMETRIC_SIZE={total}, or call init_nvshmem(nbytes={total}) before the "
         f"first context. A context over all ranks adds memory by itself"
     )
+
+
+_LINES, _WORDS = 4096, 4  # lines of a page; words of a line
+
+
+class Tables:
+    """Lines by their numbers, created on demand."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._exchange = agreement
+        self._pages: list[Any] = []
+
+    def lines(self, number: int) -> list[Any]:
+        """**Collective**. Four 64-bit integers of each rank; this rank writes its own."""
+        page, line = divmod(number, _LINES)
+        while len(self._pages) <= page:
+            self._pages.append(self._page())
+        return list(self._pages[page][:, line])
+
+    def _page(self) -> Any:
+        """**Collective.** Zeros, ranks x lines x words."""
+        agreement, step = self._exchange, "make a table of the hosts"
+        agreement.agree(step)
+        with LocalStep(agreement.agree, step):
+            nbytes = 8 * agreement.size * _LINES * _WORDS
+            memory = shared_memory(agreement, range(agreement.size), nbytes, step, reserve=True)
+        return np.frombuffer(memory, np.int64).reshape(agreement.size, _LINES, _WORDS)
+
+    def close(self) -> None:
+        """Drop the tables (local)."""
+        self._pages = []

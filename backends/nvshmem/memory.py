@@ -10,8 +10,8 @@ from cupy.cuda import runtime
 
 from pblas import errors
 from pblas.backends.allocator import call_site
-from pblas.backends.lanes import MAX_TILE_FLAGS
-from pblas.backends.nvshmem.kernels import push_counter_nbytes
+from pblas.backends.engine_limits import MAX_TILE_FLAGS
+from pblas.backends.nvshmem.kernels.arguments import push_counter_nbytes
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
 if TYPE_CHECKING:
@@ -32,9 +32,6 @@ class PrivateMemory:
     """Private words and scratch memory of this rank.
 
     Executions in graphs of the caller's (`captured`) have words and scratch of their own.
-
-    Args:
-        common: resources of the context's engines (local).
     """
 
     def __init__(self, common: EngineResources) -> None:
@@ -72,12 +69,7 @@ class PrivateMemory:
 
 
 class Workspaces:
-    """The workspaces of a queue: one for its executions, and others for the caller's graphs.
-
-    Args:
-        common: resources of the context's engines (global).
-        executions: executions of the queue (local).
-    """
+    """The workspaces of a queue: one for its executions, and others for the caller's graphs."""
 
     def __init__(self, common: EngineResources, executions: Executions) -> None:
         self._resources, self._executions = common, executions

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.cuda.recordable import Words
+    from pblas.backends.cuda.kernels import Words
     from pblas.backends.nvshmem.workspace import Workspace
 
     Start = Callable[[int], None]
@@ -30,7 +30,7 @@ class _Lane:
         self._name, self._launches = name, launches
 
     def record(self, start: Start, words: Words) -> None:
-        """See `recordable.LaunchRecorder`."""
+        """See `cuda.kernels.LaunchRecorder`."""
         self._launches.append((start, self._name, words))
 
     def __int__(self) -> int:
@@ -86,11 +86,7 @@ class Replay:
 
 
 class Recording:
-    """The launches of a plan on operands of one memory layout, one `Replay` for each half of the workspace.
-
-    Args:
-        gemm: the products that the launches use.
-    """
+    """The launches of a plan on operands of one memory layout, one `Replay` for each half of the workspace."""
 
     def __init__(self, gemm: Gemm) -> None:
         self.workspace: Workspace | None = None

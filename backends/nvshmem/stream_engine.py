@@ -22,24 +22,22 @@ from pblas.backends.cuda.transfer import new_array
 from pblas.backends.dtypes import FLOAT8
 from pblas.backends.gpu_info import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
-from pblas.backends.nvshmem.copies import Copies, is_tight, lines_of, orders
 from pblas.backends.nvshmem.graph_launch import Executions, Program
-from pblas.backends.nvshmem.hopper.descriptors import Part, Place, Term
+from pblas.backends.nvshmem.hopper.compile import Part, Place, Term
 from pblas.backends.nvshmem.hopper.gemm import Hopper
-from pblas.backends.nvshmem.kernels import Block, Slots, barrier_flags_nbytes
+from pblas.backends.nvshmem.kernels import compiling
+from pblas.backends.nvshmem.kernels.arguments import Block, Slots, barrier_flags_nbytes
 from pblas.backends.nvshmem.memory import PrivateMemory, Workspaces
-from pblas.backends.nvshmem.reduction_epilogues import compiling
 from pblas.backends.nvshmem.sinks import Product
-from pblas.backends.nvshmem.sums import Sums
+from pblas.backends.nvshmem.sums import Copies, Sums, is_tight, lines_of, orders
 from pblas.backends.push_engine import EXACT
 from pblas.epilogues import RESULT, Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-    import numpy as np
-
-    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.nvshmem.replay import Recording
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.sinks import Sink
@@ -54,9 +52,8 @@ _PATIENCE = 2  # longer deadline of kernels that wait on side lanes: the GEMM gi
 class StreamEngine:
     """**Collective.** Runs the schedules of a queue on this rank's GPU, one execution after the other.
 
-    Args:
-        common: resources of the context's engines.
-        queue: executions of other queues may run at the same time; None: nothing else may (global).
+    `pblas.backends.push_engine.Engine` documents the methods. Executions of other queues may run at the same time;
+    without a queue nothing else may.
     """
 
     def __init__(self, common: EngineResources, queue: int | None) -> None:
@@ -88,10 +85,6 @@ class StreamEngine:
     # Memory
 
     def reserve(self, nbytes: int, phases: int) -> Workspace:
-        """**Collective.** The queue's workspace, with at least `nbytes` bytes and `phases` in each parity.
-
-        All plans request the same number of phases. Growth makes a new workspace: earlier plans keep theirs.
-        """
         return self._workspaces.reserve(nbytes, phases)
 
     def slots(self, count: int, nbytes: int) -> Slots:
@@ -126,32 +119,28 @@ class StreamEngine:
         sink.memory["scratch", memory.data.ptr] = memory
         return memory
 
-    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Any:
-        """A new local part of a matrix, in CuPy's memory (local)."""
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Any:
         slow = 1 if strides[0] <= strides[1] else 0
         memory = cupy.cuda.alloc(max(shape[slow] * strides[slow], dtype.itemsize))
         return new_array(shape, dtype, memory, strides)
 
-    def array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in this rank's own workspace of the current call (local)."""
+    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
         return self._current.array(self._rank, offset, shape, dtype, order)
 
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
-        """A tight array in the workspace of a peer of the current call, to be written (local)."""
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Any:
         return self._current.array(peer, offset, shape, dtype, order)
 
     def offset(self, peer: int, address: int) -> int:
-        """Bytes from the start of a peer's current workspace to an address from `peer_addresses` (local)."""
         return address - self._current.slots(peer)
 
     # Executions
 
     def program(self, recording: Recording | None = None, places: Sequence[int] = ()) -> Program:
-        """State of the executions on one set of arrays, with or without a recording (local)."""
         return Program(recording, places)
 
-    def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> Recording | None:
-        """The launches of executions on operands of this layout; None if they cannot be recorded (local)."""
+    def record(
+        self, operands: Sequence[Array], execution: Callable[[list[Any]], Callable[[], None]]
+    ) -> Recording | None:
         return self._executions.recorded(self._gemm, operands, execution)
 
     def meet(self, stream: int, nanoseconds: int) -> None:
@@ -181,7 +170,6 @@ class StreamEngine:
 
     @contextmanager
     def call(self, workspace: Workspace | None) -> Iterator[None]:
-        """The operations of one execution, which uses the next parity of the workspace if it uses one (local)."""
         if workspace is not None:
             if self._executions.sink.captured:
                 workspace = self._of_captures(workspace)
@@ -261,7 +249,6 @@ class StreamEngine:
         self.run(self.program(), body, stream)
 
     def close(self) -> None:
-        """Drop the workspaces; no plan uses them any more (local)."""
         self._executions.close()
         self._workspaces.clear()
         self.__dict__.pop("collectives", None)
@@ -278,23 +265,18 @@ class StreamEngine:
         return self._executions.sink
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
-        """The next operation of a lane starts after these operations of other lanes."""
         self._sink.follow(lane, after)
 
     def mark(self, lane: str, index: Hashable) -> None:
-        """Other lanes will wait for this operation, the last of its lane."""
         self._sink.mark(lane, index)
 
     def await_tile_flag(self, lane: str, number: int) -> None:
-        """Hold a lane until `multiply_portions`, issued before on another lane, has set a tile flag, and reset it."""
         self._hold(lane, [self._private.mark(number, captured=self._sink.captured)], [self._rank], number)
 
     def signal(self, lane: str, peers: Iterable[int], phase: int) -> None:
-        """Set this rank's flags of a phase at some peers, after what the lane did before."""
         self._sink.operate(lane, self._current.signals(self._rank, tuple(peers), phase))
 
     def wait(self, lane: str, phase: int, sources: Iterable[int], step: str) -> None:
-        """Hold a lane until the flags of a phase are set, and reset them."""
         sources = list(sources)
         if sources:
             self._hold(lane, [self._current.flag(self._rank, source, phase) for source in sources], sources, phase)
@@ -314,20 +296,17 @@ class StreamEngine:
     # Transfers
 
     def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
-        """Copy an array into the workspace of a peer, tight, in the given order, with a copy engine."""
         (width, lines, pitch), target = lines_of(source, order), self._current.slots(peer) + offset
         if width * lines:
             copied = target, width, source.data.ptr, pitch, width, lines
             self._sink.launch(lane, lambda stream: streams.copy(stream, *copied))
 
     def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
-        """Copy a tight array, stored by columns, from the workspace of a peer, by a copy engine."""
         (width, lines, pitch), source = lines_of(target, "F"), self._current.slots(peer) + offset
         copied = target.data.ptr, pitch, source, width, width, lines
         self._sink.launch(lane, lambda stream: streams.copy(stream, *copied))
 
     def gets(self, lane: str, gets: Sequence[tuple[int, int, Any]]) -> None:
-        """Several gets by one kernel: peer, bytes from the start of its workspace, target."""
         blocks = []
         for peer, offset, target in gets:
             (width, lines, pitch), source = lines_of(target, "F"), self._current.slots(peer) + offset
@@ -363,19 +342,17 @@ class StreamEngine:
         counter = self._private.counter(captured=self._sink.captured)
         self._sink.launch(lane, lambda stream: self._kernels.push(stream, blocks, flags, counter))
 
-    def copy(self, lane: str, source: Any, target: Any) -> None:
+    def copy(self, lane: str, source: Array, target: Array) -> None:
         """Target := source, of the same dtype, with a kernel. On a side lane it runs concurrently with GEMMs."""
         self._copies.copy(lane, source, target)
 
-    def convert(self, lane: str, source: Any, target: Any) -> None:
-        """Target := source, converted to target's dtype."""
+    def convert(self, lane: str, source: Array, target: Array) -> None:
         pointwise = self._resources.ranks.arrays.pointwise
         self._sink.launch(
             lane, lambda stream: pointwise.evaluate(stream, Name(RESULT), source, {}, target, target.dtype)
         )
 
-    def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
-        """Target := beta source; with beta = 0 the source is not read."""
+    def scale(self, lane: str, beta: complex, source: Array, target: Array) -> None:
         self._copies.scale(lane, beta, source, target)
 
     # Products
@@ -394,7 +371,6 @@ class StreamEngine:
         scales: tuple[Any, Any] = (None, None),
         finish: Finish | None = None,
     ) -> None:
-        """Z := alpha X Y + beta Z, in 32 bits at least, and the epilogue: before Z is rounded, if cuBLASLt has it."""
         if not z.size:
             return
         if x.dtype in FLOAT8:
@@ -433,19 +409,18 @@ class StreamEngine:
         """The lane whose workspace this queue's products use."""
         return self._queue, captured
 
-    def finish(self, lane: str, finish: Finish | None, z: Any) -> None:
+    def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
         """Z := the epilogue of Z; while products are rehearsed, the values of Z are arbitrary."""
         if finish is not None:
             self._finish(self.stream(lane), finish, z)
 
-    def _finish(self, stream: Stream, finish: Finish | None, z: Any) -> None:
+    def _finish(self, stream: Stream, finish: Finish | None, z: Array) -> None:
         if finish is not None:
             self._resources.ranks.arrays.pointwise.evaluate(stream, finish.tree, z, finish.operands, z)
 
     def multiply_portions(
         self, lane: str, alpha: complex, portions: list[Portion], beta: complex, *, finish: Finish | None = None
     ) -> bool:
-        """Compute some portions of a result with one kernel; False if no kernel supports them."""
         hopper = self._hoppers.get(self._sink.captured)
         if hopper is None or any(len({w.dtype for w in (p.x, p.y, p.z)}) > 1 for p in portions):
             return False
@@ -492,13 +467,11 @@ class StreamEngine:
 
     # Sums
 
-    def sum(self, lane: str, parts: list[Any], output: Output) -> None:
-        """Store the sum of the parts, added in their order, in the output."""
+    def sum(self, lane: str, parts: list[Array], output: Output) -> None:
         if output.out.size:
             self._sums.add(lane, parts, output)
 
     def all_gather(self, lane: str, shard: Any, order: Any, slots: Slots, first: list[int], offset: int) -> None:
-        """The shards of all ranks, tight and one after the other, in this rank's workspace."""
         if not is_tight(shard, order):
             place = self.array(offset + first[self._rank] * shard.itemsize, shard.shape, shard.dtype, order)
             self.copy(lane, shard, place)
@@ -512,9 +485,8 @@ class StreamEngine:
         self._sink.launch(lane, lambda stream: self._kernels.gather(stream, *arguments, **options))
 
     def reduce_scatter(
-        self, lane: str, parts: list[Any], order: Any, slots: Any, contributing: list[int], output: Output
+        self, lane: str, parts: list[Array], order: Order, slots: Any, contributing: list[int], output: Output
     ) -> None:
-        """Store the sum of all ranks' partial products of this rank's shard of D in the output."""
         if isinstance(slots, Slots):
             self._sums.reduce_scatter(lane, parts, order, slots, contributing, output)
             return
@@ -530,14 +502,13 @@ class StreamEngine:
         ]
         self.sum(lane, terms, output)
 
-    def one_shot(self, lane: str, partial: Any, slots: Slots, contributing: list[int], output: Output) -> None:
-        """Store the sum of all ranks' partial products in the output of all ranks; each rank adds everything."""
+    def one_shot(self, lane: str, partial: Array, slots: Slots, contributing: list[int], output: Output) -> None:
         self._sums.one_shot(lane, partial, slots, contributing, output)
 
     def two_shot(
         self,
         lane: str,
-        wire: np.dtype[Any],
+        wire: Dtype,
         first: list[int],
         slots: Slots | None,
         results_at: int,
@@ -546,7 +517,6 @@ class StreamEngine:
         contributing: list[int],
         output: Output,
     ) -> None:
-        """Output := the sum of the partial products, on all ranks; each adds its share: see `Engine.two_shot`."""
         # these kernels have flags of their own
         bases = [self._current.slots(peer) for peer in range(self._size)]
         if slots is not None:

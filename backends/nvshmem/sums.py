@@ -1,37 +1,168 @@
-"""Sums by kernels: of local partial products, and of all ranks' partial products, for which the kernels wait."""
+"""Copies and sums by kernels: of local arrays, and of all ranks' partial products, for which the kernels wait."""
 
 from __future__ import annotations
 
 import functools
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.nvshmem.copies import common_order, extents, is_tight, leading, orders
-from pblas.backends.nvshmem.kernels import Reduction, Strided
+import cupy
+
+from pblas.backends.cuda import streams
+from pblas.backends.cuda.strided_copy import StridedCopy
+from pblas.backends.cuda.transfer import new_array
+from pblas.backends.nvshmem.kernels import Reduction, Strided, compiled_epilogue, compiling
+from pblas.backends.nvshmem.kernels.arguments import Block
 from pblas.backends.nvshmem.kernels.sources import file_of
-from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue, compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-
-    from pblas.backends.cuda.recordable import Stream
-    from pblas.backends.nvshmem.copies import Copies
+    from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.nvshmem.graph_launch import Executions
-    from pblas.backends.nvshmem.kernels import EpilogueTerms, Slots
+    from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms, Slots
+    from pblas.backends.nvshmem.memory import PrivateMemory
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.push_engine import Output
 
 
-class Sums:
-    """The reduction kernels on operands of plans; the arguments are those of the engine's methods.
+class Copies:
+    """Local copies of an execution: the plan's copies, and reordered operands for kernels."""
 
-    Args:
-        common: resources of the context's engines (local).
-        executions: executions of the queue, whose sink takes the launches (local).
-        copies: copies that make C and D tight and of the right order (local).
-    """
+    def __init__(self, common: EngineResources, executions: Executions, private: PrivateMemory) -> None:
+        self._kernels, self._executions, self._private = common.kernels, executions, private
+
+    def copy(self, lane: str, source: Array, target: Array) -> None:
+        """Target := source, of the same dtype, with a kernel. On a side lane it runs concurrently with GEMMs."""
+        if not target.size:
+            return
+        common = orders(target) & orders(source)
+        if not common:
+            self._assign(lane, source, target)
+        elif lane != "main" and (block := block_of(source, target, max(common))).is_in_packets:
+            self._executions.sink.launch(lane, lambda stream: self._kernels.copy(stream, block))
+        else:
+            self.scale(lane, 1.0, source, target)
+
+    def scale(self, lane: str, beta: complex, source: Any, target: Any) -> None:
+        """Target := beta source; with beta = 0 the source is not read."""
+
+        def start(stream: Stream) -> None:
+            shared_orders = orders(target) & orders(source)
+            x = source if shared_orders else self.reordered(lane, source, min(orders(target)))
+            self._kernels.scale(stream, target.dtype, beta, block_of(x, target, common_order(target, x)))
+
+        if target.size:
+            self._executions.sink.launch(lane, start)
+
+    def packed(self, key: tuple[Any, ...], like: Any, order: Any) -> Any:
+        """A tight array of the same shape. Each set of operands has its own array for the lifetime of its graphs."""
+
+        def make() -> Any:
+            return new_array(like.shape, like.dtype, self._private.new(like.nbytes).data, order=order)
+
+        return self._executions.sink.packed((*key, like.shape, like.dtype, order, like.data.ptr), make)
+
+    def tight(self, lane: str, x: Array, order: Order) -> Any:
+        """The array, or a copy of it that is tight and in the given order."""
+        if is_tight(x, order):
+            return x
+        if order not in orders(x):
+            return self.reordered(lane, x, order)
+        target = self.packed(("tight",), x, order)
+        self.copy(lane, x, target)
+        return target
+
+    def reordered(self, lane: str, x: Any, order: Any) -> Any:
+        """A copy of an array in the other storage order."""
+        target = self.packed(("order",), x, order)
+        self._assign(lane, x, target)
+        return target
+
+    def padded(self, lane: str, x: Any, number: int, shape: tuple[int, int], order: Any) -> Any:
+        """A copy of operand `number` of a product at the start of a larger array, with zeros after it."""
+        kernels, count = self._strided_copy, shape[0] * shape[1]
+        key = "padded", number, shape, x.dtype, order, x.data.ptr, x.shape, x.strides
+
+        def make() -> Any:
+            return new_array(shape, x.dtype, self._private.new(count * x.dtype.itemsize).data, order=order)
+
+        whole = self._executions.sink.packed(key, make)
+        self._executions.sink.launch(lane, lambda stream: kernels.pad(int(stream), x, whole))
+        return whole
+
+    def unpadded(self, lane: str, whole: Any, x: Array) -> None:
+        """X := the elements at the start of a larger array of the same storage order."""
+        self.copy(lane, whole[: x.shape[0], : x.shape[1]], x)
+
+    @cached_property
+    def _strided_copy(self) -> StridedCopy:
+        return StridedCopy()
+
+    def conjugated(self, lane: str, x: Any, number: int) -> Any:
+        """A copy of conj(X), operand `number` of a product."""
+        order = "F" if x.strides[0] <= x.strides[1] else "C"
+        target = self.packed(("conj", number), x, order)
+        block = block_of(x, target, order)
+        self._executions.sink.launch(lane, lambda stream: self._kernels.conjugate(stream, x.dtype, block))
+        return target
+
+    def _assign(self, lane: str, source: Array, target: Array) -> None:
+        """Target := source; the two have different storage orders."""
+
+        def start(stream: Stream) -> None:
+            with cupy.cuda.Stream.from_external(streams.Handle(int(stream))):
+                cupy.copyto(target, source)
+
+        self._executions.sink.launch(lane, start)
+
+
+def orders(x: Array) -> set[str]:
+    """The storage orders in which an array can be read: both for contiguous vectors."""
+    result = {"F"} if x.shape[0] <= 1 or x.strides[0] == x.itemsize else set()
+    return result | ({"C"} if x.shape[1] <= 1 or x.strides[1] == x.itemsize else set())
+
+
+def common_order(x: Array, y: Array) -> str:
+    """The storage order that two arrays share."""
+    common = orders(x) & orders(y)
+    assert common, "blocks of one matrix have the same storage order"
+    return max(common)
+
+
+def is_tight(x: Array, order: str) -> bool:
+    """Whether an array fills its memory, in this order."""
+    return order in orders(x) and leading(x, order) == max(1, x.shape[0 if order == "F" else 1])
+
+
+def lines_of(x: Array, order: str) -> tuple[int, int, int]:
+    """Of a matrix, stored in this order: bytes of a line, their number, bytes from one to the next."""
+    fast, slow = (0, 1) if order == "F" else (1, 0)
+    width, lines = x.shape[fast] * x.itemsize, x.shape[slow]
+    return width, lines, x.strides[slow] if lines > 1 else width
+
+
+def extents(x: Array, order: str) -> tuple[int, int]:
+    """Elements of a line, and the number of lines, of a matrix that is stored in this order."""
+    rows, columns = x.shape
+    return (rows, columns) if order == "F" else (columns, rows)
+
+
+def leading(x: Array, order: str) -> int:
+    """The leading dimension of a matrix that is stored in this order, elements."""
+    return max(1, lines_of(x, order)[2] // x.itemsize)
+
+
+def block_of(source: Any, target: Any, order: str) -> Block:
+    """The copy from one array to another, both stored in this order."""
+    (width, lines, source_pitch), (_, _, target_pitch) = lines_of(source, order), lines_of(target, order)
+    return Block(source.data.ptr, target.data.ptr, width, -1, lines, source_pitch, target_pitch).flat()
+
+
+class Sums:
+    """The reduction kernels on operands of plans; the arguments are those of the engine's methods."""
 
     def __init__(self, common: EngineResources, executions: Executions, copies: Copies) -> None:
         self._kernels, self._rank, self._watch = common.kernels, common.rank, common.watch
@@ -68,7 +199,7 @@ class Sums:
     def two_shot(
         self,
         lane: str,
-        wire: np.dtype[Any],
+        wire: Dtype,
         first: list[int],
         source: int,
         slots: Slots,
@@ -82,7 +213,7 @@ class Sums:
     def pulled(
         self,
         lane: str,
-        wire: np.dtype[Any],
+        wire: Dtype,
         first: list[int],
         places: dict[str, Any],
         contributing: list[int],
@@ -96,8 +227,8 @@ class Sums:
         self,
         lane: str,
         kernel: Callable[..., None],
-        order: Any,
-        wire: np.dtype[Any],
+        order: Order,
+        wire: Dtype,
         bounds: list[int],
         contributing: list[int],
         output: Output,
@@ -117,7 +248,7 @@ class Sums:
         self._executions.sink.launch(lane, start)
 
     def _epilogue_terms(
-        self, lane: str, output: Output, order: str, *, wire: np.dtype[Any], scaled: bool, family: str
+        self, lane: str, output: Output, order: str, *, wire: Dtype, scaled: bool, family: str
     ) -> EpilogueTerms | None:
         """The epilogue as an argument of kernels; rehearsals of products compile the kernels."""
         stream, out = self._executions.sink.stream(lane), output.out

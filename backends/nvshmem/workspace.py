@@ -8,10 +8,10 @@ import cupy
 
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.nvshmem.kernels import all_reduce_flags_nbytes
+from pblas.backends.nvshmem.kernels.arguments import all_reduce_flags_nbytes
 
 if TYPE_CHECKING:
-    import numpy as np
+    from pblas.backends.dtypes import Dtype
 
 ALIGNMENT = 256
 FLAG_NBYTES = 4
@@ -67,7 +67,7 @@ class Workspace:
         """Address of the slots at `peer`."""
         return self._half(peer) + self._flags_nbytes + self._shot_nbytes
 
-    def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any) -> Any:
+    def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
         """An array without gaps in the slots of a rank; equal arguments return the same array, from a cache (local)."""
         key = self.parity, rank, offset, shape, dtype, order
         if key not in self._arrays:

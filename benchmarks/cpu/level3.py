@@ -39,7 +39,7 @@ from benchmarks.cpu.alone import PAUSE  # noqa: E402
 from benchmarks.cpu.machine import write  # noqa: E402
 from benchmarks.rounds import on_first_rank, rounds, together  # noqa: E402
 from pblas import Grid, MatrixDescriptor, blas  # noqa: E402
-from pblas.backends.cpu.gemm import gemm  # noqa: E402
+from pblas.backends.cpu.blas import gemm  # noqa: E402
 from tests.peer.library import DEBIAN, MKL, STOCK, TUNED, Library  # noqa: E402
 
 COMM = MPI.COMM_WORLD

@@ -35,7 +35,7 @@ from benchmarks.cpu.machine import write
 from benchmarks.rounds import rounds, together
 from pblas import MatrixDescriptor, tp
 from pblas.backends.cpu.arrays import HostArrays
-from pblas.backends.cpu.gemm import gemm
+from pblas.backends.cpu.blas import gemm
 from pblas.matmul import choose as planner
 from pblas.tp.products import Caller
 

@@ -195,7 +195,7 @@ def emulate(repeats: int, n: int = 512, seconds: float = 0.4) -> list[dict[str, 
     from mpi4py.MPI import COMM_WORLD as COMM
 
     from benchmarks.rounds import rounds, together
-    from pblas.backends.cpu.gemm import gemm
+    from pblas.backends.cpu.blas import gemm
 
     rate = 2 * n**3 / COMM.size / seconds
 

@@ -31,7 +31,7 @@ from rich.table import Table
 from benchmarks import results_file
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, descriptors, heap_nbytes, report
-from pblas.backends.lanes import LANES
+from pblas.backends.engine_limits import LANES
 from pblas.matmul import autotune
 from pblas.matmul import choose as planner
 from pblas.matmul import choose_granularity as granularity

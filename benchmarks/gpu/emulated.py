@@ -69,7 +69,8 @@ class Emulation:
         from pblas.backends.nvshmem import workspace
         from pblas.backends.nvshmem.backend import NvshmemBackend
         from pblas.backends.nvshmem.collectives import Halves
-        from pblas.backends.nvshmem.kernels import Kernels, all_reduce_flags_nbytes
+        from pblas.backends.nvshmem.kernels import Kernels
+        from pblas.backends.nvshmem.kernels.arguments import all_reduce_flags_nbytes
         from pblas.matmul.push.allgather_gemm_run import RunPushGather
         from pblas.matmul.push.gemm_reduce_run import RunPushReduce
 

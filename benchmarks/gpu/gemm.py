@@ -40,9 +40,9 @@ from pblas.backends.cuda.gemm import Gemm, read
 from pblas.backends.cuda.pointwise import Pointwise
 from pblas.backends.cuda.transfer import new_array
 from pblas.backends.dtypes import FLOAT32, dtype_of_name
-from pblas.backends.nvshmem.hopper.descriptors import Part, Term
+from pblas.backends.nvshmem.hopper.compile import Part, Term
 from pblas.backends.nvshmem.hopper.gemm import Hopper
-from pblas.backends.nvshmem.kernels import Watch
+from pblas.backends.nvshmem.kernels.arguments import Watch
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import RESULT, Name
 

@@ -30,7 +30,7 @@ from benchmarks import results_file
 from benchmarks.gpu.rows import MODELS, about, commit
 
 if TYPE_CHECKING:
-    from pblas.backends.nvshmem.hopper.descriptors import Part
+    from pblas.backends.nvshmem.hopper.compile import Part
 
 MODES = ("gemm", "ag", "rs", "ar")
 PIECES = 2
@@ -56,7 +56,7 @@ def parts_of(mode: str, x: Any, y: Any, z: Any, gpus: int) -> tuple[list[Part], 
     """The parts of a launch in the order in which a rank forms them, and their flags."""
     import cupy
 
-    from pblas.backends.nvshmem.hopper.descriptors import Part, Term
+    from pblas.backends.nvshmem.hopper.compile import Part, Term
 
     pieces = PIECES if mode == "ar" else 1
     flags, copy = cupy.zeros((3, pieces * gpus), cupy.uint32), cupy.empty_like(z)
@@ -83,7 +83,7 @@ def launch(mode: str, model: str, m: int, gpus: int) -> None:
 
     from benchmarks.gpu.gemm import matrix
     from pblas.backends.nvshmem.hopper.gemm import Hopper
-    from pblas.backends.nvshmem.kernels import Watch
+    from pblas.backends.nvshmem.kernels.arguments import Watch
 
     n, k = sizes(mode, model)
     rng, stream, hopper = cupy.random.default_rng(1), cupy.cuda.Stream(non_blocking=True), Hopper()

@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import RESULTS, ProductDtypes, accumulator_dtype
-from pblas.backends.lanes import MAX_QUEUES
+from pblas.backends.engine_limits import MAX_QUEUES
 from pblas.core.checks import (
     check_conjugation,
     check_like_planned,

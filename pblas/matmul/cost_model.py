@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from pblas.backends.tile_shapes import COPY_RATE, COPY_US, choose_shape, side_by_side_rows
+from pblas.backends.engine_limits import COPY_RATE, COPY_US, choose_shape, side_by_side_rows
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.product_plan import ProductPlan
 from pblas.plans.algorithm import Algorithm

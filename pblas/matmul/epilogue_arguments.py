@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.gemm_epilogues import fused_epilogue
+from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import Finish, is_array
 from pblas.core.checks import shares_memory

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.cpu.gemm import gemm
+from pblas.backends.cpu.blas import gemm
 from pblas.backends.dtypes import address_of, strided
 
 if TYPE_CHECKING:

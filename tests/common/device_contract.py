@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from pblas import Epilogue
-from pblas.backends.device import Device, Order, Programs, Uplo
-from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, accumulator_dtype
+from pblas.backends.device import Device, Programs, Uplo
+from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, Order, accumulator_dtype
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import parse
 from tests.common.gauge import THRESHOLD, Array, entries, eps_of, gauge

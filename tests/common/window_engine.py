@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from pblas import errors
 from pblas.backends.allocator import ALIGNMENT, call_site
-from pblas.backends.cpu import gemm as blas
+from pblas.backends.cpu import blas
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.backends.cpu_backend import CpuBackend
 from pblas.backends.dtypes import accumulator_dtype

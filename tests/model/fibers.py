@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pblas.backends.cuda.kernels.module import Arguments
+from pblas.backends.cuda.kernels import Arguments
 from pblas.backends.nvshmem.kernels.arguments import STRUCTS, all_reduce_arguments
 
 COMPILER = shutil.which("g++")

@@ -1,6 +1,6 @@
 """Mutants of the Hopper kernel: it signals data that are not stored yet, since the stores are delayed."""
 
-from pblas.backends.nvshmem.hopper.source import source
+from pblas.backends.nvshmem.hopper import source
 
 _LATE = "for (const time_ns end = now() + 20000000; now() < end;) {}"  # peers that share its GPU run meanwhile
 MUTANTS = {

@@ -30,7 +30,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Generic, Literal, TypeVar
 
-from pblas.backends.lanes import LANES, Lane
+from pblas.backends.engine_limits import LANES, Lane
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.push.schedules.builder import receive_order, send_order, starts

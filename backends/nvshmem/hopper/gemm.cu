@@ -58,7 +58,6 @@
 #include "ptx.cuh"
 #include "pipeline.cuh"
 #include "producer.cuh"
-#include "signals.cuh"
 #include "consumer.cuh"
 
 extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(LAUNCH_REGISTERS)

@@ -15,11 +15,14 @@ import cupy
 import numpy as np
 
 from pblas.backends.cuda.gemm_problem import read
-from pblas.backends.cuda.recordable import give
-from pblas.backends.nvshmem.hopper.compile import Kernel, KernelEpilogue, Variant
-from pblas.backends.nvshmem.hopper.descriptors import (
+from pblas.backends.cuda.kernels import give
+from pblas.backends.engine_limits import LINE, WIDEST, Shape, choose_shape, is_side_by_side, side_by_side_rows
+from pblas.backends.nvshmem.hopper.compile import (
     MOST_FLAGS,
+    Kernel,
+    KernelEpilogue,
     Part,
+    Variant,
     key_of,
     list_capacity,
     map_of,
@@ -42,13 +45,12 @@ from pblas.backends.nvshmem.hopper.tile_scheduler import (
     are_dense,
     tiles_of_ctas,
 )
-from pblas.backends.nvshmem.kernels import LONGEST, NO_STEP, Watch
-from pblas.backends.tile_shapes import LINE, WIDEST, Shape, choose_shape, is_side_by_side, side_by_side_rows
+from pblas.backends.nvshmem.kernels.arguments import LONGEST, NO_STEP, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.cuda.kernels import Stream
     from pblas.backends.push_engine import Finish
 
 _MOST_CALLS = 4096  # prepared calls: about a KB each
@@ -57,16 +59,7 @@ FOR_EVER = Watch(LONGEST)
 
 
 class Call:
-    """A product with prepared kernel arguments.
-
-    Args:
-        hopper: kernels and tables.
-        parts: parts of Z, in the order in which they are computed; all with the same k and storage orders.
-        reads_z: whether beta is not 0.
-        epilogue: epilogue of Z, if any.
-        shape: shape of the tiles; None to choose one for the parts.
-        planned: whether later similar calls must not compile kernels.
-    """
+    """A product with prepared kernel arguments."""
 
     def __init__(
         self,

@@ -11,8 +11,8 @@ from collections import Counter
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, NamedTuple
 
+from pblas.backends.engine_limits import LINE, ROWS, WIDEST, WIDTH, Shape, is_side_by_side, side_by_side_rows
 from pblas.backends.nvshmem.kernels.arguments import MAX_TERMS, TERM_WORDS
-from pblas.backends.tile_shapes import LINE, ROWS, WIDEST, WIDTH, Shape, is_side_by_side, side_by_side_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,57 +1,179 @@
 """The kernels: sums, pushes, all-reduces, a barrier. They are compiled for the current GPU and launched on any stream.
 
-The sources include nothing but their own common files, so a GPU machine needs no CUDA headers.
+The sources include nothing but their own common files, so a GPU machine needs no CUDA headers. Reduction kernels are
+compiled for a reduction operation and a fused epilogue (`ReductionEpilogue`).
 """
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from pblas import errors
+from pblas.backends.cuda import pointwise
+from pblas.backends.cuda.kernels import expanded
 from pblas.backends.nvshmem.kernels.arguments import (
-    ABORTED,
-    LATE,
-    LONGEST,
-    MAX_CTAS,
-    MAX_PARTS,
     MAX_RANKS,
     NO_STEP,
     PART_ALIGNMENT,
-    RECORD,
     Block,
     EpilogueTerms,
     Slots,
     Watch,
-)
-from pblas.backends.nvshmem.kernels.collectives import Collectives, Reduction
-from pblas.backends.nvshmem.kernels.sizes import (
-    all_reduce_flags_nbytes,
-    barrier_flags_nbytes,
+    all_reduce_arguments,
     pulling_ctas,
-    push_counter_nbytes,
     sending_ctas,
 )
-from pblas.backends.nvshmem.kernels.sources import FOLDER, KINDS, kernel_name, source
+from pblas.backends.nvshmem.kernels.sources import FOLDER, Loaded, kernel_name
+from pblas.backends.push_engine import is_array
+from pblas.epilogues import RESULT, Name, operand_names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Iterator, Sequence
 
-    from pblas.backends.cuda.recordable import Stream
+    from pblas.backends.cuda.kernels import Ready, Stream
+    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.push_engine import Finish
+    from pblas.epilogues import Node
 
-    Dtype = np.dtype[Any]
 
-__all__ = [
-    "ABORTED", "COPY_THREADS", "FOLDER", "KINDS", "LATE", "LONGEST", "MAX_CTAS", "MAX_PARTS", "MAX_RANKS", "NO_STEP",
-    "PART_ALIGNMENT", "RECORD", "Block", "EpilogueTerms", "Kernels", "Reduction", "Slots", "Strided", "Watch",
-    "all_reduce_flags_nbytes", "barrier_flags_nbytes", "pulling_ctas", "push_counter_nbytes", "sending_ctas", "source",
-]  # fmt: skip
+_PACK_NBYTES = 16  # the widest load
+_REDUCE_THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalised
+
+
+class Reduction(NamedTuple):
+    """A reduction of all ranks' partial products by one kernel.
+
+    Args:
+        dtype: of out and old (global).
+        wire: dtype of the partial products: float32 or `dtype` (global).
+        bounds: first element of each rank's shard, then the number of elements (global).
+        out: address of the result, contiguous: of this rank's shard in a reduce-scatter; may be old or the source.
+        rank: this rank.
+        watch: when to give up.
+        old: address of as many elements; not read if beta is 0.
+        beta: scalar (global).
+        contributing: ranks that have a partial product; None: all (global).
+        epilogue: epilogue after the last addition; `add` has compiled its kernels (global).
+    """
+
+    dtype: Dtype
+    wire: Dtype
+    bounds: Sequence[int]
+    out: int
+    rank: int
+    watch: Watch
+    old: int = 0
+    beta: complex = 0.0
+    contributing: Sequence[int] | None = None
+    epilogue: EpilogueTerms | None = None
+
+
+class Collectives(Loaded):
+    """Launches these kernels; `Kernels` describes addresses, streams and captures."""
+
+    def reduce(
+        self,
+        stream: Stream,
+        kind: Literal["one_shot", "two_shot", "reduce_scatter"],
+        call: Reduction,
+        source: int,
+        slots: Slots,
+    ) -> None:
+        """out := the epilogue of the sum of all ranks' partial products + beta old, which ranks send to each other.
+
+        All ranks must call it with the same global arguments. Beta times old is added last.
+
+        "one_shot": every rank sends its partial product to all ranks, and adds those of ranks 1, 2, ..., 0. "two_shot":
+        each element has an owner r, to which all ranks send it. The owner adds those of r+1, r+2, ..., r (cyclic), and
+        sends the sum to all ranks. Both give the same bits on every rank. "reduce_scatter": as two_shot, but the owners
+        keep the sums.
+        """
+        bounds, nranks = call.bounds, len(slots.addresses)
+        first, stop = bounds[:-1], bounds[1:]
+        nelements, base = bounds[-1], 0
+        if kind == "one_shot":
+            first, stop = [0] * nranks, [nelements] * nranks
+        elif kind == "reduce_scatter":
+            nelements = max(b - a for a, b in pairwise(bounds)) * (nranks - 1)
+            base = bounds[call.rank]
+        self._reduce(
+            kind, stream, call, sending_ctas(nelements * call.wire.itemsize), **_sent(slots), source=source,
+            first=first, stop=stop, out=call.out - base * call.dtype.itemsize, base=-base,
+        )  # fmt: skip
+
+    def two_shot_pull(
+        self, stream: Stream, call: Reduction, partials: Sequence[int], flags: Sequence[int], results: Sequence[int]
+    ) -> None:
+        """Like a two-shot `reduce`, but owners read the partial products in their peers' memory.
+
+        When the kernel has ended, all ranks have read this rank's partial product, so it may be overwritten, and the
+        next call may use the same flags and results. The kernel resets the flags to 0.
+        """
+        first, stop = call.bounds[:-1], call.bounds[1:]
+        assert not any(address % _PACK_NBYTES for address in partials)
+        assert not any(start % PART_ALIGNMENT for start in first if start < stop[-1])
+        self._reduce(
+            "two_shot_pull", stream, call, pulling_ctas(stop[-1] * call.wire.itemsize), partials=partials, flags=flags,
+            results=results, first=first, stop=stop, out=call.out,
+        )  # fmt: skip
+
+    def gather(
+        self,
+        stream: Stream,
+        nbytes: int,
+        first: Sequence[int],
+        source: int,
+        out: int,
+        *,
+        rank: int,
+        slots: Slots,
+        watch: Watch,
+    ) -> None:
+        """out := the shards of all ranks, one after the other. NaNs stay NaNs, but not always with the same bits."""
+        nranks, largest = len(first) - 1, max(stop - start for start, stop in pairwise(first))
+        sums = [address - nranks * slots.nbytes for address in slots.addresses]  # a gather needs no slots before them
+        arguments = all_reduce_arguments(
+            **_sent(slots._replace(addresses=sums)), source=source - first[rank] * nbytes, out=out, first=first[:-1],
+            stop=first[1:], rank=rank, watch=watch,
+        )  # fmt: skip
+        ctas = sending_ctas(largest * (nranks - 1) * nbytes)
+        self._launch(f"all_gather_ll_{nbytes}", stream, ctas, _REDUCE_THREADS, "all_reduce", *arguments)
+
+    def ready(self, kind: str, key: Hashable, ctas: int, **arguments: Any) -> Ready:
+        """A prepared launch of a collective's kernel, either built in or from `add`."""
+        name = f"{kind}_{key.name if isinstance(key, np.dtype) else key}"
+        function = self._functions[name if name in self._functions else (kind, key)]
+        threads = _ROWS_THREADS if (kind, key) in self._rows else _REDUCE_THREADS
+        return self._ready(function, ctas, threads, "all_reduce", *all_reduce_arguments(**arguments))
+
+    def _reduce(self, kind: str, stream: Stream, call: Reduction, ctas: int, **arguments: Any) -> None:
+        """Launch a kernel of all_reduce.cuh for a reduction."""
+        arguments |= {"rank": call.rank, "watch": call.watch, "contributing": call.contributing}
+        arguments |= {"old": call.old, "beta": call.beta}
+        if call.epilogue is not None:
+            arguments |= {"length": call.epilogue.length, "terms": call.epilogue.terms}
+        name = kernel_name(kind, call.dtype, call.wire, call.epilogue)
+        self._launch(name, stream, ctas, _REDUCE_THREADS, "all_reduce", *all_reduce_arguments(**arguments))
+
+
+def _sent(slots: Slots) -> dict[str, Any]:
+    """The arguments of kernels that send to slots."""
+    return {
+        "partials": slots.addresses,
+        "slot_nbytes": slots.nbytes,
+        "epoch": slots.epoch,
+        "pitches": (slots.pitch, 0, 0),
+    }
+
 
 COPY_THREADS = 128
 """Threads of a CTA that copies concurrently with a GEMM."""
 
-_PACK_NBYTES = 16  # the widest load
 _THREADS = 256  # of kernels that stream memory
 _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round
 _COPY_CTAS_PER_SM = 8  # for multiprocessors that fit more than one
@@ -185,3 +307,110 @@ class Kernels(Collectives):
         """CTAs of a kernel whose threads take a pack of `length` elements each."""
         packs = -(-rows // length) * columns
         return min(-(-packs // _THREADS), _CTAS_PER_SM * self._sms)
+
+
+OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
+"""Names of the operations in pointwise.cuh."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionEpilogue:
+    """Compile-time parameters of reduction kernels, in addition to the dtype of the result.
+
+    Args:
+        op: a key of `OPERATIONS`.
+        tree: the epilogue's expression.
+        dtypes: dtypes of its array operands, None for numbers.
+        weight: dtype of the weight if rows are normalised after the epilogue, else None.
+        wire: dtype of the terms; None: the dtype of the result.
+        scaled: beta C is added before the epilogue.
+    """
+
+    op: str
+    tree: Node
+    dtypes: tuple[Dtype | None, ...] = ()
+    weight: Dtype | None = None
+    wire: Dtype | None = None
+    scaled: bool = False
+
+    def source(self, dtype: Dtype, family: str = "all_reduce") -> str:
+        """CUDA C++ of the kernels of a family (see `KINDS`).
+
+        If rows are normalised after the epilogue, this is one kernel, "rows".
+        """
+        folder, is_sum = FOLDER, family == "sum"
+        pointwise.check_count(len(self.dtypes))
+        types = [pointwise.type_name(dtype), pointwise.type_name(self.wire or dtype)]
+        macro = "SUM" if is_sum else "ALL_REDUCE" if self.weight is None else "ONE_SHOT"
+        arguments = [*types, *([] if is_sum else ["Operation"]), "ReductionEpilogue"]
+        return "\n".join([
+            f"#define NORMALISED {int(self.weight is not None)}",
+            pointwise.functions(dtype),
+            expanded(folder / ("sum.cuh" if is_sum else "all_reduce.cuh")),
+            f"#define OPERATION {OPERATIONS[self.op]}",
+            f"#define SCALED {int(self.scaled and not is_sum)}",
+            f"typedef {pointwise.type_name(dtype if self.weight is None else self.weight)} Weight;",
+            pointwise.printed(self.tree, self.dtypes, self.first_term),
+            expanded(folder / "collective.cuh"),
+            f"{macro}(all, {', '.join(arguments)})",
+        ])  # fmt: skip
+
+    @property
+    def first_term(self) -> int:
+        """The number of the first operand: 1 after the eps of normalised rows, else 0."""
+        return int(self.weight is not None)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are sums without an epilogue."""
+        return self.op == "sum" and self.tree == Name(RESULT) and self.weight is None
+
+    def load(self, registry: Kernels, stream: Stream, dtype: Dtype, family: str = "all_reduce") -> Hashable:
+        """Compile the kernels of a family unless they exist, and return their key (local)."""
+        key = self, dtype
+        family = family if self.weight is None else "rows"
+        with compiling():
+            registry.add(stream, key, lambda: self.source(dtype, family), family)
+        return key
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """A with block that turns failures into BackendError; a capture of the caller's goes on (local)."""
+    from pblas.backends.cuda import streams
+
+    try:
+        with streams.relaxed():
+            yield
+    except errors.PblasError:
+        raise
+    except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the other ranks must not wait
+        raise errors.BackendError(f"a kernel could not be compiled: {type(caught).__name__}: {caught}") from None
+
+
+def compiled_epilogue(
+    registry: Kernels,
+    stream: Stream,
+    finish: Finish,
+    out: Array,
+    order: str,
+    *,
+    wire: Dtype,
+    scaled: bool,
+    family: str,
+) -> EpilogueTerms:
+    """The epilogue of a reduction kernel, which is compiled if it is new (local)."""
+    fast = 0 if order == "F" else 1
+    dtypes, words = terms_of(finish, fast)
+    epilogue = ReductionEpilogue("sum", finish.tree, dtypes, wire=None if wire == out.dtype else wire, scaled=scaled)
+    return EpilogueTerms(epilogue.load(registry, stream, out.dtype, family), max(1, out.shape[fast]), words)
+
+
+def terms_of(finish: Finish, fast: int) -> tuple[tuple[Dtype | None, ...], list[int]]:
+    """The dtypes of the operands of an expression, None for numbers, and their words (local)."""
+    operands = [finish.operands[name] for name in operand_names(finish.tree)]
+    words: list[int] = []
+    for z in operands:
+        steps = (z.strides[axis] // z.itemsize for axis in (fast, 1 - fast)) if is_array(z) else ()
+        words += (z.data.ptr, *steps) if is_array(z) else pointwise.number_term(z)
+    return tuple(z.dtype if is_array(z) else None for z in operands), words

@@ -1,5 +1,5 @@
 // The reduction operation and the epilogue of reduction kernels: optionally + beta C, then an Expression; then rows may
-// be normalised. reduction_epilogues.py defines OPERATION, SCALED, NORMALISED, Weight and Expression.
+// be normalised. ReductionEpilogue defines OPERATION, SCALED, NORMALISED, Weight and Expression.
 struct Operation {
     template <class A>
     __device__ __forceinline__ static A of(A x, A y) {

@@ -1,4 +1,4 @@
-"""The sources of the kernels, and the names of the kernels in them."""
+"""The sources of the kernels, their names, and the kernels compiled and loaded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from pblas.backends.cuda.kernels.sources import expanded
+from pblas.backends.cuda.kernels import Module, expanded, prefer_shared_memory
 from pblas.backends.cuda.pointwise import type_name
 from pblas.backends.dtypes import FLOAT8
+from pblas.backends.nvshmem.kernels.arguments import STRUCTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms
+
 
 FOLDER = Path(__file__).parent
 
@@ -59,12 +65,12 @@ STRUCT_OF = {"all_gather": "all_reduce", "rows": "all_reduce"} | {
 """Files and families that use the argument struct of another one."""
 
 
-def file_of(family: str, dtype: np.dtype[Any], wire: np.dtype[Any]) -> str:
+def file_of(family: str, dtype: Dtype, wire: Dtype) -> str:
     """The file of the kernels of "sum" or "all_reduce" for a dtype of the result and one of the terms."""
     return f"{family}_{NAMES[dtype, wire]}"
 
 
-def kernel_name(kind: str, dtype: np.dtype[Any], wire: np.dtype[Any], epilogue: EpilogueTerms | None) -> Any:
+def kernel_name(kind: str, dtype: Dtype, wire: Dtype, epilogue: EpilogueTerms | None) -> Any:
     """The key of a kernel."""
     return f"{kind}_{NAMES[dtype, wire]}" if epilogue is None else (kind, epilogue.key)
 
@@ -78,3 +84,41 @@ def source(file: str) -> str:
     types = next(pair for pair, name in NAMES.items() if name == suffix)
     arguments = ", ".join((suffix, *map(type_name, types)))
     return expanded(FOLDER / f"{family}.cuh") + _INSTANCES[family].format(arguments) + "\n"
+
+
+class Loaded(Module):
+    """Kernels, compiled for the current GPU: those of `ALWAYS`, and others when a plan requires them."""
+
+    def __init__(self) -> None:
+        super().__init__(STRUCTS, early=("all_reduce", "wait"))
+        for file in ALWAYS:
+            self._compile(source(file), {name: name for name in FILES[file]})
+        for name in ("copy", "wait"):
+            prefer_shared_memory(self._driver, self._functions[name])
+        self._rows: set[Any] = set()  # kernels that normalise rows
+
+    def load(self, stream: int) -> None:
+        """Load the kernels of `ALWAYS` by launches with empty arguments."""
+        for file in ALWAYS:
+            for name in FILES[file]:
+                self._launch_nothing(name, stream, name if file == "signals" else file)
+
+    def require(self, stream: Stream, file: str) -> None:
+        """Compile and load the kernels of a file, unless that is done: before an execution, which must not load any."""
+        names = FILES[file]
+        if names[0] in self._functions:
+            return
+        self._compile(source(file), {name: name for name in names})
+        for name in names:
+            self._launch_nothing(name, stream, STRUCT_OF[file])
+
+    def add(self, stream: Stream, key: Hashable, code: Callable[[], str], family: str = "all_reduce") -> None:
+        """Compile kernels of a family, and run them once without arguments, unless they exist."""
+        names: dict[Hashable, str] = {(kind, key): f"{kind}_all" for kind in KINDS[family]}
+        if names.keys() <= self._functions.keys():
+            return
+        self._compile(code(), names)
+        for name in names:
+            self._launch_nothing(name, stream, STRUCT_OF.get(family, family))
+        if family == "rows":
+            self._rows.update(names)

@@ -6,8 +6,8 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
+from pblas.backends.engine_limits import COPY_RATE, COPY_US
 from pblas.backends.push_engine import Output, Portion
-from pblas.backends.tile_shapes import COPY_RATE, COPY_US
 from pblas.matmul.index_runs import IndexRuns, gemm_runs
 from pblas.matmul.push.base_run import RunPush, column_blocks, is_one_run
 from pblas.matmul.push.schedules.operations import AllGather, Arrival, Block, GemmAsArriving, Multiply, Op
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.lanes import Flag, Lane
+    from pblas.backends.engine_limits import Flag, Lane
     from pblas.matmul.one_dimensional_plan import AllGatherGemm
     from pblas.matmul.operands import Operands, Orders
     from pblas.matmul.push.base_run import Order

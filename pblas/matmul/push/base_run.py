@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from pblas.backends.dtypes import Array, ProductDtypes
-    from pblas.backends.lanes import Lane
+    from pblas.backends.engine_limits import Lane
     from pblas.backends.push_engine import Engine, GemmModes
     from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmReduceScatter
     from pblas.matmul.operands import Operands, Orders

@@ -31,7 +31,7 @@ from pblas.plans.partition import flat_share, padded
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
-    from pblas.backends.lanes import Flag, Lane
+    from pblas.backends.engine_limits import Flag, Lane
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter
     from pblas.matmul.operands import Operands, Orders
     from pblas.matmul.push.base_run import Order

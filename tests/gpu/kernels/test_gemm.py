@@ -22,9 +22,9 @@ pytest.importorskip("nvmath.bindings")
 if not cupy.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from pblas.backends.cuda.algorithm_cache import Choice  # noqa: E402
 from pblas.backends.cuda.cublaslt import Product  # noqa: E402
 from pblas.backends.cuda.gemm import Gemm, needs_copy, read  # noqa: E402
+from pblas.backends.cuda.gemm_problem import Choice  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

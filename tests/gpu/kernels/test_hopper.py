@@ -24,12 +24,13 @@ from cuda.bindings import driver  # noqa: E402
 from pblas.backends.cpu.pointwise import evaluate  # noqa: E402
 from pblas.backends.cuda import streams  # noqa: E402
 from pblas.backends.cuda.gemm_problem import read  # noqa: E402
+from pblas.backends.engine_limits import Shape  # noqa: E402
 from pblas.backends.nvshmem.hopper import gemm as hopper_module  # noqa: E402
-from pblas.backends.nvshmem.hopper.descriptors import Part, Place, Term, supports  # noqa: E402
+from pblas.backends.nvshmem.hopper.compile import Part, Place, Term, supports  # noqa: E402
 from pblas.backends.nvshmem.hopper.gemm import Hopper  # noqa: E402
-from pblas.backends.nvshmem.kernels import ABORTED, LATE, RECORD, Kernels, Watch  # noqa: E402
+from pblas.backends.nvshmem.kernels import Kernels  # noqa: E402
+from pblas.backends.nvshmem.kernels.arguments import ABORTED, LATE, RECORD, Watch  # noqa: E402
 from pblas.backends.push_engine import Finish  # noqa: E402
-from pblas.backends.tile_shapes import Shape  # noqa: E402
 from pblas.epilogues import parse  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -14,17 +14,15 @@ import numpy as np
 import pytest
 
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.nvshmem.kernels import (
+from pblas.backends.nvshmem.kernels import Kernels, Reduction, Strided, compiled_epilogue
+from pblas.backends.nvshmem.kernels.arguments import (
     ABORTED,
     LATE,
     MAX_CTAS,
     NO_STEP,
     RECORD,
     Block,
-    Kernels,
-    Reduction,
     Slots,
-    Strided,
     Watch,
     all_reduce_flags_nbytes,
     barrier_flags_nbytes,
@@ -32,7 +30,6 @@ from pblas.backends.nvshmem.kernels import (
     push_counter_nbytes,
 )
 from pblas.backends.nvshmem.kernels.sources import ALWAYS, FILES
-from pblas.backends.nvshmem.reduction_epilogues import compiled_epilogue
 from pblas.backends.push_engine import Finish
 from pblas.epilogues import parse
 from pblas.plans.partition import flat_share

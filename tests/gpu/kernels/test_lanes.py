@@ -8,7 +8,7 @@ import cupy
 import pytest
 
 from pblas.backends.cuda import streams
-from pblas.backends.nvshmem.lanes import Lanes
+from pblas.backends.nvshmem.sinks import Lanes
 
 pytestmark = pytest.mark.gpu
 

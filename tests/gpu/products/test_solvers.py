@@ -13,7 +13,7 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg, scalapack
-from pblas.backends.cuda.reflectors import Reflectors
+from pblas.backends.cuda.lapack import Reflectors
 from pblas.backends.nvshmem.settings import may_share_gpu
 from pblas.matrices.scatter_gather import part_of, put_part
 from tests.common.factors import MOST, NAMES, general, lu_ratio, positive, qr_ratios, ratio, solve_ratio

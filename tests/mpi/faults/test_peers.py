@@ -14,7 +14,7 @@ from pblas import PeerTimeout, WorkspaceError
 from pblas.backends import shared_files
 from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.transport import MpiTransport
-from pblas.backends.nvshmem import tables
+from pblas.backends.nvshmem.heap import Tables
 from tests.common.ranks import COMM, outcome_with_late_rank, raises_on_all_ranks, waits
 
 pytestmark = pytest.mark.mpi
@@ -67,7 +67,7 @@ def test_peers_know_their_node() -> None:
 
 
 def test_all_ranks_read_a_ranks_line_after_an_agreement(agreement: Agreement) -> None:
-    table = tables.Tables(agreement)
+    table = Tables(agreement)
     for number in (0, 5, 4095, 4096, 9000, 5):
         lines = table.lines(number)
         lines[COMM.rank][:] = (number, COMM.rank, -1, 1 << 40)
@@ -82,6 +82,4 @@ def test_all_ranks_read_a_ranks_line_after_an_agreement(agreement: Agreement) ->
 
 def test_a_full_folder_is_reported_on_every_rank(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_files, "FOLDER", "/dev/no-such-folder")
-    raises_on_all_ranks(
-        WorkspaceError, "shared memory of the hosts: No such file", lambda: tables.Tables(agreement).lines(0)
-    )
+    raises_on_all_ranks(WorkspaceError, "shared memory of the hosts: No such file", lambda: Tables(agreement).lines(0))

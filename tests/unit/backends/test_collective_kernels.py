@@ -16,8 +16,9 @@ import pytest
 from pblas.backends.cpu.pointwise import evaluate
 from pblas.backends.cuda.pointwise import number_term
 from pblas.backends.nvshmem.kernels import Kernels as Launches
-from pblas.backends.nvshmem.kernels import Reduction, Slots, Watch, all_reduce_flags_nbytes, source
-from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue
+from pblas.backends.nvshmem.kernels import Reduction, ReductionEpilogue
+from pblas.backends.nvshmem.kernels.arguments import Slots, Watch, all_reduce_flags_nbytes
+from pblas.backends.nvshmem.kernels.sources import source
 from pblas.epilogues import FUNCTIONS, RESULT, Name, parse
 from tests.common.gauge import Array, dtype_of
 from tests.model.fibers import COMPILER, Kernels

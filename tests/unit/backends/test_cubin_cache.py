@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from pblas import errors
-from pblas.backends.nvshmem.hopper.cubin_cache import machine_code
+from pblas.backends.nvshmem.hopper import machine_code
 from pblas.errors import PblasWarning
 
 MACROS = [("TYPE", "1")]

@@ -19,7 +19,7 @@ from pblas.backends.cuda import device
 from pblas.backends.cuda.device import choose_device, problem, unfit
 from pblas.backends.gpu_info import Gpu, Platform, shared_device_error
 from pblas.backends.nvshmem import diagnostics, settings
-from pblas.backends.nvshmem.pool import GRANULE, rounded
+from pblas.backends.nvshmem.settings import GRANULE, rounded
 from tests.harness.run import ROOT
 
 H200 = Gpu(
@@ -68,7 +68,7 @@ def test_cuda_libraries_that_cannot_be_loaded_are_named(
     assert diagnostics.lacking()[:1] == ("cuBLASLt",)
 
 
-@pytest.mark.parametrize("name", ["cuda.device", "nvshmem.fault", "nvshmem.pool", "nvshmem.settings", "cache_file"])
+@pytest.mark.parametrize("name", ["cuda.device", "nvshmem.fault", "nvshmem.settings", "cache_file"])
 def test_examples(name: str) -> None:
     # Doctests of these folders are not collected: other modules in them need CuPy to be imported.
     flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
-from pblas.backends.nvshmem.kernels import NO_STEP
+from pblas.backends.nvshmem.kernels.arguments import NO_STEP
 
 
 def test_a_fault_is_encoded_in_a_word() -> None:

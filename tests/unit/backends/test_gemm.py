@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.cpu import gemm as backend
-from pblas.backends.cpu.gemm import add_scaled, gemm, scale
+from pblas.backends.cpu import blas as backend
+from pblas.backends.cpu.blas import add_scaled, gemm, scale
 from pblas.backends.dtypes import DTYPES, accumulator_dtype
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, entries, gauge
 

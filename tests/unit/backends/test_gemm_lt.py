@@ -12,8 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.cuda.algorithm_cache import ALGORITHM_NBYTES, Choice, Choices
-from pblas.backends.cuda.gemm_problem import Problem, alignment, copies_of, needs_copy, read
+from pblas.backends.cuda.gemm_problem import (
+    ALGORITHM_NBYTES,
+    Choice,
+    Choices,
+    Problem,
+    alignment,
+    copies_of,
+    needs_copy,
+    read,
+)
 from pblas.backends.dtypes import E4M3, E5M2, FLOAT16, FLOAT32
 from pblas.backends.push_engine import GemmModes
 from pblas.errors import PblasWarning

@@ -17,7 +17,7 @@ from pblas import WorkspaceError
 from pblas.backends.allocator import ALIGNMENT, Extent
 from pblas.backends.nvshmem import heap as heap_module
 from pblas.backends.nvshmem.heap import Heap
-from pblas.backends.nvshmem.pool import GRANULE, NOWHERE, Pool, rounded
+from pblas.backends.nvshmem.settings import GRANULE, NOWHERE, Pool, rounded
 
 MIB = 1 << 20
 

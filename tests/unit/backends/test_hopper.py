@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from pblas.backends.cuda import pointwise
-from pblas.backends.cuda.kernels.module import prefer_shared_memory
-from pblas.backends.nvshmem.hopper.source import source as hopper_source
+from pblas.backends.cuda.kernels import prefer_shared_memory
+from pblas.backends.engine_limits import LINE, ROWS, WIDTH, Shape, choose_shape, is_side_by_side
+from pblas.backends.nvshmem.hopper import source as hopper_source
 from pblas.backends.nvshmem.hopper.tile_scheduler import (
     CLUSTER,
     COSTS,
@@ -32,8 +33,8 @@ from pblas.backends.nvshmem.hopper.tile_scheduler import (
     cover,
     tiles_of_ctas,
 )
-from pblas.backends.nvshmem.kernels import COPY_THREADS, source
-from pblas.backends.tile_shapes import LINE, ROWS, WIDTH, Shape, choose_shape, is_side_by_side
+from pblas.backends.nvshmem.kernels import COPY_THREADS
+from pblas.backends.nvshmem.kernels.sources import source
 from pblas.epilogues import operand_names, parse
 from pblas.errors import BackendError
 from tests.common.gauge import BFLOAT16

@@ -10,21 +10,21 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from pblas.backends.cuda import pointwise
-from pblas.backends.cuda.kernels.module import Arguments
+from pblas.backends.cuda.kernels import Arguments
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.nvshmem.kernels import (
-    KINDS,
+from pblas.backends.nvshmem.kernels import ReductionEpilogue
+from pblas.backends.nvshmem.kernels.arguments import (
     MAX_CTAS,
     MAX_PARTS,
     MAX_RANKS,
     PART_ALIGNMENT,
+    RECORD,
+    STRUCTS,
+    Block,
     pulling_ctas,
     sending_ctas,
-    source,
 )
-from pblas.backends.nvshmem.kernels.arguments import RECORD, STRUCTS, Block
-from pblas.backends.nvshmem.kernels.sources import ALWAYS, FILES
-from pblas.backends.nvshmem.reduction_epilogues import ReductionEpilogue
+from pblas.backends.nvshmem.kernels.sources import ALWAYS, FILES, KINDS, source
 from pblas.epilogues import parse
 from pblas.plans.partition import flat_share
 from pblas.runtime.runtime import checked_dtype

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.backends.cpu import syrk as backend
-from pblas.backends.cpu.syrk import syr2k, syrk
+from pblas.backends.cpu import blas as backend
+from pblas.backends.cpu.blas import syr2k, syrk
 from tests.common.gauge import entries, gauge
 from tests.unit.backends.test_trsm import DTYPES, UPLO, in_larger
 

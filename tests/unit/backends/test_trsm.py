@@ -8,8 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-from pblas.backends.cpu import trsm as backend
-from pblas.backends.cpu.trsm import trsm
+from pblas.backends.cpu import blas as backend
+from pblas.backends.cpu.blas import trsm
 from tests.common.gauge import Array, entries, gauge
 
 DTYPES = ("float32", "float64", "complex64", "complex128")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pblas
-from pblas.backends.lanes import LANES
+from pblas.backends.engine_limits import LANES
 from pblas.matmul.choose_algorithm import shortlist
 from pblas.plans.algorithm import Algorithm
 from pblas.simulation.hardware import Topology

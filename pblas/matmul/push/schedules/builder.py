@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
-from pblas.backends.lanes import Lane
+from pblas.backends.engine_limits import Lane
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmReduceScatter
 from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.push.schedules.operations import Block, Op, Put, Signal

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from pblas.backends.lanes import Lane
+from pblas.backends.engine_limits import Lane
 from pblas.plans.partition import MAX_PIECES
 
 Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 
-from pblas.backends.lanes import Lane
+from pblas.backends.engine_limits import Lane
 from pblas.matmul.one_dimensional_plan import GemmAllReduce, GemmReduceScatter
 from pblas.matmul.push.schedules.builder import (
     Program,

@@ -1,8 +1,8 @@
-"""The local solve Z := T^-1 Z with a triangle on a GPU, and the product T X, by cuBLAS.
+"""Triangles on a GPU, by cuBLAS: the solve Z := T^-1 Z, the product T X, the update Z := alpha X X^T + beta Z.
 
-See `pblas.backends.cpu.trsm` for the solve.
-
-As there, a Z in C-order is solved as Z^T := Z^T T^-T, and a T in C-order flips its triangle and its trans flag.
+See `pblas.backends.cpu.blas` and `pblas.backends.cpu.blas`. As there, a Z in C-order is solved as Z^T := Z^T T^-T, and
+a T in C-order flips its triangle and its trans flag; a Z in C-order is updated as Z^T, which flips its triangle and
+conjugates a Hermitian one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pblas.backends.cuda import streams
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+
 
 _SOLVES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
 _PRODUCTS = {"f": cublas.strmm_64, "d": cublas.dtrmm_64, "F": cublas.ctrmm_64, "D": cublas.ztrmm_64}
@@ -40,7 +41,7 @@ def gram_blocks(handle: int, x: Any, rows: int, count: int, parts: Any) -> None:
 
 
 def trsm(
-    handle: int, stream: int, t: Any, z: Any, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False
+    handle: int, stream: int, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False
 ) -> Array | None:
     """Z := T^-1 Z, in place, on a stream; T may be marked as conjugated."""
     if not z.size:
@@ -55,9 +56,9 @@ def trmm(
     handle: int,
     stream: int,
     alpha: complex,
-    t: Any,
-    x: Any,
-    z: Any,
+    t: Array,
+    x: Array,
+    z: Array,
     *,
     uplo: Literal["L", "U"],
     unit: bool = False,
@@ -74,12 +75,7 @@ def trmm(
 
 
 class _Options(NamedTuple):
-    """Arguments of cuBLAS for a triangle and a matrix.
-
-    Args:
-        leading: side, triangle, operation, diagonal, rows and columns (local).
-        triangle: address and leading dimension (local).
-    """
+    """Arguments of cuBLAS for a triangle and a matrix."""
 
     leading: tuple[int, ...]
     triangle: tuple[int, int]
@@ -114,13 +110,52 @@ def _place(z: Any, *, straight: bool | None = None) -> tuple[int, int]:
     return int(z.data.ptr), leading_dimension(z if straight else z.T)
 
 
-def by_columns(x: Any) -> bool:
+def by_columns(x: Array) -> bool:
     """Whether cuBLAS reads X without a transposition; for a single row or column by its shape, as on CPUs."""
     m, n = x.shape
     return m <= 1 or (n > 1 and x.strides[0] == x.itemsize)
 
 
-def leading_dimension(x: Any) -> int:
+def leading_dimension(x: Array) -> int:
     """Distance in elements between the columns of an X that is stored by columns."""
     m, n = x.shape
     return int(x.strides[1]) // int(x.itemsize) if n > 1 else max(m, 1)
+
+
+_SYRK = {"f": cublas.ssyrk_64, "d": cublas.dsyrk_64, "F": cublas.csyrk_64, "D": cublas.zsyrk_64}
+_HERK = {"F": cublas.cherk_64, "D": cublas.zherk_64}
+
+
+def syrk(
+    handle: int,
+    stream: int,
+    alpha: complex,
+    x: Any,
+    beta: complex,
+    z: Any,
+    *,
+    uplo: Literal["L", "U"],
+    conj: bool = False,
+    hermitian: bool = False,
+) -> Array | None:
+    """One triangle of Z := alpha X X^T + beta Z, or alpha X X^H + beta Z, in place; X may be marked as conjugated."""
+    if not z.size:
+        return None
+    is_complex = z.dtype.kind == "c"
+    hermitian = hermitian and is_complex
+    if not by_columns(z):
+        z, uplo, conj = z.T, "U" if uplo == "L" else "L", conj != hermitian
+    straight, copy = by_columns(x), None
+    if is_complex and conj != (hermitian and not straight):  # cuBLAS reads X, or in C-order X^T
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
+            x = copy = (cupy.asfortranarray if straight else cupy.ascontiguousarray)(cupy.conj(x))
+    flip = cublas.Operation.C if hermitian else cublas.Operation.T
+    matrix, flag = (x, cublas.Operation.N) if straight else (x.T, flip)
+    values = np.array([alpha, beta], z.dtype)
+    scalars = values.real.copy() if hermitian else values
+    first, second = (scalars.ctypes.data + i * scalars.itemsize for i in (0, 1))
+    (_HERK if hermitian else _SYRK)[z.dtype.char](
+        *(handle, cublas.FillMode.UPPER if uplo == "U" else cublas.FillMode.LOWER, flag, *x.shape),
+        *(first, matrix.data.ptr, leading_dimension(matrix), second, z.data.ptr, leading_dimension(z)),
+    )
+    return copy

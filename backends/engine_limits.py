@@ -1,12 +1,19 @@
-"""Tile shapes of the Hopper kernel for a product of few tiles, and the time that they take.
+"""What plans know of engines: lanes, flags and queues, tiles of the Hopper kernel, epilogues that cuBLASLt fuses.
 
-The figures are for H200. The planner and the kernel's tile scheduler use them.
+This module imports no GPU library. The planner and the kernel's tile scheduler use the shapes of tiles for a product
+of few tiles, and the time that they take; the figures are for H200.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from pblas.epilogues import NAMED, RESULT, Name, nodes, parse, substituted
+
+if TYPE_CHECKING:
+    from pblas.epilogues import Node
+
 
 ROWS, WIDTH, LINE = 256, 256, 64
 """Rows of a cluster's tiles, one below the other; columns of the widest tile; rows of a warpgroup."""
@@ -95,3 +102,48 @@ def choose_shape(parts: Sequence[tuple[int, int]], k: int, clusters: int) -> tup
         candidates.append((rounds * us, shape))
     us, shape = min(candidates)
     return shape, round(us, 2)
+
+
+Lane = Literal["main", "copy"]
+LANES: tuple[Lane, ...] = ("main", "copy")
+"""The caller's stream, and a second stream that forks from it and joins it again.
+
+The second stream runs copies between GPUs, which use no multiprocessor, and waits, which use at most one warp. Both can
+run while a GEMM fills the GPU.
+"""
+
+
+Flag = tuple[int, int]
+"""The rank that sets the flag, and its phase."""
+
+MAX_QUEUES = 8
+"""Maximum number of queues of executions that may run concurrently; in each, at most one CTA waits for a peer."""
+
+MAX_TILE_FLAGS = 256
+"""Maximum number of tile flags of one execution."""
+
+
+_FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}
+"""Functions that cuBLASLt can apply to a product; its gelu is the tanh approximation."""
+_HALVES = ("float16", "bfloat16")
+
+
+def fused_epilogue(tree: Node, dtype: str) -> tuple[str, str | None] | None:
+    """cuBLASLt's name of an epilogue, and the name of its bias operand or None; None if cuBLASLt cannot fuse it.
+
+    >>> [fused_epilogue(parse(text), "float32") for text in ("relu(x + b)", "x + b", "relu(x)", "silu(x)")]
+    [('RELU_BIAS', 'b'), ('BIAS', 'b'), ('RELU', None), None]
+    """
+    if dtype not in (*_HALVES, "float32"):
+        return None
+    functions = {name: text for name, text in _FUNCTIONS.items() if name != "gelu" or dtype in _HALVES}
+    names = {node.name for node in nodes(tree) if isinstance(node, Name)} - {RESULT}
+    if not names:
+        matching = (name for name, function in functions.items() if tree == parse(function))
+        return next(((name.upper(), None) for name in matching), None)
+    bias, functions = names.pop(), {"bias": RESULT} | {f"{name}_bias": text for name, text in functions.items()}
+    for added in (f"{RESULT} + {bias}", f"{bias} + {RESULT}") if not names else ():
+        for name, function in functions.items():
+            if tree == parse(substituted(function, added)):
+                return name.upper(), bias
+    return None
