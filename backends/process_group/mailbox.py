@@ -1,11 +1,12 @@
 """Messages of a torch.distributed group through Gloo, which arrive while this process does something else.
 
 Gloo's messages cannot be tested for arrival, only waited for, and a wait with a short deadline would close the
-connections of the group. Two threads therefore wait: one for messages from any rank, one until own messages have left.
+connections of the group. Threads therefore wait: one for the messages of each other rank, one until own messages have
+left. (A wait for messages of any rank would fail again and again after the death of a rank that has announced one.)
 The methods of the group itself work until the process ends, also after torch.distributed.destroy_process_group.
 
 Gloo would wake the threads when another rank ends. If Python is ending here at that moment, that ends the process by
-SIGABRT. Therefore a process that ends asks the other ranks for a message, which ends the first thread.
+SIGABRT. Therefore a process that ends tells the other ranks, and their answers end its threads, as it ends theirs.
 """
 
 from __future__ import annotations
@@ -26,17 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TAG, _TAG_REST = 0x70626C, 0x70626D  # of Gloo; programs number their own messages from 0
-_HEAD = struct.Struct("<4q")
-"""Sender, space, tag and number of bytes of a message. The first `_INLINE` bytes come in the same message of Gloo."""
+_HEAD = struct.Struct("<3q")
+"""Space, tag and number of bytes of a message. The first `_INLINE` bytes come in the same message of Gloo."""
 _FRAME = 4096
 _INLINE = _FRAME - _HEAD.size
 _FOREVER = timedelta(days=365)
 _ENDING, _ANSWER = -1, -2
 """In place of the number of bytes: the sender's process ends; the answer to that."""
-_PAUSE = 1e-3
-"""Seconds before Gloo is asked for messages again, after it has said that a rank has died."""
-_GRACE, _TURN = 1.0, 0.3
-"""Seconds in which a rank that has not ended answers; after the death of a rank the others end one after the other."""
+_GRACE = 1.0
+"""Seconds in which a rank that has not ended answers."""
 
 _MAILBOXES: dict[Any, Mailbox] = {}
 """One mailbox per group, as long as the process runs: a thread that waits for Gloo cannot be ended."""
@@ -68,12 +67,13 @@ class Mailbox:
         self._lock = threading.Lock()  # of `_arrived`
         self._sending = threading.Lock()  # the two parts of a message leave one after the other
         self._leaving: SimpleQueue[tuple[Any, threading.Event] | None] = SimpleQueue()
-        self._is_ending = False
+        self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._told: list[Any] = []  # the last messages, with their memory
         self._threads = [
-            threading.Thread(target=target, name="pblas messages", daemon=True)
-            for target in ((self._receive_all, self._await_leaving) if self.size > 1 else ())
+            threading.Thread(target=self._receive_from, args=(rank,), name="pblas messages", daemon=True)
+            for rank in self._others
         ]
+        self._threads.append(threading.Thread(target=self._await_leaving, name="pblas messages", daemon=True))
         for thread in self._threads:
             thread.start()
         atexit.register(self._end)
@@ -96,7 +96,7 @@ class Mailbox:
 
     def _frame(self, space: int, tag: int, nbytes: int) -> bytearray:
         frame = bytearray(_FRAME)
-        _HEAD.pack_into(frame, 0, self.rank, space, tag, nbytes)
+        _HEAD.pack_into(frame, 0, space, tag, nbytes)
         return frame
 
     def _start(self, memory: bytearray, dest: int, tag: int) -> Callable[[], bool]:
@@ -132,33 +132,23 @@ class Mailbox:
         with self._lock:
             self._arrived.setdefault((space, tag), []).append((sender, message))
 
-    def _receive_all(self) -> None:
-        """Receive messages until the group ends."""
+    def _receive_from(self, source: int) -> None:
+        """Receive the messages of a rank until its process or this one ends."""
         frame = np.empty(_FRAME, np.uint8)
-        while True:
-            try:
-                self.group.recv_anysource([torch.from_numpy(frame)], _TAG).wait(_FOREVER)
-            except RuntimeError:  # a rank has died; messages of the others still arrive
-                if self._is_ending:
-                    return
-                time.sleep(_PAUSE)
-                continue
-            sender, space, tag, nbytes = _HEAD.unpack_from(frame.data)
-            if nbytes < 0:
+        with suppress(RuntimeError):  # the rank has died
+            while True:
+                self.group.recv([torch.from_numpy(frame)], source, _TAG).wait(_FOREVER)
+                space, tag, nbytes = _HEAD.unpack_from(frame.data)
                 if nbytes == _ENDING:
-                    self._tell(_ANSWER, sender)
-                if self._is_ending:
+                    self._tell(_ANSWER, source)
+                if nbytes < 0:
                     return
-                continue
-            message = np.empty(nbytes, np.uint8)
-            message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
-            try:
+                message = np.empty(nbytes, np.uint8)
+                message[:_INLINE] = frame[_HEAD.size : _HEAD.size + nbytes]
                 if nbytes > _INLINE:
                     rest = torch.from_numpy(message[_INLINE:])
-                    self.group.recv([rest], sender, _TAG_REST).wait(_FOREVER)
-            except RuntimeError:  # the sender has died
-                continue
-            self._deliver(sender, space, tag, message.tobytes())
+                    self.group.recv([rest], source, _TAG_REST).wait(_FOREVER)
+                self._deliver(source, space, tag, message.tobytes())
 
     def _await_leaving(self) -> None:
         """Keep the memory of messages until they have left, in the order in which they were sent."""
@@ -179,10 +169,9 @@ class Mailbox:
 
     def _end(self) -> None:
         """End the threads before Python ends."""
-        self._is_ending = True
         self._leaving.put(None)
-        for rank in set(range(self.size)) - {self.rank}:
+        for rank in self._others:
             self._tell(_ENDING, rank)
-        end = time.monotonic() + _GRACE + _TURN * (self.rank % 8)
+        end = time.monotonic() + _GRACE
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
