@@ -14,11 +14,24 @@ from tests.common.gauge import entries, gauge
 from tests.unit.backends.test_trsm import DTYPES, UPLO, in_larger
 
 
+def limit(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    """Limit the integers of BLAS in updates, but not in the products that they call, which `test_gemm` limits."""
+    product_of = backend.gemm
+
+    def unlimited(*arguments: Any, **options: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(backend, "_LARGEST", 2**31 - 1)
+            product_of(*arguments, **options)
+
+    monkeypatch.setattr(backend, "_LARGEST", largest)
+    monkeypatch.setattr(backend, "gemm", unlimited)
+
+
 @pytest.mark.parametrize("largest", [2**31 - 1, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k"), [(1, 1), (7, 1), (1, 9), (8, 5), (33, 40)])
 def test_one_triangle(dtype: str, m: int, k: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "_LARGEST", largest)
+    limit(monkeypatch, largest)
     x, old = entries((m, k), np.dtype(dtype), 1), entries((m, m), np.dtype(dtype), 2)
     for uplo, conj, hermitian, order_x, order_z in product(UPLO, (False, True), (False, True), "FC", "FC"):
         inside = np.tri(m, dtype=bool) if uplo == "L" else np.tri(m, dtype=bool).T
@@ -47,7 +60,7 @@ def test_one_triangle(dtype: str, m: int, k: int, largest: int, monkeypatch: pyt
 def test_one_triangle_of_two_products(
     dtype: str, m: int, k: int, largest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "_LARGEST", largest)
+    limit(monkeypatch, largest)
     x, y, old = (entries(shape, np.dtype(dtype), seed) for seed, shape in enumerate(((m, k), (m, k), (m, m)), 1))
     is_complex = np.dtype(dtype).kind == "c"
     alpha = 2 - 1j if is_complex else 2.0
