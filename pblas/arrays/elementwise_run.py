@@ -9,8 +9,8 @@ import numpy as np
 from pblas.backends.dtypes import dtype_of_name
 from pblas.epilogues import Name
 from pblas.layouts.placement import Placement
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
-from pblas.redistribution.scaling import Scaling
 from pblas.redistribution.transfer import own_memory
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.epilogues import Node
-    from pblas.redistribution.scaling import Put
+    from pblas.redistribution.packing import Put
 
 
 class ElementwiseOperands(NamedTuple):

@@ -14,7 +14,7 @@ from pblas.core.checks import check_matrix, common_dtype
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import Redistribution, redistributed
-from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import fail_without_context
 
 if TYPE_CHECKING:
     from pblas.core.operation import Bound

@@ -14,11 +14,9 @@ from pblas.backends import log
 from pblas.backends.interop import current_stream
 from pblas.collectives.arguments import GatherArguments, ReduceArguments, Reduction
 from pblas.collectives.collective_plan import SLOT_NBYTES, goes_by_messages
-from pblas.collectives.collective_run import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
-from pblas.collectives.flat_run import Flat
-from pblas.collectives.gathering_run import Gathering
+from pblas.collectives.collective_run import OUT_TABLE, X_TABLE, Collective, Gathering, Steps, run_naive
 from pblas.collectives.reduction_run import ByFunction
-from pblas.collectives.staging_run import Staging
+from pblas.collectives.staging_run import Flat, Staging
 from pblas.epilogues import Epilogue
 from pblas.runtime.calls import collective
 from pblas.runtime.kept_plans import Kept

@@ -10,7 +10,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu.pointwise import PIECE_NBYTES, evaluator_of, rms_normalised
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.collectives.flat_run import Flat
+from pblas.collectives.staging_run import Flat
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

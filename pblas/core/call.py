@@ -13,8 +13,7 @@ from pblas.core.operation import ResultT
 from pblas.core.planned import Planned
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import MOST_NBYTES
-from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import Runtime
+from pblas.runtime.runtime import Runtime, fail_without_context
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ import numpy as np
 
 from pblas.factor.block_columns import BlockColumns, Part
 from pblas.layouts.placement import Placement
-from pblas.redistribution.scaling import Scaling
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.transfer import SourceMatrix
-from pblas.triangular.right_hand_sides import RightHandSides
+from pblas.triangular.trsm_run import RightHandSides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,9 +20,7 @@ from typing import Any, NoReturn
 
 from pblas import errors
 from pblas.backends.settings import TIMEOUT
-from pblas.launch.channel import Channel, Frames, packed, unpacked
-from pblas.launch.outcome import Outcome, first_error
-from pblas.launch.segments import delete, segments_of
+from pblas.launch.channel import Channel, Frames, Outcome, delete, first_error, packed, segments_of, unpacked
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from pblas.launch.worker import main; main({socket!r})"
 """Ranks find the modules that the caller finds: functions of modules travel by name."""

@@ -15,9 +15,7 @@ from typing import Any
 from pblas import errors
 from pblas.backends.local_step import is_agreed, local_error
 from pblas.context import Context
-from pblas.launch.channel import Channel, Frames, packed, unpacked
-from pblas.launch.outcome import Failure, Outcome
-from pblas.launch.segments import delete, segments_of
+from pblas.launch.channel import Channel, Failure, Frames, Outcome, delete, packed, segments_of, unpacked
 
 _VERB = "the end of the function of pblas.run"
 

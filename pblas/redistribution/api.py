@@ -26,9 +26,9 @@ from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_plan import RedistributionPlan
 from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
-from pblas.redistribution.scaling import Scaling
 from pblas.runtime.runtime import checked_factor
 
 if TYPE_CHECKING:

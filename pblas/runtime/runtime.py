@@ -19,8 +19,7 @@ from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.calls import Calls, CollectiveCall
-from pblas.runtime.kept_plans import KeptPlans
-from pblas.runtime.timings import Measured
+from pblas.runtime.kept_plans import KeptPlans, Measured
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
@@ -387,3 +386,20 @@ def shared_descriptor(desc: MatrixDescriptor) -> str:
         f"MatrixDescriptor({desc.m}, {desc.n}, {desc.mb}, {desc.nb}, Grid({grid.nprow}, {grid.npcol}, {grid.order!r}), "
         f"{desc.rsrc}, {desc.csrc}, {desc.order!r}{imb}{inb})"
     )
+
+
+OPEN: WeakSet[Runtime] = WeakSet()
+"""Runtimes of the contexts that this process has made and not dropped; closed ones may be among them (local)."""
+
+
+def fail_without_context(verb: str, error: errors.PblasError) -> NoReturn:
+    """Raise an error of a collective call whose arguments belong to no context. **Collective** if one is open.
+
+    Other ranks may have called with matrices. If this process has one usable context, all ranks raise the error there.
+    If it has several, nothing says which one the others are in, and this rank raises the error alone, as without any.
+    """
+    usable = [runtime for runtime in OPEN if not runtime.closed and runtime.backend.agreement.broken is None]
+    if len(usable) == 1:
+        with usable[0].call(verb):
+            usable[0].fail(verb, error)
+    raise error

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.matmul.triangle import Triangle
-from pblas.redistribution.scaling import COPY, Scaling
+from pblas.redistribution.packing import COPY, Scaling
 from pblas.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:

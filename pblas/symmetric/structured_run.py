@@ -13,8 +13,7 @@ from pblas.matmul.summa_c_run import RunSummaC
 from pblas.matmul.summa_partials import Partials
 from pblas.matmul.summa_plan import placed
 from pblas.matmul.triangle import Triangle
-from pblas.redistribution.packing import Message
-from pblas.redistribution.scaling import COPY, Scaling
+from pblas.redistribution.packing import COPY, Message, Scaling
 from pblas.redistribution.transfer import own_memory
 from pblas.symmetric.completion_run import meet
 

@@ -28,7 +28,6 @@ from pblas.matmul.scales import Scales
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of, spelled
-from pblas.tp.default import default_context
 from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, argument_name, checked_sizes, communicated, text
 
 if TYPE_CHECKING:
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
     from pblas.tp.partitioning import Layer, Matrix, Placed, Shape
-
 
 _MAX_TEXTS = 64
 _GRAPHS_NBYTES = 15 << 17
@@ -520,3 +518,23 @@ class _Planned(Kept):
     def close(self) -> None:
         """Drop the plan's workspace (local)."""
         self._product.close()
+
+
+_default: list[Context] = []
+"""The default context, or nothing before the first call without `ctx=`. MPI's end closes it."""
+
+
+def default_context() -> Context:
+    """The context over COMM_WORLD that calls without `ctx=` use; **collective** in the first call, which makes it.
+
+    It is closed when the program ends, or calls MPI.Finalize.
+    """
+    if not _default or _default[0].runtime.closed:
+        first, _default[:] = not _default, [Context()]  # its error says what to do without MPI
+        if first:
+            _default[0].runtime.backend.peers.before_end(_end)
+    return _default[0]
+
+
+def _end() -> None:
+    _default[0].close()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from pblas.simulation.hardware import CORE, Topology
-from pblas.triangular.base_plan import TriangularOperands
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
-from pblas.triangular.trsm_plan import TrsmPlan
+from pblas.triangular.trsm_plan import TriangularOperands, TrsmPlan
 
 _SECONDS_PER_MESSAGE = CORE.far.latency
 """Seconds between the end of a block and the begin of the next one, for each of the two messages between them."""

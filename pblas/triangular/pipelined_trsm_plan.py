@@ -19,7 +19,7 @@ from pblas.layouts.messages import received_count, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.simulation.phase import Phase, View, even
-from pblas.triangular.base_plan import TriangularSolve, spread
+from pblas.triangular.trsm_plan import TriangularSolve, spread
 
 
 class DiagonalBlock(NamedTuple):
@@ -43,7 +43,7 @@ class PipelinedTrsm(TriangularSolve):
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> from pblas.layouts.grid import Grid
-    >>> from pblas.triangular.base_plan import TriangularOperands
+    >>> from pblas.triangular.trsm_plan import TriangularOperands
     >>> t, b = MatrixDescriptor(8, 8, 4, 4, Grid(2, 2)), MatrixDescriptor(8, 1, 4, 1, Grid(2, 2))
     >>> plan = PipelinedTrsm(TriangularOperands(t, b, b), "float64", 4)
     >>> for block in plan.blocks(): print(block)

@@ -49,7 +49,7 @@ class VectorKind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
+class VectorOperand:
     """A checked vector: a matrix of one column, or an array.
 
     Args:
@@ -127,7 +127,7 @@ class Columns:
 
 def checked_vector(
     verb: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
-) -> Vector:
+) -> VectorOperand:
     """A value as a vector (local)."""
     kinds = "m x 1 or 1 x n DistMatrix" + (" or an array of one dimension" if arrays else "")
     if isinstance(value, DistMatrix):
@@ -140,15 +140,15 @@ def checked_vector(
                 f"{verb}: {name} is {value.dtype.name}, expected {dtype.name}; give all operands one dtype"
             )
         value.computed(verb)
-        return Vector(m * n, value if n == 1 else value.T, is_row=n != 1)
+        return VectorOperand(m * n, value if n == 1 else value.T, is_row=n != 1)
     if not arrays or np.ndim(value) != 1:
         got = f"{type(value).__name__} of {np.ndim(value)} dimensions" if arrays else type(value).__name__
         raise errors.ArgumentError(f"{verb}: {name} must be an {kinds}, got {got}")
     elements = runtime.backend.reading(runtime.backend.as_array(value))
-    return Vector(len(elements), None, elements if dtype is None else converted_array(verb, elements, dtype))
+    return VectorOperand(len(elements), None, elements if dtype is None else converted_array(verb, elements, dtype))
 
 
-def check_size(verb: str, name: str, vector: Vector, size: int, what: str) -> None:
+def check_size(verb: str, name: str, vector: VectorOperand, size: int, what: str) -> None:
     """Raise DescriptorError unless a vector has this number of elements (local)."""
     if vector.size != size:
         raise errors.DescriptorError(f"{verb}: {name} has {vector.size} elements, {what} {size}; make them agree")

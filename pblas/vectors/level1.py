@@ -10,8 +10,8 @@ from pblas.arrays.reductions import Reduction, described, dotted, norm, reductio
 from pblas.core.call import call, checked_call
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import Redistribution, redistributed
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_run import RedistributionOperands
-from pblas.redistribution.scaling import Scaling
 from pblas.runtime.runtime import checked_scalar
 from pblas.vectors.checks import checked_columns
 

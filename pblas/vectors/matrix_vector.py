@@ -18,7 +18,7 @@ from pblas.core.operation import Bound, Operation
 from pblas.core.options import MatrixOrArray, Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.redistribution.scaling import Scaling
+from pblas.redistribution.packing import Scaling
 from pblas.runtime.runtime import checked_scalar, name_of
 from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
 from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term

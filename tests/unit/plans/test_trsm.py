@@ -10,9 +10,8 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.triangular.base_plan import TriangularOperands
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
-from pblas.triangular.trsm_plan import TrsmPlan
+from pblas.triangular.trsm_plan import TriangularOperands, TrsmPlan
 
 
 def some_plan(seed: int) -> TrsmPlan:
