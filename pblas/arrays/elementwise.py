@@ -37,26 +37,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Elementwise(Operation[DistMatrix]):
-    """An expression of matrices, arrays and numbers, evaluated element by element.
-
-    Args:
-        expression: with the names of the operands (global).
-        kinds: of the operands (global).
-        out: descriptor and dtype of the result's matrix; None for a new one (global).
-        converted: dtype to which a new result is converted, or None (global).
-        overlaps: whether the result overwrites memory of an operand that is redistributed, on any rank (global).
-        analysis: all that follows from these (global).
-    """
+    """An expression of matrices, arrays and numbers, evaluated element by element."""
 
     noun: ClassVar[str] = "elementwise operation"
     may_overlap: ClassVar[bool] = True
 
-    expression: str
-    kinds: tuple[Kind, ...]
+    expression: str  # with the names of the operands (global)
+    kinds: tuple[Kind, ...]  # of the operands (global)
+    # descriptor and dtype of the result's matrix; None for a new one (global)
     out: tuple[MatrixDescriptor, np.dtype[Any]] | None
-    converted: np.dtype[Any] | None
-    overlaps: bool
-    analysis: Analysis
+    converted: np.dtype[Any] | None  # dtype to which a new result is converted, or None (global)
+    overlaps: bool  # whether the result overwrites memory of an operand that is redistributed, on any rank (global)
+    analysis: Analysis  # all that follows from these (global)
 
     @classmethod
     def bind(

@@ -24,30 +24,17 @@ if TYPE_CHECKING:
 
 
 class ElementwiseOperands(NamedTuple):
-    """Local arrays of one execution.
+    """Local arrays of one execution."""
 
-    Args:
-        tree: the expression (global).
-        values: numbers, and parts of operands that are not redistributed, by name (local).
-        sources: parts of operands that are redistributed, in the order of the plan, and whether to conjugate them
-            (local).
-        result: this rank's part of the result (local).
-    """
-
-    tree: Node
-    values: Mapping[str, Any]
+    tree: Node  # the expression (global)
+    values: Mapping[str, Any]  # numbers, and parts of operands that are not redistributed, by name (local)
+    # parts of operands that are redistributed, in the order of the plan, and whether to conjugate them (local)
     sources: Sequence[tuple[Array, bool]]
-    result: Array
+    result: Array  # this rank's part of the result (local)
 
 
 class RunElementwise:
-    """**Collective.** Result := an expression of operands with any layouts.
-
-    Args:
-        backend: ranks, memory and messages (global).
-        plan: the plan (global).
-        compute: dtype of the computation (global).
-    """
+    """**Collective.** Result := an expression of operands with any layouts."""
 
     def __init__(self, backend: HostRanks, plan: ElementwisePlan, compute: np.dtype[Any]) -> None:
         self._backend, self._plan, self._compute = backend, plan, compute
@@ -63,7 +50,6 @@ class RunElementwise:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of buffers and of redistributed operands that this rank holds now."""
         parts = sum(part.nbytes for part in self._parts.values())
         return sum(movement.workspace_nbytes for movement in self._movements) + parts
 
@@ -101,13 +87,11 @@ class RunElementwise:
         return next(fitting, None)
 
     def publish(self, x: ElementwiseOperands) -> bool:
-        """Publish the locations of the operands; true if one must be staged first."""
         pairs = zip(self._movements, x.sources, strict=True)
         alone = [movement.publish(RedistributionOperands(source, x.result)) for movement, (source, _) in pairs]
         return any(alone)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage the operands if any rank must."""
         staged = [movement.prepare(scratch=scratch) for movement in self._movements]
         return any(staged)
 
@@ -140,7 +124,6 @@ class RunElementwise:
             self._backend.arrays.evaluate(x.tree, values, self._compute, x.result)
 
     def free_buffers(self) -> None:
-        """Free the memory of messages, copies and redistributed operands. All ranks do so."""
         self._parts = {}
         for movement in self._movements:
             movement.free_buffers()

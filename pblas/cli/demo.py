@@ -57,21 +57,13 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """NumPy's product on rank 0.
+    """NumPy's product on rank 0."""
 
-    Args:
-        left: A in its dtype; a 16-bit A in float32 (local).
-        right: B in the dtype of `left` (local).
-        product: A B, computed in a more precise dtype (local).
-        growth: |A| |B|, for the gauge (local).
-        threads: BLAS threads for NumPy: all cores of rank 0 (local).
-    """
-
-    left: Array
-    right: Array
-    product: Array
-    growth: Array
-    threads: int
+    left: Array  # A in its dtype; a 16-bit A in float32 (local)
+    right: Array  # B in the dtype of `left` (local)
+    product: Array  # A B, computed in a more precise dtype (local)
+    growth: Array  # |A| |B|, for the gauge (local)
+    threads: int  # BLAS threads for NumPy: all cores of rank 0 (local)
 
     def seconds(self) -> float:
         """Best time of two products by NumPy, seconds (local).

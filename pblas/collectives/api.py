@@ -165,13 +165,7 @@ def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequen
 
 
 class Exchange(Kept):
-    """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`.
-
-    Args:
-        counts: number of elements of each rank (global).
-        dtype: of the elements (global).
-        rank: this rank (local).
-    """
+    """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`."""
 
     def __init__(self, counts: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
         self._gathering = Gathering(counts, dtype, rank)

@@ -82,17 +82,7 @@ def bounds_of(counts: Sequence[int], row: int) -> tuple[int, ...]:
 
 
 class Arguments(ABC):
-    """Arguments that all collectives share.
-
-    Args:
-        name: name of the call, for messages (global).
-        runtime: runtime of the context (global).
-        x: this rank's array (local).
-        out: array that receives the result; None for a new array (local).
-
-    Raises:
-        ArgumentError, DTypeError: a wrong argument, raised on this rank only.
-    """
+    """Arguments that all collectives share; a wrong one raises on this rank only."""
 
     def __init__(self, name: str, runtime: Runtime, x: Any, out: Any) -> None:
         self.name: str = name
@@ -242,18 +232,7 @@ class Reduction(NamedTuple):
 
 
 class ReduceForm(Kept):
-    """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global).
-
-    Args:
-        name: name of the call, for messages.
-        runtime: runtime of the context.
-        shape: of x.
-        dtype: of x.
-        options: of the call, with `counts` as integers.
-
-    Raises:
-        ArgumentError: a wrong option.
-    """
+    """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global)."""
 
     def __init__(
         self, name: str, runtime: Runtime, shape: tuple[int, ...], dtype: np.dtype[Any], options: Reduction

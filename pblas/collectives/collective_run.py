@@ -37,37 +37,20 @@ X_TABLE, OUT_TABLE = 0, 1
 
 
 class Steps(NamedTuple):
-    """Description of a collective.
+    """Description of a collective."""
 
-    Args:
-        name: name of the collective, for messages (global).
-        operation: a key of `OPERATIONS`, or None: nothing is combined (global).
-        shares: whether every rank gets the parts of the others (global).
-        rounds: partition of the elements (global).
-        unit: elements that an epilogue needs together (global).
-        reads_x: near ranks read x in place (global).
-        writes_out: ranks, all of them near, write sums into each other's out (global).
-        by_messages: ranks of a node treat each other as far (global).
-    """
-
-    name: str
-    operation: str | None
-    shares: bool
-    rounds: Rounds
-    unit: int = 1
-    reads_x: bool = False
-    writes_out: bool = False
-    by_messages: bool = False
+    name: str  # name of the collective, for messages (global)
+    operation: str | None  # a key of `OPERATIONS`, or None: nothing is combined (global)
+    shares: bool  # whether every rank gets the parts of the others (global)
+    rounds: Rounds  # partition of the elements (global)
+    unit: int = 1  # elements that an epilogue needs together (global)
+    reads_x: bool = False  # near ranks read x in place (global)
+    writes_out: bool = False  # ranks, all of them near, write sums into each other's out (global)
+    by_messages: bool = False  # ranks of a node treat each other as far (global)
 
 
 class Collective:
-    """One call on this rank.
-
-    Args:
-        staging: memory (global).
-        steps: description of the collective (global).
-        x: this rank's array (local).
-    """
+    """One call on this rank."""
 
     def __init__(self, staging: Staging, steps: Steps, x: Flat) -> None:
         self.steps: Steps = steps
@@ -237,13 +220,6 @@ class OneShot:
 
     Each rank copies x to its staging memory before the agreement on the call, which is the meeting, too. Then every
     rank adds all. The views of the memory are made once.
-
-    Args:
-        staging: memory, without far ranks (global).
-        operation: a key of `OPERATIONS` (global).
-        shape: of x (global).
-        dtype: of x (global).
-        unit: elements that an epilogue needs together (global).
     """
 
     def __init__(
@@ -328,13 +304,7 @@ class _Half(NamedTuple):
 
 
 class Gathering:
-    """An all-gather of arrays of one dimension, for any number of calls: `lay_out`, an agreement, `run`.
-
-    Args:
-        counts: number of elements of each rank (global).
-        dtype: of the elements (global).
-        rank: this rank (local).
-    """
+    """An all-gather of arrays of one dimension, for any number of calls: `lay_out`, an agreement, `run`."""
 
     def __init__(self, counts: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
         self._bounds = tuple(accumulate(counts, initial=0))

@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 
 
 class Flat:
-    """The elements of an array in C order, numbered from `base`.
-
-    Args:
-        x: of any strides (local).
-        base: number of its first element.
+    """The elements of an array of any strides in C order, numbered from `base`.
 
     >>> Flat(np.arange(6).reshape(2, 3).T, 10).get(11, 14).tolist()
     [3, 1, 4]
@@ -107,12 +103,7 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Staging:
-    """**Collective.** Memory into which ranks copy arrays piece by piece, for all collectives of a context.
-
-    Args:
-        backend: the ranks and their memory (global).
-        nbytes: bytes of the piece that a rank copies there at a time, at least (global).
-    """
+    """**Collective.** Memory into which ranks copy arrays piece by piece, for all collectives of a context."""
 
     def __init__(self, backend: HostRanks, nbytes: int) -> None:
         nbytes = padded(nbytes)  # elements of any dtype are aligned in both halves

@@ -51,11 +51,7 @@ def unpacked(frames: Frames) -> Any:
 
 
 class Channel:
-    """One end of the connection of the caller and a rank.
-
-    Args:
-        stream: the connected socket, which the channel owns.
-    """
+    """One end of the connection of the caller and a rank."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream

@@ -67,12 +67,7 @@ def launcher(verb: str) -> list[str]:
 
 
 class _Output:
-    """A rank's stdout or stderr, which goes to that of the caller: in a notebook, to the cell that runs.
-
-    Args:
-        descriptor: reading end of a pipe, which this object owns.
-        name: attribute of `sys`, looked up for each text.
-    """
+    """A rank's stdout or stderr, which goes to that of the caller: in a notebook, to the cell that runs."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor, self._name = descriptor, name

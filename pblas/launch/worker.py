@@ -71,12 +71,7 @@ def _listen(channel: Channel, inbox: SimpleQueue[Frames]) -> None:
 
 
 class Rank:
-    """A rank that a program has started by `pblas.run` or `Pool`, and its context, for as long as the rank lives.
-
-    Args:
-        channel: to that program (local).
-        options: arguments of `Context` (global).
-    """
+    """A rank that a program has started by `pblas.run` or `Pool`, and its context, for as long as the rank lives."""
 
     def __init__(self, channel: Channel, options: dict[str, Any]) -> None:
         self._channel, self._options = channel, options

@@ -18,21 +18,13 @@ from pblas.errors import ArgumentError, FileFormatError
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The shape, dtype and position of a matrix in a file.
+    """The shape, dtype and position of a matrix in a file."""
 
-    Args:
-        shape: rows and columns (global).
-        dtype: dtype of the stored elements (global).
-        order: storage order, "F" or "C" (global).
-        offset: bytes before the first element; None if the elements are not one contiguous piece (global).
-        dataset: name of the matrix in the file; "" in a format of one matrix (global).
-    """
-
-    shape: tuple[int, int]
-    dtype: np.dtype[Any]
-    order: str
-    offset: int | None
-    dataset: str = ""
+    shape: tuple[int, int]  # rows and columns (global)
+    dtype: np.dtype[Any]  # dtype of the stored elements (global)
+    order: str  # storage order, "F" or "C" (global)
+    offset: int | None  # bytes before the first element; None if the elements are not one contiguous piece (global)
+    dataset: str = ""  # name of the matrix in the file; "" in a format of one matrix (global)
 
     @property
     def is_raw(self) -> bool:

@@ -43,28 +43,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Redistribution(Operation[DistMatrix]):
-    """B = alpha op(A) + beta B.
-
-    Args:
-        trans: as in `redistribute` (global).
-        trapezoid: the elements of B that are written; None for all (global).
-        a: descriptor of A (global).
-        b: descriptor of B (global).
-        dtype: of both matrices (global).
-        conjugated: whether A is a conjugated view (global).
-        reads_a: whether alpha is not 0 (global).
-    """
+    """B = alpha op(A) + beta B."""
 
     noun: ClassVar[str] = "redistribution"
     derived: ClassVar[frozenset[str]] = frozenset(("reads_a",))
 
-    trans: Trans
-    trapezoid: Trapezoid | None
+    trans: Trans  # as in `redistribute` (global)
+    trapezoid: Trapezoid | None  # the elements of B that are written; None for all (global)
     a: MatrixDescriptor
     b: MatrixDescriptor
-    dtype: np.dtype[Any]
-    conjugated: bool
-    reads_a: bool = True
+    dtype: np.dtype[Any]  # of both matrices (global)
+    conjugated: bool  # whether A is a conjugated view (global)
+    reads_a: bool = True  # whether alpha is not 0 (global)
 
     @classmethod
     def bind(

@@ -31,12 +31,7 @@ _COPIED, _COMBINED, _GATHERED = 1 << 19, 1 << 18, 1 << 17
 
 
 class Assembly:
-    """Copies from arrays of several ranks, which this rank can read in place, to all elements of one of its arrays.
-
-    Args:
-        moves: moves to this rank, one per source rank and rectangle; together they write every element (local).
-        known: cache of strided runs, which other assemblies share (local).
-    """
+    """Copies from arrays of several ranks, which this rank can read in place, to all elements of one of its arrays."""
 
     def __init__(self, moves: Iterable[Move], known: KnownRuns) -> None:
         self._moves, self._known = list(moves), known
@@ -69,12 +64,7 @@ class Assembly:
 
 
 class _ColumnPanel:
-    """Columns of the target whose elements come from the same ranks.
-
-    Args:
-        shares: the ranks with their rows of the panel; together they are all rows of the target (local).
-        columns: columns of the panel (local).
-    """
+    """Columns of the target whose elements come from the same ranks."""
 
     __slots__ = ("_columns", "_gathers", "_height", "_indices", "_is_blocks", "_rows", "peers")
 

@@ -18,17 +18,11 @@ if TYPE_CHECKING:
 
 
 class RedistributionOperands(NamedTuple):
-    """Local arrays of one execution.
+    """Local arrays of one execution."""
 
-    Args:
-        source: op(A) (local).
-        target: B (local).
-        put: applied to elements of op(A) and B (global).
-    """
-
-    source: Array
-    target: Array
-    put: Put = COPY
+    source: Array  # op(A) (local)
+    target: Array  # B (local)
+    put: Put = COPY  # applied to elements of op(A) and B (global)
 
 
 class RunRedistribution:
@@ -55,21 +49,13 @@ class RunRedistribution:
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
 
     @property
-    def reads_in_place(self) -> bool:
-        """Whether peers read this rank's published array itself, and not a copy (local)."""
-        return self._source_matrix.local.size > 0 and not self._source_matrix.staged
-
-    @property
     def workspace_nbytes(self) -> int:
-        """Bytes of buffers that this rank holds now."""
         return self._source_matrix.workspace_nbytes + self._movement.workspace_nbytes
 
     def publish(self, x: RedistributionOperands) -> bool:
-        """Publish the location of A; true if it must be staged first."""
         return self._source_matrix.publish(x.source if self.lends else x.target)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage A if any rank must."""
         self._source_matrix.prepare(scratch=scratch and self.lends)
         return scratch and self.lends
 
@@ -80,5 +66,4 @@ class RunRedistribution:
         self._source_matrix.release()
 
     def free_buffers(self) -> None:
-        """Free the memory of messages and copies; the next execution allocates it again. All ranks do so."""
         self._movement.free_buffers()

@@ -42,10 +42,6 @@ class RelayMemory:
     """Memory in windows for messages of the movements of one matrix, in slots.
 
     Movements that are never under way together use the same slot.
-
-    Args:
-        backend: allocates the memory (local).
-        dtype: of the matrix (global).
     """
 
     def __init__(self, backend: HostRanks, dtype: np.dtype[Any]) -> None:
@@ -91,15 +87,7 @@ class RelayMemory:
 
 
 class Relay:
-    """The messages of one movement that the ranks of a host share.
-
-    Args:
-        memory: of the matrix (global).
-        slot: number of the slot (global).
-        source: placement of the part before the movement (global).
-        target: placement after it (global).
-        tag: of the movement's messages (global).
-    """
+    """The messages of one movement that the ranks of a host share."""
 
     def __init__(self, memory: RelayMemory, slot: int, source: Placement, target: Placement, tag: int) -> None:
         self._memory, self._slot, self._source, self._tag = memory, slot, source, tag
@@ -186,11 +174,7 @@ def own_memory(backend: HostRanks, nbytes: int) -> Array:
 
 
 class Buffers:
-    """Reusable memory for messages, shared by movements that are never under way together.
-
-    Args:
-        backend: allocates the memory (local).
-    """
+    """Reusable memory for messages, shared by movements that are never under way together."""
 
     def __init__(self, backend: HostRanks) -> None:
         self._backend = backend
@@ -217,14 +201,7 @@ class Buffers:
 
 
 class SourceMatrix:
-    """**Collective.** The local arrays of one matrix, which near ranks read in place.
-
-    Args:
-        backend: the ranks and their memory (global).
-        placement: distribution of the matrix (global).
-        dtype: of the matrix (global).
-        order: storage order of the local arrays, "F" or "C" (global).
-    """
+    """**Collective.** The local arrays of one matrix, which near ranks read in place."""
 
     def __init__(
         self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
@@ -242,8 +219,6 @@ class SourceMatrix:
         self.relay_memory: RelayMemory = RelayMemory(backend, dtype)
         """Memory for messages that a host receives once (local)."""
         self._shapes: dict[int, tuple[int, int]] = {}
-        self.staged: bool = False
-        """Whether peers read a copy, so that the array itself may be overwritten meanwhile (local)."""
         self.local: Array
 
     @property
@@ -253,7 +228,7 @@ class SourceMatrix:
 
     def publish(self, x: Array) -> bool:
         """Publish the location of this rank's array; true if all ranks must stage their arrays first."""
-        self.local, self.staged = x, False
+        self.local = x
         if self._location is None or self.backend.publish(self._location, x) or not self._is_read:
             return False
         if self._stage is None:
@@ -279,7 +254,6 @@ class SourceMatrix:
         self.backend.arrays.assign(self.local, staged)
         self.backend.arrays.synchronize()
         self.backend.publish(self._location, staged)
-        self.staged = True
 
     def array(self, peer: int) -> Array:
         """The array of a near rank, in place, or this rank's own (local)."""

@@ -23,11 +23,7 @@ R = TypeVar("R")
 
 
 class Calls:
-    """The collective calls of one context.
-
-    Args:
-        backend: ranks of the context (global).
-    """
+    """The collective calls of one context."""
 
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
@@ -125,13 +121,7 @@ class Calls:
 
 
 class CollectiveCall:
-    """A with block around a collective call: see `Calls`.
-
-    Args:
-        calls: of the context (local).
-        verb: name of the call (global).
-        begin: called with the verb when the block begins, as a part of it (local).
-    """
+    """A with block around a collective call: see `Calls`."""
 
     __slots__ = ("_begin", "_calls", "_verb")
 

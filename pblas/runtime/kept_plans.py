@@ -78,9 +78,6 @@ class KeptPlans:
 class Measured(Cache[str, Times]):
     """**Collective.** Measured times of algorithms by product: the contents of rank 0's cache file, on all ranks.
 
-    Args:
-        backend: the ranks, and their hardware and libraries (global).
-
     Raises:
         Exception: an error of rank 0 while it reads the file, raised on all ranks.
     """

@@ -45,11 +45,7 @@ class Place:
 
 
 class Runtime:
-    """Backend of a context and the state that all its matrices need.
-
-    Args:
-        backend: ranks, memory and messages (global).
-    """
+    """Backend of a context and the state that all its matrices need."""
 
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend

@@ -161,18 +161,9 @@ def plan_syrk(
 ) -> PlannedRankUpdate:
     """Plan `syrk`. **Collective** with matrices; with descriptors it needs no MPI.
 
-    Args:
-        a: as for `syrk`, or its descriptor (global).
-        c: as for `syrk`, or its descriptor (global).
-        trans: as for `syrk` (global).
-        alpha: as for `syrk` (global).
-        beta: as for `syrk` (global).
-        uplo: as for `syrk` (global).
-        out: as for `syrk` (global).
-        overlap: as for `syrk` (global).
-        dtype: dtype of the matrices, needed with descriptors (global).
-        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
-        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
+    The arguments are those of `syrk`, with descriptors for a and c if there are no matrices yet: then `dtype` is
+    needed, `nprocs` is the number of ranks (None for the largest grid), and `hardware` the machine to plan for, as in
+    `plan_matmul`.
 
     Returns:
         The planned operation: `print(planned.explain())`, `planned.execute(...)`.
@@ -347,19 +338,9 @@ def plan_symm(
 ) -> PlannedSymmetricProduct:
     """Plan `symm`. **Collective** with matrices; with descriptors it needs no MPI.
 
-    Args:
-        a: as for `symm`, or its descriptor (global).
-        b: as for `symm`, or its descriptor (global).
-        c: as for `symm`, or its descriptor (global).
-        side: as for `symm` (global).
-        uplo: as for `symm` (global).
-        alpha: as for `symm` (global).
-        beta: as for `symm` (global).
-        out: as for `symm` (global).
-        overlap: as for `symm` (global).
-        dtype: dtype of the matrices, needed with descriptors (global).
-        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
-        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
+    The arguments are those of `symm`, with descriptors for a, b and c if there are no matrices yet: then `dtype` is
+    needed, `nprocs` is the number of ranks (None for the largest grid), and `hardware` the machine to plan for, as in
+    `plan_matmul`.
 
     Returns:
         The planned operation: `print(planned.explain())`, `planned.execute(a, b)`.

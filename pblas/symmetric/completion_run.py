@@ -22,15 +22,7 @@ TAG_MIRROR, TAG_COMPLETE = 1027, 1028
 
 
 class Completion:
-    """**Collective.** The completed matrix, in memory that near ranks read, under the placement of the matrix.
-
-    Args:
-        backend: the ranks and their memory (global).
-        place: placement of the matrix (global).
-        structure: the triangle that is read, and the contents of the other one (global).
-        dtype: of the matrix (global).
-        order: storage order of the local arrays, "F" or "C" (global).
-    """
+    """**Collective.** The completed matrix, in memory that near ranks read, under the placement of the matrix."""
 
     def __init__(
         self, backend: Any, place: Placement, structure: Structure, dtype: np.dtype[Any], order: Literal["F", "C"]
@@ -83,13 +75,7 @@ def meet(backend: Any, tag: int, what: str) -> None:
 
 
 class RunCompleted:
-    """Runs the plan of a product, one of whose operands is completed first.
-
-    Args:
-        completion: of that operand (global).
-        inner: executor of the product (global).
-        is_left: it is the left operand in the plan's orientation, else the right one (global).
-    """
+    """Runs the plan of a product, one of whose operands is completed first."""
 
     lends = True
     """See `RunLocalGemm` (global)."""
@@ -99,7 +85,6 @@ class RunCompleted:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace (local)."""
         return self._completion.workspace_nbytes + self._inner.workspace_nbytes
 
     def _completed(self, x: Operands) -> Operands:
@@ -108,12 +93,10 @@ class RunCompleted:
         return replace(x, left=matrix) if self.is_left else replace(x, right=matrix)
 
     def publish(self, x: Operands) -> bool:
-        """Publish the locations of the operands; true if one must be staged first."""
         alone = self._completion.publish(x.left if self.is_left else x.right)
         return self._inner.publish(self._completed(x)) or alone
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage the operands if any rank must; true if the ranks must then agree again."""
         if scratch:
             self._completion.stage()
         return self._inner.prepare(scratch=scratch) or scratch

@@ -158,37 +158,25 @@ class StructuredArguments:
 
 @dataclass(frozen=True, eq=False)
 class StructuredProduct(Operation[DistMatrix]):
-    """D = alpha op(A) B + beta C and its relatives; options that a routine lacks keep their defaults.
-
-    Args:
-        routine: name of the routine (global).
-        side: the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global).
-        a: descriptor of A; `b` and `c` are those of B and C, None without them (global).
-        out: descriptor of D as the call gives it, or None (global).
-        dtype: of all matrices (global).
-        conjugated: whether A, and B, are conjugated views (global).
-        overlap: let data move while ranks multiply (global).
-        aliased: D is written over B (global).
-        multiplies: whether alpha is not 0 (global).
-    """
+    """D = alpha op(A) B + beta C and its relatives; options that a routine lacks keep their defaults."""
 
     keeps_workspace: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("multiplies",))
 
     routine: Routine
-    side: Side
+    side: Side  # the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global)
     uplo: Uplo
     trans: Trans
     diag: Diag
-    a: MatrixDescriptor
+    a: MatrixDescriptor  # descriptor of A; `b` and `c` are those of B and C, None without them (global)
     b: MatrixDescriptor | None
     c: MatrixDescriptor | None
-    out: MatrixDescriptor | None
+    out: MatrixDescriptor | None  # descriptor of D as the call gives it, or None (global)
     dtype: np.dtype[Any]
-    conjugated: tuple[bool, bool]
-    overlap: bool
-    aliased: bool
-    multiplies: bool
+    conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
+    overlap: bool  # let data move while ranks multiply (global)
+    aliased: bool  # D is written over B (global)
+    multiplies: bool  # whether alpha is not 0 (global)
 
     @cached_property
     def d(self) -> MatrixDescriptor:

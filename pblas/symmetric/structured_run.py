@@ -117,20 +117,17 @@ class RunRankUpdate:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace (local)."""
         total = sum(term.workspace_nbytes for term in self._terms)
         total += 0 if self._blocks is None else int(self._blocks.nbytes)
         return total + (self._partials.workspace_nbytes if self._partials else 0)
 
     def publish(self, x: Operands) -> bool:
-        """Publish the locations of the operands; true if one must be staged first."""
         alone = False
         for term, operands in zip(self._terms, self._operands(x), strict=False):
             alone = term.publish(operands) or alone
         return alone
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage the operands if any rank must; true if the ranks must then agree again."""
         for term in self._terms:
             term.prepare(scratch=scratch)
         return scratch
@@ -197,11 +194,9 @@ class RunTriangleScaling:
         self._is_hermitian = plan.routine.startswith("he") and dtype.kind == "c"
 
     def publish(self, operands: Operands) -> bool:
-        """False: peers read nothing."""
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        """False: no agreement is needed."""
         return False
 
     def run(self, x: Operands) -> None:
@@ -219,17 +214,11 @@ class RunTriangleScaling:
 
 
 class _Block(NamedTuple):
-    """A part of the left operand that crosses the diagonal, with zeros in the other triangle.
+    """A part of the left operand that crosses the diagonal, with zeros in the other triangle."""
 
-    Args:
-        memory: the block; its zeros, and the ones of a unit diagonal, stay from execution to execution (local).
-        message: brings the elements in the triangle from the panel (local).
-        diagonal: rows and columns of the elements of a unit diagonal in it (local).
-    """
-
-    memory: Array
-    message: Message
-    diagonal: tuple[Array, Array]
+    memory: Array  # the block; its zeros, and the ones of a unit diagonal, stay from execution to execution (local)
+    message: Message  # brings the elements in the triangle from the panel (local)
+    diagonal: tuple[Array, Array]  # rows and columns of the elements of a unit diagonal in it (local)
 
 
 class RunTriangularProduct(RunSummaC):
@@ -281,7 +270,6 @@ class RunTriangularProduct(RunSummaC):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace (local)."""
         blocks = sum(int(block.memory.nbytes) for places in self._places for _, _, block in places if block)
         return super().workspace_nbytes + blocks
 

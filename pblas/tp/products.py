@@ -47,13 +47,9 @@ share one workspace, which counts nothing."""
 
 
 class Options(NamedTuple):
-    """Options that all functions of `pblas.tp` share; see `allgather_linear`.
+    """Options that all functions of `pblas.tp` share; see `allgather_linear`."""
 
-    Args:
-        lengths: lengths, over all ranks, of the axes that are cut; None if all ranks have equal lengths (global).
-        scales: scale_a, scale_b, scale_d and amax, of layers with x and weight of 8 bits.
-    """
-
+    # lengths, over all ranks, of the axes that are cut; None if all ranks have equal lengths (global)
     lengths: Mapping[str, int | None]
     tf32: bool
     autotune: bool
@@ -62,42 +58,23 @@ class Options(NamedTuple):
     stream: Any
     out_dtype: Any = None
     fast_accumulate: bool = False
+    # scale_a, scale_b, scale_d and amax, of layers with x and weight of 8 bits
     scales: tuple[Any, Any, Any, Any] = (None, None, None, None)
 
 
 class Product(NamedTuple):
-    """One product of a call: a matrix of the layer, or the gradient by it.
+    """One product of a call: a matrix of the layer, or the gradient by it."""
 
-    Args:
-        target: the matrix, a key of `PRODUCTS` (global).
-        a: this rank's shard of the left operand (local).
-        b: this rank's shard of the right operand (local).
-        d: receives this rank's shard of the product (local).
-        epilogue: epilogue with checked operands; None for none (local).
-        beta: factor of the old contents of d, which are added (global).
-    """
-
-    target: Matrix
-    a: Array
-    b: Array
-    d: Array
-    epilogue: Epilogue | None = None
-    beta: float = 0.0
+    target: Matrix  # the matrix, a key of `PRODUCTS` (global)
+    a: Array  # this rank's shard of the left operand (local)
+    b: Array  # this rank's shard of the right operand (local)
+    d: Array  # receives this rank's shard of the product (local)
+    epilogue: Epilogue | None = None  # epilogue with checked operands; None for none (local)
+    beta: float = 0.0  # factor of the old contents of d, which are added (global)
 
 
 class _Form(Kept):
-    """All that a call derives from shapes, dtypes and options alone, kept for like calls.
-
-    Args:
-        caller: the first such call, with its batch axes (local).
-        operands: the shards of two matrices (local).
-        options: of the call (global).
-        given: dtype of the caller's array for the result; None if there is none (global).
-        stored: see `Caller.operands` (global).
-
-    Raises:
-        as `Caller.operands`.
-    """
+    """All that a call derives from shapes, dtypes and options alone, kept for like calls."""
 
     def __init__(
         self,
@@ -146,14 +123,8 @@ class _Form(Kept):
 class Caller:
     """One call of a function of `pblas.tp`: its ranks, its stream, the checks of its arrays, and its products.
 
-    A with block around the call: see `Runtime.call`.
-
-    Args:
-        layer: the layer whose product or gradient is computed (global).
-        verb: name of the call, for messages (global).
-        ctx: the ranks; None for `default_context` (global).
-        like: the first operand; its library makes new arrays, and has the current stream (local).
-        stream: the stream on which to run; None for the current stream of that library (local).
+    A with block around the call: see `Runtime.call`. New arrays come from the library of the first operand, `like`;
+    its current stream is the default.
     """
 
     def __init__(self, layer: Layer, verb: str, ctx: Any, like: Any, stream: Any) -> None:
@@ -472,15 +443,7 @@ def _has_uniform_rows(x: Array) -> bool:
 
 
 class _Planned(Kept):
-    """**Collective.** A planned product, and the descriptors that it was planned with.
-
-    Args:
-        runtime: runtime of the context (global).
-        descs: descriptors of the layer's matrices (global).
-        product: the first product; later products have arrays of the same shapes and dtypes (local).
-        options: options of the call (global).
-        scales: scales of operands of 8 bits; None for none (global).
-    """
+    """**Collective.** A planned product, and the descriptors that it was planned with."""
 
     def __init__(
         self,

@@ -27,14 +27,7 @@ TAG_SUM, TAG_BLOCK = 1035, 1036
 
 
 class RunPipelinedTrsm:
-    """**Collective.** Runs a PipelinedTrsm plan on one rank.
-
-    Args:
-        plan: the plan (global).
-        backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-        orders: storage orders of T, B and X in the plan's orientation (global).
-    """
+    """**Collective.** Runs a PipelinedTrsm plan on one rank."""
 
     lends = False
     """No peer reads this rank's arrays after X has left (global)."""
@@ -61,15 +54,12 @@ class RunPipelinedTrsm:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
         return self._right.workspace_nbytes + int(self._sums.nbytes + self._terms.nbytes)
 
     def publish(self, x: TrsmOperands) -> bool:
-        """Publish the location of B; true if it must be staged first."""
         return self._right.publish(x.right)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage B if any rank must."""
         return self._right.prepare(scratch=scratch)
 
     def run(self, x: TrsmOperands) -> None:

@@ -56,32 +56,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TriangularSolve(Operation[DistMatrix]):
-    """X = alpha op(A)^-1 B, or alpha B op(A)^-1.
-
-    Args:
-        side: as in `trsm`, like `uplo` and `trans` (global).
-        unit: whether the diagonal of A is taken as ones (global).
-        a: descriptor of A; `b` and `x` are those of B and X (global).
-        dtype: of all matrices (global).
-        conjugated: whether A, and B, are conjugated views (global).
-        reads: whether alpha is not 0 (global).
-    """
+    """X = alpha op(A)^-1 B, or alpha B op(A)^-1."""
 
     noun: ClassVar[str] = "triangular solve"
     may_overlap: ClassVar[bool] = True  # X may be B: `parts` checks
     keeps_workspace: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("reads",))
 
-    side: Side
+    side: Side  # as in `trsm`, like `uplo` and `trans` (global)
     uplo: Uplo
     trans: Trans
-    unit: bool
-    a: MatrixDescriptor
+    unit: bool  # whether the diagonal of A is taken as ones (global)
+    a: MatrixDescriptor  # descriptor of A; `b` and `x` are those of B and X (global)
     b: MatrixDescriptor
     x: MatrixDescriptor
     dtype: np.dtype[Any]
-    conjugated: tuple[bool, bool]
-    reads: bool
+    conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
+    reads: bool  # whether alpha is not 0 (global)
 
     @classmethod
     def bind(
@@ -233,17 +224,8 @@ def plan_trsm(
 ) -> PlannedTrsm:
     """Plan X := alpha op(A)^-1 B or alpha B op(A)^-1. **Collective** with matrices; with descriptors it needs no MPI.
 
-    Args:
-        a: A, or its descriptor (global).
-        b: B, or its descriptor (global).
-        side: as in `trsm`, like `uplo`, `trans`, `diag` and `alpha` (global).
-        uplo: see `side` (global).
-        trans: see `side` (global).
-        diag: see `side` (global).
-        alpha: see `side` (global).
-        out: X, possibly B itself, or the layout of X; None for the layout of B (global).
-        dtype: dtype of the matrices, needed with descriptors (global).
-        nprocs: number of ranks, when planning from descriptors; None for the largest grid (global).
+    The arguments are those of `trsm`, with descriptors for a and b if there are no matrices yet: then `dtype` is
+    needed, and `nprocs` is the number of ranks (None for the largest grid). `out` may be the layout of X.
 
     Returns:
         The planned solve: `print(p.explain())`, `p.execute(a, b)`.

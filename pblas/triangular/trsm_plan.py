@@ -34,25 +34,15 @@ _ALL_RANKS = 32
 
 @dataclass(frozen=True, slots=True)
 class TriangularOperands:
-    """The operands of X := alpha op(A)^-1 B (side "L") or X := alpha B op(A)^-1 (side "R"), as the user gives them.
+    """The operands of X := alpha op(A)^-1 B (side "L") or X := alpha B op(A)^-1 (side "R"), as the user gives them."""
 
-    Args:
-        a: distribution of A, n x n (global).
-        b: distribution of B, m x n or n x m (global).
-        x: distribution of X, of the shape of B (global).
-        side: "L" or "R", where op(A) stands (global).
-        uplo: "L" or "U", the triangle of A that is read (global).
-        trans: "N", "T" or "C": op (global).
-        unit: whether the diagonal of A is taken as ones, and not read (global).
-    """
-
-    a: MatrixDescriptor
-    b: MatrixDescriptor
-    x: MatrixDescriptor
-    side: Literal["L", "R"] = "L"
-    uplo: Literal["L", "U"] = "L"
-    trans: Literal["N", "T", "C"] = "N"
-    unit: bool = False
+    a: MatrixDescriptor  # distribution of A, n x n (global)
+    b: MatrixDescriptor  # distribution of B, m x n or n x m (global)
+    x: MatrixDescriptor  # distribution of X, of the shape of B (global)
+    side: Literal["L", "R"] = "L"  # "L" or "R", where op(A) stands (global)
+    uplo: Literal["L", "U"] = "L"  # "L" or "U", the triangle of A that is read (global)
+    trans: Literal["N", "T", "C"] = "N"  # "N", "T" or "C": op (global)
+    unit: bool = False  # whether the diagonal of A is taken as ones, and not read (global)
 
     @property
     def is_turned(self) -> bool:
@@ -87,19 +77,13 @@ class TriangularOperands:
 
 @dataclass(frozen=True, slots=True)
 class TriangularSolve(Plan):
-    """X := alpha op(A)^-1 B or alpha B op(A)^-1: the fields of all plans.
+    """X := alpha op(A)^-1 B or alpha B op(A)^-1: the fields of all plans."""
 
-    Args:
-        operands: the operands (global).
-        reads: alpha is not 0, and X has elements; else nothing is read or moves (global).
-        width: largest width of a panel (global).
-    """
-
-    operands: TriangularOperands
+    operands: TriangularOperands  # the operands (global)
     dtype: str
     nprocs: int
-    reads: bool = True
-    width: int = PANEL
+    reads: bool = True  # alpha is not 0, and X has elements; else nothing is read or moves (global)
+    width: int = PANEL  # largest width of a panel (global)
     transport: Transport = "message"
 
     @property
@@ -118,7 +102,7 @@ class TriangularSolve(Plan):
 
     @property
     def flops(self) -> int:
-        """Real additions and multiplications, summed over all ranks: n^2 for each right-hand side."""
+        # n^2 for each right-hand side
         n, nrhs = self.operands.right.shape
         return n * n * nrhs * (4 if self.dtype.startswith("complex") else 1) if self.reads else 0
 
@@ -142,7 +126,6 @@ class TriangularSolve(Plan):
         return max(0.0, f * f / (s * s) + s - held)
 
     def operands_nbytes(self, rank: int) -> int:
-        """Bytes of A, B and X on a rank; B and X are counted twice even if they are the same."""
         operands = self.operands
         places = operands.triangle, operands.right, operands.result
         return self.itemsize * sum(prod(place.local_shape(rank)) for place in places)
@@ -176,17 +159,14 @@ class TriangularSolve(Plan):
 
     @property
     def sizes(self) -> str:
-        """The order of A and the number of right-hand sides, as text."""
         return f"{self.order} x {self.order}, {self.operands.right.columns.n} right-hand sides"
 
     def title(self) -> str:
-        """The operation and its sizes."""
         operands = self.operands
         m, n = operands.x.shape
         return f"X = alpha {'op(A)^-1 B' if operands.side == 'L' else 'B op(A)^-1'}, {m} x {n}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions of A, B and X."""
         operands = self.operands
         triangle = f"{'lower' if operands.uplo == 'L' else 'upper'} triangle{', unit diagonal' * operands.unit}"
         yield "A", f"{described(operands.a)}, {triangle}, trans={operands.trans!r}"
@@ -332,7 +312,6 @@ class TrsmPlan(TriangularSolve):
         return count
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends, or that other ranks read in its memory; of copies of A each sends its share."""
         if not self.reads:
             return 0
         pairs = [(self.operands.right, self.home)]
@@ -398,7 +377,6 @@ class TrsmPlan(TriangularSolve):
     # Text
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         if not self.reads:
             return "nothing: X is 0" if prod(self.home.shape) else "nothing: X is empty"
         panels = f"panels of A's triangle to the {self.nsolvers} ranks that have right-hand sides"
@@ -410,7 +388,6 @@ class TrsmPlan(TriangularSolve):
         return f"B to an even split of its right-hand sides, then {panels}, then X to its layout"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The panels."""
         looking = "rows (left-looking)" if self.looks_left else "columns (right-looking)"
         if self.reads:
             yield "panels", f"{self.width} {looking}, {'forwards' if self.operands.lower else 'backwards'}"

@@ -20,37 +20,20 @@ TAG_B, TAG_X = 1033, 1034
 
 
 class TrsmOperands(NamedTuple):
-    """Local arrays of one execution, in the plan's orientation.
+    """Local arrays of one execution, in the plan's orientation."""
 
-    Args:
-        triangle: T (local).
-        right: the right-hand sides as columns: B, or B^T if A stands on the right (local).
-        result: the solutions as columns (local).
-        alpha: scalar (global).
-        conj: conjugate T, B (global).
-        in_place: `right` and `result` are the same memory (local).
-    """
-
-    triangle: Array
-    right: Array
-    result: Array
-    alpha: complex
-    conj: tuple[bool, bool]
-    in_place: bool
+    triangle: Array  # T (local)
+    right: Array  # the right-hand sides as columns: B, or B^T if A stands on the right (local)
+    result: Array  # the solutions as columns (local)
+    alpha: complex  # scalar (global)
+    conj: tuple[bool, bool]  # conjugate T, B (global)
+    in_place: bool  # `right` and `result` are the same memory (local)
 
 
 class RightHandSides:
-    """**Collective.** The movements of B and X.
+    """**Collective.** B arrives at the placement `target`; X leaves from `solved`, or is computed in its memory (None).
 
-    Args:
-        backend: ranks, memory and messages (global).
-        right: placement of B as columns; None: X begins with other elements (global).
-        result: placement of X as columns (global).
-        dtype: of the matrices (global).
-        orders: storage orders of B and X as columns (global).
-        target: placement to which B is brought (global).
-        solved: placement of the memory in which X is computed; None: in X's own memory (global).
-        lld: leading dimension of that memory, if its order is "F"; None for the number of rows (global).
+    Without `right` X begins with other elements. `lld` is the leading dimension of a workspace in order "F".
     """
 
     def __init__(
@@ -138,14 +121,7 @@ TAG_BLOCK, TAG_BESIDE = 1031, 1032
 
 
 class RunTrsm:
-    """**Collective.** Runs a TrsmPlan on one rank.
-
-    Args:
-        plan: the plan (global).
-        backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-        orders: storage orders of T, B and X in the plan's orientation (global).
-    """
+    """**Collective.** Runs a TrsmPlan on one rank."""
 
     def __init__(
         self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
@@ -190,18 +166,15 @@ class RunTrsm:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
         if not self._plan.reads:
             return 0
         panels = self._blocks.nbytes + self._beside.nbytes
         return self._right.workspace_nbytes + self._triangle.workspace_nbytes + panels
 
     def publish(self, x: TrsmOperands) -> bool:
-        """Publish the locations of A and B; true if one must be staged first."""
         return self._plan.reads and any([self._triangle.publish(x.triangle), self._right.publish(x.right)])
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage A and B if any rank must."""
         if self._plan.reads:
             self._triangle.prepare(scratch=scratch)
             self._right.prepare(scratch=scratch)

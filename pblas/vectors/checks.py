@@ -25,21 +25,13 @@ if TYPE_CHECKING:
 
 
 class VectorKind(NamedTuple):
-    """The properties of a vector on which plans depend.
+    """The properties of a vector on which plans depend."""
 
-    Args:
-        size: number of elements (global).
-        column: descriptor of the matrix as m x 1; None for an array (global).
-        dtype: of the matrix, or to which the array was converted (global).
-        conjugated: whether the matrix is a conjugated view (global).
-        is_row: whether the matrix is 1 x n (global).
-    """
-
-    size: int
-    column: MatrixDescriptor | None
-    dtype: np.dtype[Any]
-    conjugated: bool = False
-    is_row: bool = False
+    size: int  # number of elements (global)
+    column: MatrixDescriptor | None  # descriptor of the matrix as m x 1; None for an array (global)
+    dtype: np.dtype[Any]  # of the matrix, or to which the array was converted (global)
+    conjugated: bool = False  # whether the matrix is a conjugated view (global)
+    is_row: bool = False  # whether the matrix is 1 x n (global)
 
     def __repr__(self) -> str:
         if self.column is None:
@@ -50,19 +42,12 @@ class VectorKind(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class VectorOperand:
-    """A checked vector: a matrix of one column, or an array.
+    """A checked vector: a matrix of one column, or an array."""
 
-    Args:
-        size: number of elements (global).
-        column: the matrix as m x 1, a view; None for an array (global).
-        elements: the array, in host memory; None for a matrix (global).
-        is_row: whether the matrix is 1 x n (global).
-    """
-
-    size: int
-    column: DistMatrix | None
-    elements: Array | None = None
-    is_row: bool = False
+    size: int  # number of elements (global)
+    column: DistMatrix | None  # the matrix as m x 1, a view; None for an array (global)
+    elements: Array | None = None  # the array, in host memory; None for a matrix (global)
+    is_row: bool = False  # whether the matrix is 1 x n (global)
 
     @property
     def kind(self) -> VectorKind:

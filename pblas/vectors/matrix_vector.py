@@ -229,33 +229,19 @@ def trmv(
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The arguments of a product, not checked; see `gemv` and `trmv`.
+    """The arguments of a product, not checked; see `gemv` and `trmv`."""
 
-    Args:
-        verb: "gemv", "symv", "hemv" or "trmv", or one of them with "a" in front for absolute values (global).
-        a: the matrix (global).
-        x: the vector (global).
-        y: the vector that is added (global).
-        out: of the result (global).
-        trans: of A (global).
-        alpha: scalar (global).
-        beta: scalar (global).
-        uplo: the triangle of A (global).
-        diag: of a triangular A (global).
-        absolute: as in `MatrixVectorPlan`; with it y and the result are real (global).
-    """
-
-    verb: str
-    a: DistMatrix
-    x: Any
-    y: Any = None
-    out: Any = None
+    verb: str  # "gemv", "symv", "hemv" or "trmv", or one of them with "a" in front for absolute values (global)
+    a: DistMatrix  # the matrix (global)
+    x: Any  # the vector (global)
+    y: Any = None  # the vector that is added (global)
+    out: Any = None  # of the result (global)
     trans: Any = "N"
-    alpha: Any = 1.0
-    beta: Any = None
-    uplo: Any = None
-    diag: Any = "N"
-    absolute: str = ""
+    alpha: Any = 1.0  # scalar (global)
+    beta: Any = None  # scalar (global)
+    uplo: Any = None  # the triangle of A (global)
+    diag: Any = "N"  # of a triangular A (global)
+    absolute: str = ""  # as in `MatrixVectorPlan`; with it y and the result are real (global)
 
     @property
     def kind(self) -> str:
@@ -284,23 +270,7 @@ class _Operands(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MatrixVector(Operation[Any]):
-    """alpha op(A) x + beta y.
-
-    Args:
-        kind: "gemv", "symv", "hemv" or "trmv" (global).
-        absolute: as in `MatrixVectorPlan` (global).
-        trans: of A (global).
-        part: the part of A that is read (global).
-        unit: whether the diagonal of a triangular A is 1 (global).
-        matrix: descriptor of A (global).
-        dtype: of A (global).
-        conjugated: whether A is a conjugated view (global).
-        x: the vector (global).
-        y: the vector that is added; None for none (global).
-        out: of the result; None for a new one (global).
-        reads_x: whether alpha is not 0 (global).
-        reads_y: whether there is a y, and beta is not 0 (global).
-    """
+    """alpha op(A) x + beta y."""
 
     noun: ClassVar[str] = "product"
     may_overlap: ClassVar[bool] = True
@@ -308,19 +278,19 @@ class MatrixVector(Operation[Any]):
     expected: ClassVar[tuple[type[BaseException], ...]] = (errors.PblasError, KeyboardInterrupt)
     derived: ClassVar[frozenset[str]] = frozenset(("kind", "absolute", "reads_x", "reads_y"))
 
-    kind: str
-    absolute: str
+    kind: str  # "gemv", "symv", "hemv" or "trmv" (global)
+    absolute: str  # as in `MatrixVectorPlan` (global)
     trans: Trans
-    part: Part
-    unit: bool
+    part: Part  # the part of A that is read (global)
+    unit: bool  # whether the diagonal of a triangular A is 1 (global)
     matrix: MatrixDescriptor
     dtype: np.dtype[Any]
-    conjugated: bool
-    x: VectorKind
-    y: VectorKind | None
-    out: VectorKind | None
-    reads_x: bool
-    reads_y: bool
+    conjugated: bool  # whether A is a conjugated view (global)
+    x: VectorKind  # the vector (global)
+    y: VectorKind | None  # the vector that is added; None for none (global)
+    out: VectorKind | None  # of the result; None for a new one (global)
+    reads_x: bool  # whether alpha is not 0 (global)
+    reads_y: bool  # whether there is a y, and beta is not 0 (global)
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, call: Product) -> Bound[Any]:
@@ -448,7 +418,6 @@ class RunMatrixVector(Exchanging):
         return LocalProduct(self._plan, self._backend.rank)
 
     def publish(self, x: _Operands) -> bool:
-        """Lay out the vectors, or if no vector is distributed the partial results; see `Executor`."""
         if self._vectors is not None:
             columns = [x.x] if self._multiplies and self._spec.x.column is not None else []
             if self._brings_old:
@@ -460,7 +429,6 @@ class RunMatrixVector(Exchanging):
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Make the staging memory if there is none; see `Executor`."""
         exchange = self._exchange if self._vectors is None else self._vectors
         return exchange is not None and exchange.stage()
 

@@ -43,14 +43,7 @@ def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
 
 
 class LocalPart:
-    """This rank's elements of a part of a matrix, as rectangles of its local array. It serves any number of calls.
-
-    Args:
-        desc: distribution of the matrix (global).
-        part: all of it, or a triangle (global).
-        rank: this rank (local).
-        width: the most columns of a rectangle; None: as `rectangles` (global).
-    """
+    """This rank's elements of a part of a matrix, as rectangles of its local array. It serves any number of calls."""
 
     def __init__(self, desc: MatrixDescriptor, part: Part, rank: int, width: int | None = None) -> None:
         self._desc, self._part, self._rank = desc, part, rank
@@ -91,12 +84,7 @@ class LocalPart:
 
 
 class LocalProduct(LocalPart):
-    """A product on one rank: the elements that it multiplies.
-
-    Args:
-        plan: of the product (global).
-        rank: this rank (local).
-    """
+    """A product on one rank: the elements that it multiplies."""
 
     def __init__(self, plan: MatrixVectorPlan, rank: int) -> None:
         self.turns: bool = plan.a.order == "C"
@@ -166,13 +154,7 @@ def _prepared(plan: MatrixVectorPlan, term: Term, block: Array, dtype: np.dtype[
 
 
 class LocalUpdate(LocalPart):
-    """A rank-k update on one rank: the elements that it writes.
-
-    Args:
-        desc: distribution of the matrix (global).
-        part: all of it, or the triangle that is written (global).
-        rank: this rank (local).
-    """
+    """A rank-k update on one rank: the elements that it writes."""
 
     def __init__(self, desc: MatrixDescriptor, part: Part, rank: int) -> None:
         self.turns: bool = desc.order == "C"

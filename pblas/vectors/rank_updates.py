@@ -133,30 +133,20 @@ class _Operands(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RankUpdate(Operation[DistMatrix]):
-    """A := A + X Y in a part of A, where X and Y are made of one or two vectors.
-
-    Args:
-        name: of the routine (global).
-        part: the part of A that is updated (global).
-        matrix: descriptor of A (global).
-        dtype: of A (global).
-        x: the first vector (global).
-        y: the second vector; None if there is one only (global).
-        reads: whether alpha is not 0 (global).
-    """
+    """A := A + X Y in a part of A, where X and Y are made of one or two vectors."""
 
     noun: ClassVar[str] = "update"
     may_overlap: ClassVar[bool] = True
     meets: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("name", "reads"))
 
-    name: str
-    part: Part
+    name: str  # of the routine (global)
+    part: Part  # the part of A that is updated (global)
     matrix: MatrixDescriptor
     dtype: np.dtype[Any]
-    x: VectorKind
-    y: VectorKind | None
-    reads: bool
+    x: VectorKind  # the first vector (global)
+    y: VectorKind | None  # the second vector; None if there is one only (global)
+    reads: bool  # whether alpha is not 0 (global)
 
     @classmethod
     def bind(
@@ -221,13 +211,11 @@ class RunRankUpdate(Exchanging):
         self._local = LocalUpdate(plan.a, operation.part, backend.rank)
 
     def publish(self, x: _Operands) -> bool:
-        """Lay out the vectors; see `Executor`."""
         if self._columns is not None:
             self._columns.lay_out(x.runtime, x.verb, [x.vectors[i] for i in self._moved])
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Make the staging memory if there is none; see `Executor`."""
         return self._columns is not None and self._columns.stage()
 
     def run(self, x: _Operands) -> None:
