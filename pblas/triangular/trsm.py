@@ -10,7 +10,6 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
-from pblas.arrays.reduction_run import index_of
 from pblas.backends.local_step import agreed
 from pblas.core.call import call, checked_call, planned, planned_without_context, runtime_of, step
 from pblas.core.checks import (
@@ -36,6 +35,7 @@ from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.scatter_gather import index_of
 from pblas.runtime.runtime import checked_factor, checked_flag
 from pblas.triangular.choose import choose_trsm
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm

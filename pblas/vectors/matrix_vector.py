@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
-from pblas.arrays.reduction_run import PreparedReduction, combined, index_of
+from pblas.arrays.reduction_run import PreparedReduction, combined
 from pblas.collectives.api import Exchange, Exchanging, add_up
 from pblas.core.call import call as perform
 from pblas.core.checks import check_matrix, check_not_conjugated, checked_letter, checked_trans
@@ -18,6 +18,7 @@ from pblas.core.operation import Bound, Operation
 from pblas.core.options import MatrixOrArray, Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.scatter_gather import index_of
 from pblas.redistribution.packing import Scaling
 from pblas.runtime.runtime import checked_scalar, name_of
 from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector

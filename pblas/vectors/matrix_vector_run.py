@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.arrays.reduction_run import index_of
 from pblas.layouts.triangle import Part, flipped, rectangles
+from pblas.matrices.scatter_gather import index_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
