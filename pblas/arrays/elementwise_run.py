@@ -102,7 +102,7 @@ class RunElementwise:
             return
         values = dict(x.values)
         combine = self._combining(x.tree, values, x.result)
-        if combine is not None:
+        if combine is not None:  # R[i, j] = f(..., X[i, j]) as the elements of X arrive
             ((source, conj),) = x.sources
             put = (lambda z, out: combine(np.conjugate(z), out)) if conj else combine
             self._movements[0].run(RedistributionOperands(source, x.result, put))
@@ -110,6 +110,7 @@ class RunElementwise:
         first = self._in_result(values, x.result)
         moves = zip(self._moved, self._movements, x.sources, strict=True)
         for number, (operand, movement, (source, conj)) in enumerate(moves):
+            # X in the layout of the result
             part = x.result if number == first else self._parts[number]
             movement.run(RedistributionOperands(source, part, Scaling(conj=conj)))
             values[operand.name] = part

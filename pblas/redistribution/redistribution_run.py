@@ -60,8 +60,9 @@ class RunRedistribution:
         return scratch and self.lends
 
     def run(self, x: RedistributionOperands) -> None:
-        """B = alpha op(A) + beta B."""
-        self._movement.begin()
+        """**Collective.** B = alpha op(A) + beta B."""
+        self._movement.begin()  # messages to and from ranks of other nodes
+        # B[i, j] = alpha op(A)[i, j] + beta B[i, j]   (op(A) read in place within a node, from messages between nodes)
         self._movement.finish(x.target, x.put)
         self._source_matrix.release()
 

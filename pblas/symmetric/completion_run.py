@@ -35,28 +35,30 @@ class Completion:
         """This rank's shard of the completed matrix (local)."""
         self._own = Triangle(backend, place, structure.stored, order)
         self._put = Scaling(conj=True) if structure.kind == "Hermitian" and dtype.kind == "c" else COPY
-        self._home = SourceMatrix(backend, place.T, dtype, "C" if order == "F" else "F")
-        self._mirrored = Movement(self._home, place, trapezoid=structure.mirrored, tag=TAG_MIRROR)
+        self._source = SourceMatrix(backend, place.T, dtype, "C" if order == "F" else "F")
+        self._mirrored = Movement(self._source, place, trapezoid=structure.mirrored, tag=TAG_MIRROR)
 
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of the completed shard, and of messages (local)."""
-        return int(self.matrix.nbytes) + self._home.workspace_nbytes + self._mirrored.workspace_nbytes
+        return int(self.matrix.nbytes) + self._source.workspace_nbytes + self._mirrored.workspace_nbytes
 
     def publish(self, x: Array) -> bool:
         """Publish the location of this rank's shard; true if it must be staged first (local)."""
-        return self._home.publish(x.T)
+        return self._source.publish(x.T)
 
     def stage(self) -> None:
         """Stage the shard if any rank must (local)."""
-        self._home.stage()
+        self._source.stage()
 
     def run(self, x: Array) -> None:
         """**Collective.** Fill in the other triangle; on return near ranks have done so too."""
         self._mirrored.begin()
+        # M[i, j] = A[i, j] in the triangle that is read
         self._own.put(x, self.matrix)
+        # M[j, i] = A[i, j], or its conjugate, in the other one   (from the ranks that hold A[i, j])
         self._mirrored.finish(self.matrix, self._put)
-        self._home.release()
+        self._source.release()
         if self._put != COPY:
             self._backend.arrays.synchronize()
             self._own.set_diagonal(self.matrix.imag, 0.0)
@@ -88,7 +90,6 @@ class RunCompleted:
         return self._completion.workspace_nbytes + self._inner.workspace_nbytes
 
     def _completed(self, x: Operands) -> Operands:
-        """The operands, the triangle replaced by the completed matrix (local)."""
         matrix = self._completion.matrix
         return replace(x, left=matrix) if self.is_left else replace(x, right=matrix)
 
@@ -103,5 +104,7 @@ class RunCompleted:
 
     def run(self, x: Operands) -> None:
         """**Collective.** Complete the matrix, and multiply."""
+        # M = the whole symmetric A, of which x has a triangle
         self._completion.run(x.left if self.is_left else x.right)
+        # D = alpha M B + beta C, or alpha B M + beta C
         self._inner.run(self._completed(x))

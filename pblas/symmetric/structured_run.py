@@ -141,12 +141,13 @@ class RunRankUpdate:
     def run(self, x: Operands) -> None:
         """**Collective.** The triangle of D = alpha (sum of the terms) + beta C."""
         if x.old is not None:
+            # D = C in the triangle
             if x.old is not x.result:
                 self._triangle.put(x.old, x.result)
                 x = replace(x, old=x.result)
             self._make_real(x.result)
         partials, result, beta = self._partials, x.result, x.beta if x.old is not None else 0.0
-        if partials is not None:
+        if partials is not None:  # D is elsewhere: D = beta D + the sums of all ranks that have partial products
             partials.begin(x)
             sums, beta = partials.part(0), 0.0
             total = sums if sums.dtype == self._total else self._arrays.like(sums, self._total)
@@ -156,7 +157,7 @@ class RunRankUpdate:
             partials.send(0)
             partials.collect(0)
             partials.end()
-        elif self._total != result.dtype:
+        elif self._total != result.dtype:  # sums in 32 bits, rounded once
             total = self._arrays.like(result, self._total)
             if x.old is not None:
                 self._arrays.assign(result, total)
@@ -166,10 +167,12 @@ class RunRankUpdate:
             self._add(x, result, beta)
             assert self._to_d is not None, "D is formed in place"
             assert self._blocks is not None, "D is formed in place"
+            # D[i, i] = the triangle of block i, which was formed beside D, + beta D[i, i]
             self._to_d.bring(self._blocks, result, Scaling(1.0, beta))
         self._make_real(result)
 
     def _add(self, x: Operands, total: Array, beta: complex) -> None:
+        # total = alpha op(A) op(B)^T + alpha op(B) op(A)^T + beta total
         for term, operands in zip(self._terms, self._operands(x), strict=False):
             term.add(operands, total, beta)
             beta = 1.0
@@ -259,7 +262,7 @@ class RunTriangularProduct(RunSummaC):
         return _Block(memory, message, (on_rows, on_columns))
 
     def run(self, x: Operands) -> None:
-        """**Collective.** D = alpha op(A) B; see `RunSummaC.run`. The first one clears the blocks."""
+        """**Collective.** D = alpha op(A) B; see `RunSummaC.run`. The first run clears the blocks."""
         blocks = [block for places in self._places for _, _, block in places if block is not None]
         for block in () if self._is_cleared else blocks:
             self._arrays.scale(0.0, block.memory)
@@ -293,7 +296,7 @@ class RunTriangularProduct(RunSummaC):
             self._arrays.scale(beta, total)
         for above, (r0, r1, c0, c1, *_), block in self._places[s]:
             left = a[r0 - above : r1 - above, c0:c1]
-            if block is not None:
+            if block is not None:  # the block across the diagonal, with zeros in the other triangle
                 block.message.bring(a, block.memory, COPY)
                 left = block.memory
             # D[i, j] += alpha op(A)[i, k] B[k, j], for the k of the panel in the triangle

@@ -44,7 +44,7 @@ def choose_trsm(
     if not reads or nprocs == 1 or topology.gpus or blocks > _BLOCKS:
         return plan
     pipelined = PipelinedTrsm(operands, dtype, nprocs, width=width, transport=transport)
-    elements, nrhs = plan.order * (plan.order + 1) // 2, plan.home.columns.max_count
+    elements, nrhs = plan.order * (plan.order + 1) // 2, plan.solved.columns.max_count
     own = max(map(pipelined.own_elements, pipelined.extreme_ranks()))
     hops = (triangle.rows.nprocs > 1) + (triangle.columns.nprocs > 1)
     messages = hops * pipelined.nblocks * _SECONDS_PER_MESSAGE

@@ -63,27 +63,31 @@ class RunPipelinedTrsm:
         return self._right.prepare(scratch=scratch)
 
     def run(self, x: TrsmOperands) -> None:
-        """X := alpha T^-1 B, block after block."""
+        """**Collective.** X := alpha T^-1 B, block after block."""
         arrays, (row, column) = self._arrays, self._position
         solutions = self._right.x
         assert solutions is not None, "X is computed beside its own memory"
+        # S = alpha B on the first process column of T, 0 on the others
         arrays.scale(0.0, self._sums)
         sums = self._sums[: self._plan.sums.local_shape(self._backend.rank)[0]]
         self._right.bring(sums, Scaling(x.alpha, 0.0, x.conj[1]))
         last = self._blocks[-1]
-        before: tuple[DiagonalBlock, DiagonalBlock] | None = None
+        trailing: tuple[DiagonalBlock, DiagonalBlock] | None = None
         for block, after in zip(self._blocks, [*self._blocks[1:], last], strict=True):
+            # X[k] = T[k, k]^-1 (sum over process columns of S[k])   (sent to the process column of T[k, k])
             if block.row == row:
                 self._add_up(block, x, solutions)
-            if before is not None:
-                self._multiply_rows(before[0], self._plan.rows_after(before[1]), x, solutions)
-            before = None
+            # S[i] -= T[i, k-1] X[k-1] for the rows i after block k   (trailing update, while X[k] travels)
+            if trailing is not None:
+                self._multiply_rows(trailing[0], self._plan.rows_after(trailing[1]), x, solutions)
+            trailing = None
             if block.column == column:
                 self._receive(block, solutions)
                 if block is not last:
+                    # S[k+1] -= T[k+1, k] X[k]   (lookahead: these sums leave first)
                     if after.row == row:
                         self._multiply_rows(block, (after.k0, after.k1), x, solutions)
-                    before = block, after
+                    trailing = block, after
         for transfer in self._sending:
             self._backend.wait(transfer.done, "sending blocks of X")
         self._sending = []
@@ -114,10 +118,12 @@ class RunPipelinedTrsm:
             arriving.append(backend.channel.receive(parts[c], place.rank(row, c), TAG_SUM))
         for transfer in arriving:
             backend.wait(transfer.done, "sums of a block of X")
+        # S[k] = S_0[k] + S_1[k] + ...   (in the order of process columns)
         first, *others = block.terms or (column,)
         self._arrays.assign(parts[first], known)
         for c in others:
             self._arrays.add_scaled(1.0, parts[c], 1.0, known)
+        # X[k] = T[k, k]^-1 S[k]
         triangle = x.triangle[self._rows(block.k0, block.k1), self._columns(block)]
         uplo = plan.shape_of_t.uplo
         self._arrays.trsm(triangle, known, uplo=uplo, unit=plan.operands.unit, conj=x.conj[0])

@@ -143,7 +143,7 @@ class TriangularSolve(Operation[DistMatrix]):
         return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
 
     def executor(self, plan: TrsmPlan | PipelinedTrsm, backend: HostRanks) -> RunTrsm | RunPipelinedTrsm:
-        a = self.a.T if plan.operands.is_turned else self.a
+        a = self.a.T if plan.operands.is_transposed else self.a
         b, x = (self.b, self.x) if self.side == "L" else (self.b.T, self.x.T)
         orders = a.order, b.order, x.order
         if isinstance(plan, PipelinedTrsm):

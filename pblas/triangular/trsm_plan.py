@@ -45,20 +45,20 @@ class TriangularOperands:
     unit: bool = False  # whether the diagonal of A is taken as ones, and not read (global)
 
     @property
-    def is_turned(self) -> bool:
+    def is_transposed(self) -> bool:
         """Whether T is stored as its transpose: op(A) is transposed, or A stands on the right, but not both."""
         return (self.trans != "N") != (self.side == "R")
 
     @property
     def lower(self) -> bool:
         """Whether T is lower triangular, so that X is computed from its first row on."""
-        return (self.uplo == "L") != self.is_turned
+        return (self.uplo == "L") != self.is_transposed
 
     @property
     def triangle(self) -> Placement:
         """The placement of T."""
         place = Placement.of(self.a)
-        return place.T if self.is_turned else place
+        return place.T if self.is_transposed else place
 
     @property
     def right(self) -> Placement:
@@ -247,7 +247,7 @@ class TrsmPlan(TriangularSolve):
     name: ClassVar[str] = "TrsmPlan"
     why: ClassVar[str] = "right-hand sides are independent: each rank solves for its own, and only the triangle travels"
 
-    home: Placement = field(init=False)
+    solved: Placement = field(init=False)
     """The placement in which X is computed: its columns are split over the ranks, from coordinate 0 on (global)."""
 
     def __post_init__(self) -> None:
@@ -255,23 +255,23 @@ class TrsmPlan(TriangularSolve):
         result = self.operands.result
         (n, nrhs), columns = result.shape, result.columns
         even = max(1, -(-nrhs // self.nprocs))
-        home = Placement(Split(n, max(n, 1), 1), Split(nrhs, even, self.nprocs), (1, 1, 1))
+        solved = Placement(Split(n, max(n, 1), 1), Split(nrhs, even, self.nprocs), (1, 1, 1))
         is_fair = columns.max_count <= _UNEVEN * even and (columns.src == 0 or columns.nblocks >= columns.nprocs)
         if result.rows.canonical.nprocs == 1 and result.copies == 1 and is_fair:
-            home = Placement(home.rows, columns, result.strides, 1, result.start, result.ranks)
-        object.__setattr__(self, "home", home)
+            solved = Placement(solved.rows, columns, result.strides, 1, result.start, result.ranks)
+        object.__setattr__(self, "solved", solved)
 
     # The work of the ranks
 
     @property
     def stays(self) -> bool:
         """Whether X is computed in its own memory; else in workspace, and then redistributed."""
-        return same_place(self.home, self.operands.result)
+        return same_place(self.solved, self.operands.result)
 
     @property
     def nsolvers(self) -> int:
-        """Number of ranks that have right-hand sides: those at the first coordinates of `home`."""
-        return min(self.home.columns.nprocs, self.home.columns.nblocks)
+        """Number of ranks that have right-hand sides: those at the first coordinates of `solved`."""
+        return min(self.solved.columns.nprocs, self.solved.columns.nblocks)
 
     @property
     def looks_left(self) -> bool:
@@ -292,21 +292,21 @@ class TrsmPlan(TriangularSolve):
     def at_solvers(self, rows: int, columns: int) -> Placement:
         """A part of T, with these numbers of rows and columns, on every rank that has right-hand sides."""
         down, across = (Split(size, max(size, 1), 1) for size in (rows, columns))
-        home = self.home
-        return Placement(down, across, (1, 1, home.strides[1]), max(1, self.nsolvers), home.start, home.ranks)
+        solved = self.solved
+        return Placement(down, across, (1, 1, solved.strides[1]), max(1, self.nsolvers), solved.start, solved.ranks)
 
     # Elements that move
 
     def is_solver(self, rank: int) -> bool:
         """Whether a rank has right-hand sides."""
-        return self.home.local_shape(rank)[1] > 0
+        return self.solved.local_shape(rank)[1] > 0
 
     def received_elements(self, rank: int) -> int:
         """Elements of the triangle, of B and of X that `rank` receives from other ranks, or reads in their memory."""
         if not self.reads:
             return 0
-        count = received_count(self.operands.right, self.home, rank)
-        count += 0 if self.stays else received_count(self.home, self.operands.result, rank)
+        count = received_count(self.operands.right, self.solved, rank)
+        count += 0 if self.stays else received_count(self.solved, self.operands.result, rank)
         if self.is_solver(rank):
             count += self.order * (self.order + 1) // 2 - self.own_elements(rank)
         return count
@@ -314,9 +314,9 @@ class TrsmPlan(TriangularSolve):
     def sent_elements(self, rank: int) -> int:
         if not self.reads:
             return 0
-        pairs = [(self.operands.right, self.home)]
+        pairs = [(self.operands.right, self.solved)]
         if not self.stays:
-            pairs.append((self.home, self.operands.result))
+            pairs.append((self.solved, self.operands.result))
         count = sum(prod(move.shape) for pair in pairs for move in sends(*pair, rank))
         readers = self.nsolvers - self.is_solver(rank)
         return count + self.own_elements(rank) * readers // self.operands.triangle.copies
@@ -330,12 +330,12 @@ class TrsmPlan(TriangularSolve):
         if not self.reads:
             yield Phase(1, copied=itemsize * prod(operands.result.local_shape(view.rank)))
             return
-        yield self._redistribution(view, operands.right, self.home)
+        yield self._redistribution(view, operands.right, self.solved)
         triangle, n = operands.triangle, self.order
         if self.is_solver(view.rank):
             arrives = itemsize * (n * (n + 1) // 2 - self.own_elements(view.rank))
             split = triangle.rows if self.looks_left else triangle.columns
-            steps, columns = max(1, cut_count(split, 0, n, self.width)), self.home.local_shape(view.rank)[1]
+            steps, columns = max(1, cut_count(split, 0, n, self.width)), self.solved.local_shape(view.rank)[1]
             peers = [rank for rank in self.extreme_ranks() if rank != view.rank and self.own_elements(rank)]
             for many, depth, nbytes in even(steps, n, arrives):
                 traffic = spread(view, peers, nbytes)
@@ -343,7 +343,7 @@ class TrsmPlan(TriangularSolve):
                 # X[i] -= T[i, k] X[k]   (panel k of T, this rank's columns of X)
                 yield Phase(many, (n // 2, columns, depth), traffic, copied=copied)
         if not self.stays:
-            yield self._redistribution(view, self.home, operands.result)
+            yield self._redistribution(view, self.solved, operands.result)
 
     @property
     def workspace_nbytes(self) -> int:
@@ -352,7 +352,7 @@ class TrsmPlan(TriangularSolve):
             return 0
         operands, n, ranks = self.operands, self.order, self.extreme_ranks()
         triangle, width = operands.triangle, min(self.width, n)
-        count = 0 if self.stays else n * self.home.columns.max_count
+        count = 0 if self.stays else n * self.solved.columns.max_count
         count += 2 * width * (n + width)
         if self.transport == "mixed":  # a host receives once what its ranks need
             count += 3 * width * (n + width)
@@ -361,7 +361,7 @@ class TrsmPlan(TriangularSolve):
                 count += place.rows.max_count * place.columns.max_count
         if self.transport != "shared" and self.nprocs > 1:
             count += _SPARE * 2 * width * (n + width) * (1 + self.nsolvers)
-            pairs = (operands.right, self.home), (self.home, operands.result)
+            pairs = (operands.right, self.solved), (self.solved, operands.result)
             for source, target in pairs:
                 count += max(
                     received_count(source, target, rank) + sum(prod(move.shape) for move in sends(source, target, rank))
@@ -372,18 +372,18 @@ class TrsmPlan(TriangularSolve):
     @property
     def placements(self) -> tuple[Placement, ...]:
         """Those of the operands, and that in which X is computed."""
-        return self.home, self.operands.triangle, self.operands.right, self.operands.result
+        return self.solved, self.operands.triangle, self.operands.right, self.operands.result
 
     # Text
 
     def moves(self) -> str:
         if not self.reads:
-            return "nothing: X is 0" if prod(self.home.shape) else "nothing: X is empty"
+            return "nothing: X is 0" if prod(self.solved.shape) else "nothing: X is empty"
         panels = f"panels of A's triangle to the {self.nsolvers} ranks that have right-hand sides"
         if self.nsolvers == self.nprocs:
             panels = "panels of A's triangle to all ranks"
         if self.stays:
-            same = same_place(self.operands.right, self.home)
+            same = same_place(self.operands.right, self.solved)
             return panels if same else f"B to the layout of X, then {panels}"
         return f"B to an even split of its right-hand sides, then {panels}, then X to its layout"
 

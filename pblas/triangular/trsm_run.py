@@ -117,7 +117,7 @@ class RightHandSides:
         self._deliver.finish(result, put)
 
 
-TAG_BLOCK, TAG_BESIDE = 1031, 1032
+TAG_BLOCK, TAG_RECTANGLE = 1031, 1032
 
 
 class RunTrsm:
@@ -134,12 +134,12 @@ class RunTrsm:
         order_t, order_b, order_x = orders
         self._right = RightHandSides(
             *(backend, operands.right, operands.result, dtype, (order_b, order_x)),
-            target=plan.home,
-            solved=None if plan.stays else plan.home,
+            target=plan.solved,
+            solved=None if plan.stays else plan.solved,
         )
         self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
         self._steps = list(plan.steps())
-        self._blocks, self._beside = self._panels(block=True), self._panels(block=False)
+        self._blocks, self._rectangles = self._panels(block=True), self._panels(block=False)
 
     def _panels(self, *, block: bool) -> Panels:
         """The diagonal blocks of T, or the rectangles next to them, on the ranks that have right-hand sides."""
@@ -157,7 +157,7 @@ class RunTrsm:
                 *(self._triangle, target, (i0, i1, j0, j1)),
                 trapezoid=plan.shape_of_t if block else None,
                 buffers=self._right.buffers,
-                tag=TAG_BLOCK if block else TAG_BESIDE,
+                tag=TAG_BLOCK if block else TAG_RECTANGLE,
                 slot=s % SLOTS + (0 if block else SLOTS),
             )
             steps.append([movement])
@@ -168,7 +168,7 @@ class RunTrsm:
     def workspace_nbytes(self) -> int:
         if not self._plan.reads:
             return 0
-        panels = self._blocks.nbytes + self._beside.nbytes
+        panels = self._blocks.nbytes + self._rectangles.nbytes
         return self._right.workspace_nbytes + self._triangle.workspace_nbytes + panels
 
     def publish(self, x: TrsmOperands) -> bool:
@@ -181,40 +181,43 @@ class RunTrsm:
         return scratch and self._plan.reads
 
     def run(self, x: TrsmOperands) -> None:
-        """X := alpha T^-1 B, for this rank's right-hand sides, which are then sent to the owners of X."""
+        """**Collective.** X := alpha T^-1 B, for this rank's right-hand sides, which then go to the owners of X."""
         plan, arrays = self._plan, self._arrays
         if not plan.reads:
             arrays.scale(0, x.result)
             return
         solutions = x.result if self._right.x is None else self._right.x
+        # X = alpha B   (from the ranks that hold B)
         if x.in_place and self._right.x is None:
             arrays.scale(x.alpha, solutions)
         else:
             self._right.bring(solutions, Scaling(x.alpha, 0.0, x.conj[1]))
+        self._begin(0)
         for s, step in enumerate(self._steps):
-            for panels in (self._blocks, self._beside):
-                if s == 0:
-                    panels.begin(s)
-                if s + 1 < len(self._steps):
-                    panels.begin(s + 1)
-            # T[k, k] and T[i, k] (or T[k, j]) arrive from the ranks that have them
-            block, beside = self._blocks.fetch(s), self._beside.fetch(s)
-            if block is not None:
-                self._solve(step, block, beside, solutions, conj=x.conj[0])
-        for panels in (self._blocks, self._beside):
+            self._begin(s + 1)  # lookahead: the next panel travels while this one is used
+            # T[k, k] and the panel T[i, k], or T[k, j]   (from the ranks that hold them)
+            block, panel = self._blocks.fetch(s), self._rectangles.fetch(s)
+            if block is None:  # this rank has no right-hand sides
+                continue
+            if not plan.looks_left:
+                self._solve(step, block, solutions, x)  # X[k] = T[k, k]^-1 X[k]
+            if panel is not None:
+                (i, j), conj = (slice(*step.rows), slice(*step.columns)), (x.conj[0], False)
+                # X[i] -= T[i, k] X[k]; left-looking: X[k] -= T[k, j] X[j]
+                arrays.gemm(-1, panel, solutions[j], 1, solutions[i], conj=conj)
+            if plan.looks_left:
+                self._solve(step, block, solutions, x)  # X[k] = T[k, k]^-1 X[k]
+        for panels in (self._blocks, self._rectangles):
             panels.end()
         self._right.deliver(x.result, plan.name)
         self._triangle.release()
 
-    def _solve(self, step: TrsmStep, block: Array, beside: Array | None, x: Array, *, conj: bool) -> None:
-        """One step on this rank's right-hand sides."""
-        arrays, plan = self._arrays, self._plan
-        options: Any = {"uplo": plan.shape_of_t.uplo, "unit": plan.operands.unit, "conj": conj}
-        known = x[step.k0 : step.k1]
-        if not plan.looks_left:
-            arrays.trsm(block, known, **options)  # X[k] := T[k, k]^-1 X[k]
-        if beside is not None:
-            rows, columns = (x[start:stop] for start, stop in (step.rows, step.columns))
-            arrays.gemm(-1, beside, columns, 1, rows, conj=(conj, False))  # X[i] -= T[i, j] X[j]
-        if plan.looks_left:
-            arrays.trsm(block, known, **options)
+    def _begin(self, s: int) -> None:
+        """Start the messages of a step, if there is one."""
+        if s < len(self._steps):
+            for panels in (self._blocks, self._rectangles):
+                panels.begin(s)
+
+    def _solve(self, step: TrsmStep, block: Array, solutions: Array, x: TrsmOperands) -> None:
+        uplo, unit = self._plan.shape_of_t.uplo, self._plan.operands.unit
+        self._arrays.trsm(block, solutions[step.k0 : step.k1], uplo=uplo, unit=unit, conj=x.conj[0])

@@ -389,15 +389,15 @@ class RunMatrixVector(Exchanging):
     """The executor of a product of a matrix with a vector: one exchange of vectors, one of partial results."""
 
     def __init__(self, plan: MatrixVectorPlan, backend: HostRanks, operation: MatrixVector) -> None:
-        self._plan, self._backend, self._spec = plan, backend, operation
+        self._plan, self._backend, self._operation = plan, backend, operation
         x, y, target = operation.x, operation.y, operation.target
         column = None if target is None else target.column
         self._multiplies = operation.reads_x and plan.vector_length > 0 and plan.length > 0
         old = None if y is None or not operation.reads_y else y.column
-        self._old_is_own = old is not None and column is not None and old.same_distribution(column)
+        self._y_is_local = old is not None and column is not None and old.same_distribution(column)
         kinds = [x] if self._multiplies and x.column is not None else []
-        self._brings_old = old is not None and not self._old_is_own
-        if self._brings_old:
+        self._gathers_y = old is not None and not self._y_is_local
+        if self._gathers_y:
             assert y is not None, "it is read"
             kinds.append(y)
         self._vectors = Columns(kinds, plan.nprocs, backend.rank) if kinds else None
@@ -420,8 +420,8 @@ class RunMatrixVector(Exchanging):
 
     def publish(self, x: _Operands) -> bool:
         if self._vectors is not None:
-            columns = [x.x] if self._multiplies and self._spec.x.column is not None else []
-            if self._brings_old:
+            columns = [x.x] if self._multiplies and self._operation.x.column is not None else []
+            if self._gathers_y:
                 assert x.y is not None, "it is read"
                 columns.append(x.y)
             self._vectors.lay_out(x.runtime, x.verb, columns)
@@ -435,11 +435,13 @@ class RunMatrixVector(Exchanging):
 
     def run(self, x: _Operands) -> Array | None:
         """**Collective.** The result as an array that all ranks have, or None: it is in the matrix of the result."""
+        # x, and y if its layout is not that of the result   (all their elements, on every rank)
         gathered = iter([] if self._vectors is None else self._vectors.collect())
         vector = self._sizes(next(gathered)) if self._gathers_x else self._sizes(x.x) if self._multiplies else None
         old = next(gathered, None)
         if self._multiplies and self._vectors is not None:
             assert vector is not None, "it is multiplied"
+            # y_r = op(A_r) x   (this rank's elements of A)
             if self._exchange is None:
                 self._multiply(x, vector)
             else:
@@ -448,9 +450,11 @@ class RunMatrixVector(Exchanging):
                 x.runtime.backend.agree(f"{x.verb}: sums")
                 if self._exchange.stage():
                     x.runtime.backend.agree(f"{x.verb}: staged")
+        # y_0 + y_1 + ... + y_{P-1}
         total = self._total(x, vector)
+        # out = alpha total + beta y
         if x.result is None:
-            result = np.empty((len(total), 1), self._spec.result_dtype)
+            result = np.empty((len(total), 1), self._operation.result_dtype)
             if x.y is not None:
                 result[:, 0] = x.y
             x.put(total[:, None], result)
@@ -461,11 +465,11 @@ class RunMatrixVector(Exchanging):
     @property
     def _gathers_x(self) -> bool:
         """Whether the vector is distributed, and multiplied (global)."""
-        return self._multiplies and self._spec.x.column is not None
+        return self._multiplies and self._operation.x.column is not None
 
     def _sizes(self, vector: Array) -> Array:
         """The vector that is multiplied, or the sizes of its elements (global)."""
-        return absolute_values(vector, self._spec.absolute) if self._spec.absolute else vector
+        return absolute_values(vector, self._operation.absolute) if self._operation.absolute else vector
 
     def _multiply(self, x: _Operands, vector: Array) -> None:
         """y_r = op(A_r) x: this rank's partial results, laid out for the other ranks (local)."""
@@ -484,7 +488,7 @@ class RunMatrixVector(Exchanging):
         assert partial is not None, "it was multiplied"
         assert vector is not None, "it was multiplied"
         if plan.stays:
-            return partial + vector[self._rows] if self._spec.unit else partial
+            return partial + vector[self._rows] if self._operation.unit else partial
         if self._exchange is None:
             total = np.empty_like(partial)
             add_up(x.runtime, f"{x.verb}: sums", "", partial, total, None, algorithm="two_shot")
@@ -495,7 +499,7 @@ class RunMatrixVector(Exchanging):
             total = parts[0].copy()
             for part in parts[1:]:
                 total += part
-        return total + vector if self._spec.unit else total
+        return total + vector if self._operation.unit else total
 
     def _store(self, x: _Operands, total: Array, old: Array | None) -> None:
         """Out := alpha total + beta y in this rank's part of the result; `old` is a y that was gathered (local)."""
@@ -504,11 +508,11 @@ class RunMatrixVector(Exchanging):
             return
         rows, out = self._rows, backend.reading(part)
         out = out if out is part else out.copy()
-        if self._old_is_own:
+        if self._y_is_local:
             assert x.y is not None, "it is read"
-            assert self._spec.y is not None, "it is read"
+            assert self._operation.y is not None, "it is read"
             own = backend.reading(x.y)
-            out[...] = np.conj(own) if self._spec.y.conjugated else own
+            out[...] = np.conj(own) if self._operation.y.conjugated else own
         elif x.y is not None:
             out[:, 0] = (x.y if old is None else old)[rows]
         x.put((total if self._plan.stays else total[rows])[:, None], out)

@@ -87,9 +87,9 @@ class LocalProduct(LocalPart):
     """A product on one rank: the elements that it multiplies."""
 
     def __init__(self, plan: MatrixVectorPlan, rank: int) -> None:
-        self.turns: bool = plan.a.order == "C"
+        self.transposes: bool = plan.a.order == "C"
         """Whether the transposed local array is multiplied: panels of its columns are contiguous in memory (global)."""
-        self.plan: MatrixVectorPlan = plan.T if self.turns else plan
+        self.plan: MatrixVectorPlan = plan.T if self.transposes else plan
         self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)
         """Of the partial results (global)."""
         self.length: int = plan.length
@@ -106,7 +106,7 @@ def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -
     plan, dtype = local.plan, local.dtype
     if not local.contributes:
         return np.zeros(local.length if local.is_whole else 0, dtype)
-    if local.turns:
+    if local.transposes:
         x = x.T
     vector = np.ascontiguousarray(vector)
     indices = local.rows, local.columns
@@ -157,16 +157,16 @@ class LocalUpdate(LocalPart):
     """A rank-k update on one rank: the elements that it writes."""
 
     def __init__(self, desc: MatrixDescriptor, part: Part, rank: int) -> None:
-        self.turns: bool = desc.order == "C"
+        self.transposes: bool = desc.order == "C"
         """Whether the transposed local array is updated: panels of its columns are contiguous in memory (global)."""
-        if self.turns:
+        if self.transposes:
             desc, part = desc.T, flipped(part)
         super().__init__(desc, part, rank)
 
 
 def update(local: LocalUpdate, backend: HostRanks, z: Array, x: Array, y: Array, *, hermitian: bool = False) -> None:
     """Z += X Y in a part of the matrix; a Hermitian one gets a real diagonal (local)."""
-    if local.turns:
+    if local.transposes:
         z, x, y = z.T, y.T, x.T
     x_loc, y_loc = x[local.rows], y[:, local.columns]
     for number, (i, j, meets_diagonal) in enumerate(local.rectangles):

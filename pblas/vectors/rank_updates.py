@@ -203,7 +203,7 @@ class RunRankUpdate(Exchanging):
     """The executor of an update: one exchange of the vectors."""
 
     def __init__(self, plan: LocalPlan, backend: HostRanks, operation: RankUpdate) -> None:
-        self._spec = operation
+        self._operation = operation
         self._updates = operation.reads and 0 not in operation.matrix.shape
         self._moved = [i for i, kind in enumerate(operation.vectors) if kind.column is not None and self._updates]
         kinds = [operation.vectors[i] for i in self._moved]
@@ -226,8 +226,8 @@ class RunRankUpdate(Exchanging):
         for i, column in zip(self._moved, self._columns.collect() if self._columns else (), strict=True):
             elements[i] = column
         # A_r += X[rows] Y[:, columns]
-        left, right = _factors(self._spec.name, x.alpha, elements)
-        hermitian = self._spec.name.startswith("he")
+        left, right = _factors(self._operation.name, x.alpha, elements)
+        hermitian = self._operation.name.startswith("he")
         update(self._local, x.runtime.backend, x.a, left, right, hermitian=hermitian)
 
 
