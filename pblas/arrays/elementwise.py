@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
+    from numpy.typing import DTypeLike
+
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
@@ -174,7 +176,7 @@ def plan_elementwise(
     /,
     *,
     out: DistMatrix | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     **operands: Any,
 ) -> PlannedElementwise:
@@ -250,7 +252,9 @@ def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands
     return call("elementwise", Elementwise.bind, {**operands, "out": out}, expression, operands, out, None)
 
 
-def combined(expression: str, operands: Mapping[str, Any], out: Any = None, dtype: Any = None) -> DistMatrix:
+def combined(
+    expression: str, operands: Mapping[str, Any], out: Any = None, dtype: DTypeLike | None = None
+) -> DistMatrix:
     """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
     verb = "elementwise" if dtype is None else "astype"
     return call(verb, Elementwise.bind, {**operands, "out": out}, expression, operands, out, dtype)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
 
 import pblas
 from pblas.cli import bench, demo, files, info, layout, plan
@@ -51,7 +51,7 @@ def make_parser(rank: int) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of the command line."""
     rank = launcher_rank()
-    arguments: Any = make_parser(rank).parse_args(argv)
+    arguments: Namespace = make_parser(rank).parse_args(argv)
     try:
         status: int = arguments.run(arguments, make_console(rank))
     except (PblasError, OSError) as error:
@@ -63,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _text(arguments: Any, error: Exception) -> str:
+def _text(arguments: Namespace, error: Exception) -> str:
     """The error's text; the name of the command replaces the name of the Python function."""
     return _FUNCTION.sub(f"{arguments.command}: ", str(error))
 
 
-def _remedy(arguments: Any, error: Exception) -> str:
+def _remedy(arguments: Namespace, error: Exception) -> str:
     """The option that helps, where the error's text names a Python argument."""
     if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul", "solve") and arguments.dtype is None:
         return "; from the shell, --dtype gives all matrices one"

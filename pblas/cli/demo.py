@@ -24,6 +24,8 @@ from pblas.errors import BackendError, DescriptorError, FileFormatError
 from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
     from pblas.backends.dtypes import Array
@@ -104,7 +106,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for a rank (%(default)s)")
 
 
-def run(arguments: Any, console: Console) -> int:
+def run(arguments: Namespace, console: Console) -> int:
     """Run all plans; the status is 1 if a check fails."""
     from pblas.context import Context
 
@@ -136,7 +138,7 @@ def run(arguments: Any, console: Console) -> int:
 class Operands:
     """**Collective.** A and B, random or from files, in the layouts that the cases need."""
 
-    def __init__(self, ctx: Context, arguments: Any) -> None:
+    def __init__(self, ctx: Context, arguments: Namespace) -> None:
         self._ctx, self._arguments = ctx, arguments
         (self.m, k), (k_b, self.n) = (
             _file_shape(arguments.a, (arguments.m, arguments.k)),
@@ -277,7 +279,7 @@ def _table(operands: Operands, results: list[Result], threads: int) -> Table:
     return table
 
 
-def _print_next(console: Console, arguments: Any, operands: Operands) -> None:
+def _print_next(console: Console, arguments: Namespace, operands: Operands) -> None:
     run_it = "mpiexec -n {} python -m mpi4py -m pblas"
     bigger = 2 * max(operands.m, operands.n, operands.k)
     own = "--a A.npy --b B.npy" if arguments.a is None else "--dtype float32"

@@ -15,6 +15,8 @@ from pblas.config import bytes_text
 from pblas.errors import BackendError, FileFormatError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
     from pblas.backends.dtypes import Array
@@ -62,7 +64,7 @@ def add_matmul(commands: Any, rank: int) -> None:
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
 
 
-def run_matmul(arguments: Any, console: Console) -> int:
+def run_matmul(arguments: Namespace, console: Console) -> int:
     """Read, multiply, write."""
     from pblas.context import Context
     from pblas.matmul.api import plan_matmul
@@ -127,7 +129,7 @@ def add_solve(commands: Any, rank: int) -> None:
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
 
 
-def run_solve(arguments: Any, console: Console) -> int:
+def run_solve(arguments: Namespace, console: Console) -> int:
     """Read, factor, solve, write."""
     from pblas.context import Context
     from pblas.factor.arguments import check_rows, check_square

@@ -16,6 +16,8 @@ from pblas.errors import BackendError
 from pblas.layouts import Grid, MatrixDescriptor
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
     from pblas.context import Context
@@ -36,7 +38,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: a text for each line of the table")
 
 
-def run(arguments: Any, console: Console) -> int:
+def run(arguments: Namespace, console: Console) -> int:
     """Print the table; the status is 0 even if something is missing."""
     from pblas.context import Context
 

@@ -12,6 +12,8 @@ from pblas.layouts import Grid, MatrixDescriptor
 from pblas.matrices.complete_files import write
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
 
@@ -36,7 +38,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write the picture as SVG")
 
 
-def run(arguments: Any, console: Console) -> int:
+def run(arguments: Namespace, console: Console) -> int:
     """Print the picture, and write it to a file if one is asked for."""
     nprow, npcol = arguments.grid
     one_block_each = (max(1, -(-arguments.m // nprow)), max(1, -(-arguments.n // npcol)))

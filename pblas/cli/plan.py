@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from pblas.cli.layout import HELP, Named, named, on_grids
 from pblas.cli.output import add_command, dtype, extent, pairs, size, trans
@@ -11,9 +11,12 @@ from pblas.errors import ArgumentError
 from pblas.simulation.hardware import PRESETS
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
     from pblas.cli.output import Parser
+    from pblas.core.options import Trans
     from pblas.layouts import MatrixDescriptor
 
 _LAYOUTS = """\
@@ -39,12 +42,12 @@ def add_product(parser: Parser, *, required: bool) -> None:
     parser.add_argument("--no-overlap", action="store_true", help="move all data before the multiplication")
 
 
-def leaves_layouts_open(arguments: Any) -> bool:
+def leaves_layouts_open(arguments: Namespace) -> bool:
     """Whether the options name no layout at all, so that the planner may choose those of A, B and D."""
     return not (arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block)
 
 
-def descriptors(arguments: Any, ranks: int) -> tuple[MatrixDescriptor, MatrixDescriptor]:
+def descriptors(arguments: Namespace, ranks: int) -> tuple[MatrixDescriptor, MatrixDescriptor]:
     """The layouts of A and B; an operand without one is row-wise."""
     m, n, k = arguments.m, arguments.n, arguments.k
     if arguments.block and not arguments.grid:
@@ -64,8 +67,18 @@ def descriptors(arguments: Any, ranks: int) -> tuple[MatrixDescriptor, MatrixDes
     return descs
 
 
-def options(arguments: Any, ranks: int) -> dict[str, Any]:
-    """Keyword arguments of `plan_matmul`: transposition, the layout of D, chunks and overlap."""
+class ProductOptions(TypedDict):
+    """Keyword arguments of `plan_matmul`."""
+
+    transa: Trans
+    transb: Trans
+    out: MatrixDescriptor | None
+    chunks: int | None
+    overlap: bool
+
+
+def options(arguments: Namespace, ranks: int) -> ProductOptions:
+    """The options that the command line gives: transposition, the layout of D, chunks and overlap."""
     out = arguments.out.descriptor(arguments.m, arguments.n, ranks) if arguments.out else None
     if out is not None:
         _check_grid(arguments, "D", out, ranks)
@@ -78,7 +91,7 @@ def options(arguments: Any, ranks: int) -> dict[str, Any]:
     }
 
 
-def _check_grid(arguments: Any, name: str, desc: MatrixDescriptor, ranks: int) -> None:
+def _check_grid(arguments: Namespace, name: str, desc: MatrixDescriptor, ranks: int) -> None:
     """Raise ArgumentError if the grid of a matrix has more processes than there are ranks."""
     if desc.nprocs > ranks:
         grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
@@ -114,7 +127,7 @@ def add_plan(commands: Any, rank: int) -> None:
     )
 
 
-def run_plan(arguments: Any, console: Console) -> int:
+def run_plan(arguments: Namespace, console: Console) -> int:
     """Print the plan, and the simulated time if it is asked for."""
     from pblas.matmul.api import plan_matmul
 
@@ -188,7 +201,7 @@ def link(text: str) -> tuple[float, float]:
     return latency, bandwidth
 
 
-def run_trace(arguments: Any, console: Console) -> int:
+def run_trace(arguments: Namespace, console: Console) -> int:
     """Execute a product and write its trace, or convert an existing trace."""
     from pblas.context import Context
     from pblas.matmul.api import plan_matmul

@@ -105,7 +105,7 @@ class Rank:
 
         error = self._report(call)
         if self._context is not None:
-            _settle(self._context, error)
+            _synchronize(self._context, error)
 
     def _report(self, call: Callable[[], Any]) -> BaseException | None:
         """Report the value or the exception of a call to the caller; the exception is returned too (local)."""
@@ -125,7 +125,7 @@ class Rank:
         return -1 if self._context is None else self._context.rank
 
 
-def _settle(context: Context, error: BaseException | None) -> None:
+def _synchronize(context: Context, error: BaseException | None) -> None:
     """**Collective.** Wait until the function has ended on all ranks, without a deadline.
 
     Ranks that are still in a collective call of the function raise this rank's exception there, or a MismatchError.

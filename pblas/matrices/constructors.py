@@ -18,6 +18,8 @@ from pblas.runtime.runtime import checked_dtype, checked_scalar
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Array, Scalar
     from pblas.layouts.split import Split
     from pblas.runtime.runtime import Runtime
@@ -27,12 +29,12 @@ class Constructors(Creation):
     """The methods of a context that create matrices as NumPy does; all of them are **collective**."""
 
     @collective
-    def ones(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
+    def ones(self, desc: Layout, dtype: DTypeLike = np.float64) -> DistMatrix:
         """**Collective.** A matrix of ones; see `empty`."""
         return self._filled("ones", desc, 1.0, dtype)
 
     @collective
-    def full(self, desc: Layout, value: Scalar, dtype: Any = None) -> DistMatrix:
+    def full(self, desc: Layout, value: Scalar, dtype: DTypeLike | None = None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal.
 
         Args:
@@ -56,7 +58,7 @@ class Constructors(Creation):
         return self._filled("full", desc, value, dtype)
 
     @collective
-    def eye(self, desc: Layout | int, dtype: Any = np.float64, *, k: int = 0) -> DistMatrix:
+    def eye(self, desc: Layout | int, dtype: DTypeLike = np.float64, *, k: int = 0) -> DistMatrix:
         """**Collective.** A matrix with ones on a diagonal, and zeros elsewhere.
 
         Args:
@@ -97,7 +99,7 @@ class Constructors(Creation):
         return matrix
 
     @collective
-    def zeros_like(self, a: DistMatrix, dtype: Any = None) -> DistMatrix:
+    def zeros_like(self, a: DistMatrix, dtype: DTypeLike | None = None) -> DistMatrix:
         """**Collective.** A matrix of zeros in the layout of another one.
 
         Args:
@@ -120,7 +122,7 @@ class Constructors(Creation):
 
     @collective
     def from_function(
-        self, function: Callable[[Array, Array], Array], desc: Layout, dtype: Any = np.float64
+        self, function: Callable[[Array, Array], Array], desc: Layout, dtype: DTypeLike = np.float64
     ) -> DistMatrix:
         """**Collective.** The values of a function of the indices, as numpy.fromfunction.
 
@@ -225,7 +227,7 @@ class Constructors(Creation):
             exchange(runtime, *((source, target) if axis == 0 else (source.T, target.T)), lengths, split)
         return DistMatrix(desc, local, runtime)
 
-    def _filled(self, verb: str, desc: Layout, value: Any, dtype: Any) -> DistMatrix:
+    def _filled(self, verb: str, desc: Layout, value: Any, dtype: DTypeLike | None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal."""
         if dtype is None:
             own = getattr(value, "dtype", None)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
 
@@ -49,7 +51,7 @@ class Creation:
         desc: Layout | None = None,
         root: int | None = 0,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> DistMatrix:
         """**Collective.** Distribute an array of one rank or of all ranks, or the values of a function of the indices.
 
@@ -72,7 +74,7 @@ class Creation:
         """
         return self._distributed("from_global", array, desc, root, dtype)
 
-    def _distributed(self, verb: str, array: Any, desc: Any, root: int | None, dtype: Any) -> DistMatrix:
+    def _distributed(self, verb: str, array: Any, desc: Any, root: int | None, dtype: DTypeLike | None) -> DistMatrix:
         """**Collective.** `from_global`, under the name of the call that the user made."""
         by_function, backend = callable(array), self.runtime.backend
         has_array = not by_function and (root is None or root == self.runtime.rank)
@@ -161,7 +163,7 @@ class Creation:
         return DistMatrix(desc, part, self.runtime)
 
     @collective
-    def empty(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
+    def empty(self, desc: Layout, dtype: DTypeLike = np.float64) -> DistMatrix:
         """**Collective.** An uninitialised matrix, in memory that the ranks of a node read in place.
 
         Args:
@@ -179,7 +181,7 @@ class Creation:
         return self._new("empty", desc, dtype)
 
     @collective
-    def zeros(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
+    def zeros(self, desc: Layout, dtype: DTypeLike = np.float64) -> DistMatrix:
         """**Collective.** A matrix of zeros; see `empty`."""
         matrix = self._new("zeros", desc, dtype)
         self.runtime.backend.clear(matrix.local)
@@ -189,7 +191,7 @@ class Creation:
     def random(
         self,
         desc: Layout,
-        dtype: Any = np.float64,
+        dtype: DTypeLike = np.float64,
         *,
         seed: int = 0,
         distribution: Literal["uniform", "normal"] = "uniform",
@@ -239,7 +241,7 @@ class Creation:
         self,
         path: str | os.PathLike[str],
         desc: Layout | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         dataset: str | None = None,
     ) -> DistMatrix:
@@ -304,7 +306,9 @@ class Creation:
         log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)
         return matrix
 
-    def _new(self, verb: str, desc: Layout, dtype: Any, arguments: Callable[[], dict[str, Any]] = dict) -> DistMatrix:
+    def _new(
+        self, verb: str, desc: Layout, dtype: DTypeLike, arguments: Callable[[], dict[str, Any]] = dict
+    ) -> DistMatrix:
         """**Collective.** An uninitialised matrix; `arguments` checks further ones, on which the ranks agree."""
         with self.runtime.local_step(verb):
             desc = self._checked_desc(verb, desc)

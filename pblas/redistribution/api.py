@@ -34,6 +34,8 @@ from pblas.runtime.runtime import checked_factor
 if TYPE_CHECKING:
     from typing import Self
 
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.core.options import Trans, Uplo
@@ -69,7 +71,7 @@ class Redistribution(Operation[DistMatrix]):
         beta: Any = 0.0,
         uplo: Any = None,
         diagonal: Any = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> Bound[DistMatrix]:
         """The arguments of `redistribute`, checked on this rank."""
         trans = checked_trans(verb, "trans", trans)
@@ -228,7 +230,7 @@ def plan_redistribution(
     beta: Scalar = 0.0,
     uplo: Uplo | None = None,
     diagonal: int = 0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedRedistribution:
     """Plan B = alpha op(A) + beta B. **Collective** with matrices; with descriptors it needs no MPI.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.symmetric.structured import (
     PlannedRank2Update,
@@ -17,6 +17,8 @@ from pblas.symmetric.structured import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Real, Scalar
     from pblas.core.options import Side, Trans, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -155,7 +157,7 @@ def plan_syrk(
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedRankUpdate:
@@ -190,7 +192,7 @@ def plan_herk(
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedRankUpdate:
@@ -216,7 +218,7 @@ def plan_syr2k(
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedRank2Update:
@@ -242,7 +244,7 @@ def plan_her2k(
     uplo: Uplo = "L",
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedRank2Update:
@@ -332,7 +334,7 @@ def plan_symm(
     beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedSymmetricProduct:
@@ -368,7 +370,7 @@ def plan_hemm(
     beta: Scalar | None = None,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedSymmetricProduct:

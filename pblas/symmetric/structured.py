@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from pblas.backends.host_ranks import HostRanks
     from pblas.core.operation import Executor
@@ -148,7 +149,7 @@ class StructuredArguments:
     beta: Any = None
     out: Any = None
     overlap: Any = True
-    dtype: Any = None
+    dtype: DTypeLike | None = None
 
     @property
     def matrices(self) -> Mapping[str, Any]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -53,13 +55,22 @@ class Options(NamedTuple):
     lengths: Mapping[str, int | None]
     tf32: bool
     autotune: bool
-    wire_dtype: Any
+    wire_dtype: DTypeLike | None
     ctx: Context | None
     stream: Any
-    out_dtype: Any = None
+    out_dtype: DTypeLike | None = None
     fast_accumulate: bool = False
     # scale_a, scale_b, scale_d and amax, of layers with x and weight of 8 bits
     scales: tuple[Any, Any, Any, Any] = (None, None, None, None)
+
+
+class ProductOptions(NamedTuple):
+    """Checked options of a product, as `plan_matmul` takes them (global)."""
+
+    tf32: bool
+    autotune: bool
+    fast_accumulate: bool
+    wire_dtype: str
 
 
 class Product(NamedTuple):
@@ -105,13 +116,12 @@ class _Form(Kept):
         """Numbers of tokens and features of all ranks (global)."""
         self.placed: Placed = caller.layer.placed(self.sizes, caller.batch, rank, nprocs)
         """Descriptors of the layer's matrices (global), and shapes of this rank's shards (local)."""
-        self.options: dict[str, Any] = {
-            "tf32": checked_flag(verb, "tf32", options.tf32),
-            "autotune": checked_flag(verb, "autotune", options.autotune),
-            "fast_accumulate": checked_flag(verb, "fast_accumulate", options.fast_accumulate),
-            "wire_dtype": name_of(checked_wire(verb, options.wire_dtype, self.dtype)),
-        }
-        """Options of a product (global)."""
+        self.options: ProductOptions = ProductOptions(
+            tf32=checked_flag(verb, "tf32", options.tf32),
+            autotune=checked_flag(verb, "autotune", options.autotune),
+            fast_accumulate=checked_flag(verb, "fast_accumulate", options.fast_accumulate),
+            wire_dtype=name_of(checked_wire(verb, options.wire_dtype, self.dtype)),
+        )
         self.call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
         """Arguments that must be equal on all ranks, by the names that callers know (global)."""
         self.call_args |= {"batch shape": caller.batch, "dtype": name_of(self.dtype)}
@@ -127,8 +137,8 @@ class Caller:
     its current stream is the default.
     """
 
-    def __init__(self, layer: Layer, verb: str, ctx: Any, like: Any, stream: Any) -> None:
-        self.ctx: Context | Any = default_context() if ctx is None else ctx
+    def __init__(self, layer: Layer, verb: str, ctx: Context | None, like: Any, stream: Any) -> None:
+        self.ctx: Context = default_context() if ctx is None else ctx
         if not isinstance(self.ctx, Context):
             raise errors.ArgumentError(f"{verb}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
         runtime = self.ctx.runtime
@@ -310,7 +320,7 @@ class Caller:
         target, d = product.target, product.d
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective transfers partial products in the matrices' dtype, and not in wire_dtype.
-        rounded = travels == target and self.form.options["wire_dtype"] != name_of(self.form.dtype)
+        rounded = travels == target and self.form.options.wire_dtype != name_of(self.form.dtype)
         if rounded or not self.is_apart(travels, target):
             self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
@@ -372,7 +382,7 @@ class Caller:
         if text is None:
             if len(texts) >= _MAX_TEXTS:
                 texts.clear()
-            text = texts[key] = spelled(self.form.call_args | self.call_args | self.form.options)
+            text = texts[key] = spelled(self.form.call_args | self.call_args | self.form.options._asdict())
         return text + spelled(self.numbers) if self.numbers else text
 
     def agree(self) -> None:
@@ -389,7 +399,7 @@ class Caller:
         axes = (sizes[axis] for axis in "TIO")
         dtypes = a.dtype, product.b.dtype, product.d.dtype
         key: tuple[Any, ...] = (layer.name, product.target, *axes, self.batch, *dtypes, product.beta)
-        key += (*form.options.values(), None if self.scales is None else self.scales.kinds)
+        key += (*form.options, None if self.scales is None else self.scales.kinds)
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
@@ -450,19 +460,29 @@ class _Planned(Kept):
         runtime: Runtime,
         descs: Mapping[Matrix, MatrixDescriptor],
         product: Product,
-        options: dict[str, Any],
+        options: ProductOptions,
         scales: Scales | None,
     ) -> None:
         left, right, transa, transb = PRODUCTS[product.target]
         self._runtime, self._adds = runtime, product.beta != 0
         self._descs = [descs[matrix] for matrix in (left, right, product.target)]
         self._workspace_slot = WorkspaceSlot(runtime.workspace_pool)
-        options = {"transa": transa, "transb": transb, "beta": product.beta, "epilogue": product.epilogue, **options}
-        if scales is not None:
-            options |= {"scale_a": scales.a, "scale_b": scales.b}
         a, b, c, d = self._matrices(product)
         with runtime.backend.taking(self._workspace_slot):
-            self._product = plan_matmul(a, b, c, out=d, **options)
+            self._product = plan_matmul(
+                *(a, b, c),
+                transa=transa,
+                transb=transb,
+                beta=product.beta,
+                epilogue=product.epilogue,
+                out=d,
+                scale_a=None if scales is None else scales.a,
+                scale_b=None if scales is None else scales.b,
+                tf32=options.tf32,
+                autotune=options.autotune,
+                fast_accumulate=options.fast_accumulate,
+                wire_dtype=options.wire_dtype,
+            )
         self._product.forget_operands()
         if runtime.backend.gpus:
             self.kept_nbytes = _GRAPHS_NBYTES

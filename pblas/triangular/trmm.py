@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.symmetric.structured import (
     PlannedTriangularProduct,
@@ -13,6 +13,8 @@ from pblas.symmetric.structured import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Scalar
     from pblas.core.options import Diag, Side, Trans, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -73,7 +75,7 @@ def plan_trmm(
     alpha: Scalar = 1.0,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedTriangularProduct:

@@ -47,6 +47,8 @@ from pblas.vectors.checks import VectorOperand, checked_vector
 if TYPE_CHECKING:
     from typing import Self
 
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Array, Scalar, Table, Vector
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.runtime import Runtime
@@ -87,7 +89,7 @@ class TriangularSolve(Operation[DistMatrix]):
         diag: Any = "N",
         alpha: Any = 1,
         out: Any = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         nprocs: Any = None,
     ) -> Bound[DistMatrix]:
         """The arguments of `plan_trsm`, checked on this rank."""
@@ -219,7 +221,7 @@ def plan_trsm(
     diag: Diag = "N",
     alpha: Scalar = 1,
     out: DistMatrix | MatrixDescriptor | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedTrsm:
     """Plan X := alpha op(A)^-1 B or alpha B op(A)^-1. **Collective** with matrices; with descriptors it needs no MPI.
