@@ -51,7 +51,7 @@ def assign(a: DistMatrix, key: Any, value: Any) -> None:
     else:
         whole = MatrixDescriptor.replicated(*value.shape, runtime.nprocs)
         copy = redistributed(VERB, value, whole, agrees=agrees)
-        runtime.end_lending(VERB)  # the view may overlap the value, which peers read
+        runtime.end_reading(VERB)  # the view may overlap the value, which peers read
         elements = runtime.backend.reading(copy.local).astype(view.dtype, copy=False)
     part = part_of(np.broadcast_to(elements, view.shape), view.desc, runtime.rank)
     with runtime.backend.writing(view.stored(VERB)) as target:

@@ -45,7 +45,7 @@ class RunElementwise:
             for x, dtype in zip(self._moved, self._dtypes, strict=True)
         ]
         self._parts: dict[int, Array] = {}
-        self.lends: bool = bool(self._movements)
+        self.peers_read: bool = bool(self._movements)
         """Whether peers read operands of this rank until the closing agreement (global)."""
 
     @property

@@ -112,7 +112,7 @@ def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
         runtime.agree(verb, described(**named))
         desc, dtype = parts[0].desc, parts[0].dtype
         desc = resized(desc, (bounds[-1], desc.n) if axis == 0 else (desc.m, bounds[-1]))
-        out = DistMatrix(desc, runtime.empty(runtime.place(desc, dtype)), runtime)
+        out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, dtype)), runtime)
         for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
             redistributed(verb, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
         return out

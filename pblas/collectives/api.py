@@ -204,7 +204,7 @@ class Exchange(Kept):
 class Exchanging:
     """The properties of executors that exchange small arrays, and have no memory of their own: see `Executor`."""
 
-    lends = False
+    peers_read = False
     workspace_nbytes = 0
 
     def free_buffers(self) -> None:

@@ -104,7 +104,7 @@ def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
     if not info:
         x = _identity(verb, a)
         solve_cholesky(verb, a, x, uplo)
-        a.runtime.end_lending(verb)
+        a.runtime.end_reading(verb)
         with a.runtime.local_step(verb):
             local = x.computed(verb)
             if local.dtype.kind == "c":

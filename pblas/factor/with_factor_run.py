@@ -73,7 +73,7 @@ class RunWithFactor(ABC, Generic[OperandsT]):
             solved=None if plan.stays else place,
             lld=plan.x.lld,
         )
-        self.lends: bool = plan.stays and bool(plan.reads or parts)
+        self.peers_read: bool = plan.stays and bool(plan.reads or parts)
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
         self._columns: BlockColumns = BlockColumns(self._home, parts)
 

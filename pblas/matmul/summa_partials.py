@@ -76,7 +76,7 @@ class Partials:
             self._movements.append(
                 [
                     Movement(
-                        source_matrix, target, cut, place=layer, trapezoid=trapezoid, buffers=buffers, tag=TAG_PART
+                        source_matrix, target, cut, placement=layer, trapezoid=trapezoid, buffers=buffers, tag=TAG_PART
                     )
                     for layer in layers
                 ]

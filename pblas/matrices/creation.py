@@ -320,7 +320,7 @@ class Creation:
 
     def _memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""
-        local = self.runtime.empty(self.runtime.place(desc, dtype, nelements))
+        local = self.runtime.empty(self.runtime.local_memory(desc, dtype, nelements))
         if not self.runtime.backend.shared:  # private memory: another rank may have none
             self.runtime.agree(f"{verb}: allocate", {})
         return local

@@ -45,7 +45,7 @@ class RunRedistribution:
     ) -> None:
         self._source_matrix = SourceMatrix(backend, source if reads_a else target, dtype, order)
         self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid, slot=0)
-        self.lends = reads_a
+        self.peers_read = reads_a
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
 
     @property
@@ -53,11 +53,11 @@ class RunRedistribution:
         return self._source_matrix.workspace_nbytes + self._movement.workspace_nbytes
 
     def publish(self, x: RedistributionOperands) -> bool:
-        return self._source_matrix.publish(x.source if self.lends else x.target)
+        return self._source_matrix.publish(x.source if self.peers_read else x.target)
 
     def prepare(self, *, scratch: bool) -> bool:
-        self._source_matrix.prepare(scratch=scratch and self.lends)
-        return scratch and self.lends
+        self._source_matrix.prepare(scratch=scratch and self.peers_read)
+        return scratch and self.peers_read
 
     def run(self, x: RedistributionOperands) -> None:
         """**Collective.** B = alpha op(A) + beta B."""

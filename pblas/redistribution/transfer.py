@@ -264,7 +264,7 @@ class SourceMatrix:
             self._shapes[peer] = self.placement.local_shape(peer)
         return self.backend.peer_array(self._location, peer, self._shapes[peer], self.dtype, self.order)
 
-    def place(self, peer: int) -> tuple[int, ...]:
+    def address(self, peer: int) -> tuple[int, ...]:
         """Published location of a near rank's array (local)."""
         assert self._location is not None, "near peers have published"
         return self.backend.published(self._location, peer)
@@ -286,8 +286,8 @@ class Movement:
         source_matrix: the matrix that is read (global).
         target: placement of the part after the transfer (global).
         part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
-        place: another placement of the same local arrays, to which `part` refers: one process column as a matrix, or
-            one copy without the others; None: the placement of the source matrix (global).
+        placement: another placement of the same local arrays, to which `part` refers: one process column as a matrix,
+            or one copy without the others; None: the placement of the source matrix (global).
         trapezoid: elements of the part to move; None for all (global).
         buffers: memory for messages; None for separate memory (local).
         tag: of the messages. Concurrent movements between the same ranks may share a tag if all ranks begin them in
@@ -303,7 +303,7 @@ class Movement:
         target: Placement,
         part: tuple[int, int, int, int] | None = None,
         *,
-        place: Placement | None = None,
+        placement: Placement | None = None,
         trapezoid: Trapezoid | None = None,
         buffers: Buffers | None = None,
         tag: int = TAG,
@@ -314,11 +314,11 @@ class Movement:
         self._backend = backend
         self._tag = tag
         self._buffers = Buffers(backend) if buffers is None else buffers
-        self._place = source_matrix.placement if place is None else place
-        i0, i1, j0, j1 = part or (0, self._place.shape[0], 0, self._place.shape[1])
+        self._placement = source_matrix.placement if placement is None else placement
+        i0, i1, j0, j1 = part or (0, self._placement.shape[0], 0, self._placement.shape[1])
         self._corner = i0, j0
         self._offsets: dict[int, tuple[int, int]] = {}
-        source = self._place.part(i0, i1, j0, j1)
+        source = self._placement.part(i0, i1, j0, j1)
         self._relay = relay = relay_of(source_matrix.relay_memory, slot, source, target, tag)
         self._known: KnownRuns = {}
         moves = list(receives(source, target, rank))
@@ -460,7 +460,7 @@ class Movement:
     def _array(self, peer: int) -> Array:
         """The elements of the part that rank `peer` holds."""
         if peer not in self._offsets:
-            self._offsets[peer] = self._place.local_offset(*self._corner, peer)
+            self._offsets[peer] = self._placement.local_offset(*self._corner, peer)
         i, j = self._offsets[peer]
         return self.source_matrix.array(peer)[i:, j:]
 

@@ -29,7 +29,7 @@ class Calls:
         self.backend = backend
         self.closed = False
         """Whether the context is closed, so that no agreement follows (global)."""
-        self.lent_at = -1
+        self.read_since = -1
         """The last agreement before peers began to read memory of this rank (global)."""
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
@@ -80,9 +80,9 @@ class Calls:
             finally:
                 self._thread.release()
 
-    def end_lending(self, verb: str) -> None:
-        """**Collective.** See `Runtime.end_lending`."""
-        if self.lent_at == self.backend.agreement.ncalls:
+    def end_reading(self, verb: str) -> None:
+        """**Collective.** See `Runtime.end_reading`."""
+        if self.read_since == self.backend.agreement.ncalls:
             self.backend.agree(f"end of {verb}")
 
     def _fail(self, verb: str, caught: BaseException) -> None:
@@ -140,15 +140,15 @@ class CollectiveCall:
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
         calls = self._calls
-        if calls.lent_at >= 0:
+        if calls.read_since >= 0:
             try:
                 if (caught is None or is_agreed(caught)) and calls.backend.agreement.broken is None:
-                    calls.end_lending(self._verb)
+                    calls.end_reading(self._verb)
             except BaseException as failed:
                 calls.leave(self._verb, failed)
                 raise
             finally:
-                calls.lent_at = -1
+                calls.read_since = -1
         calls.leave(self._verb, caught)
 
 

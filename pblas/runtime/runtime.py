@@ -35,7 +35,7 @@ _ADDRESSABLE = (1 << 63) - 1  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LocalMemory:
     """The memory of one rank's part of a matrix; strides in bytes. Every rank allocates `nbytes`."""
 
     shape: tuple[int, int]
@@ -109,14 +109,14 @@ class Runtime:
         """A number for a planned operation: how many agreements the context has made so far (global)."""
         return self.backend.agreement.ncalls
 
-    def lend(self) -> int:
+    def begin_reading(self) -> int:
         """Note that peers read memory of this rank until the next agreement; the number of the last one (global)."""
-        self._calls.lent_at = self.backend.agreement.ncalls
-        return self._calls.lent_at
+        self._calls.read_since = self.backend.agreement.ncalls
+        return self._calls.read_since
 
-    def end_lending(self, verb: str) -> None:
-        """**Collective.** Agree if there was no agreement since `lend`; then no peer reads memory of this rank."""
-        self._calls.end_lending(verb)
+    def end_reading(self, verb: str) -> None:
+        """**Collective.** Agree unless there was an agreement since `begin_reading`; then no peer reads memory here."""
+        self._calls.end_reading(verb)
 
     def call(self, verb: str, begin: Callable[[str], object] | None = None) -> CollectiveCall:
         """A with block around a public collective call, which may be a part of another one (local).
@@ -137,7 +137,7 @@ class Runtime:
             )
         self.backend.check()
 
-    def poison(self, reason: str) -> None:
+    def mark_broken(self, reason: str) -> None:
         """Break the context: the next operation could receive messages of one that ended half way (local)."""
         agreement = self.backend.agreement
         agreement.broken = agreement.broken or reason
@@ -217,7 +217,7 @@ class Runtime:
         count = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
         return min(count, _COUNTABLE)  # no memory is that large
 
-    def place(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Place:
+    def local_memory(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> LocalMemory:
         """Shape, strides and size of this rank's part of a matrix in memory, for `empty` (local).
 
         `nelements` is the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
@@ -230,11 +230,11 @@ class Runtime:
         extent = itemsize * max(1, desc.rows.max_count) * max(1, desc.columns.max_count)
         if extent > _ADDRESSABLE:  # no array has this shape, not even an empty one, so ask for more than there is
             nbytes = max(nbytes, extent)
-        return Place(shape, strides, dtype, nbytes)
+        return LocalMemory(shape, strides, dtype, nbytes)
 
-    def empty(self, place: Place) -> Array:
+    def empty(self, memory: LocalMemory) -> Array:
         """**Collective.** Uninitialised local array, in memory that peers on the node can read in place."""
-        return self.backend.view(self.allocate(place.nbytes), place.shape, place.strides, place.dtype)
+        return self.backend.view(self.allocate(memory.nbytes), memory.shape, memory.strides, memory.dtype)
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Symmetric memory, or private memory if the context shares none between its ranks.
@@ -294,7 +294,7 @@ class _CollectiveSection(AbstractContextManager[None]):
         self._quiet.__exit__(kind, caught, traceback)
         # `Runtime.call` aborts the call for any other exception.
         if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
-            self._runtime.poison(f"{self._verb}: {type(caught).__name__} in the middle of it")
+            self._runtime.mark_broken(f"{self._verb}: {type(caught).__name__} in the middle of it")
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:

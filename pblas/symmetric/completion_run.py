@@ -79,7 +79,7 @@ def meet(backend: Any, tag: int, what: str) -> None:
 class RunCompleted:
     """Runs the plan of a product, one of whose operands is completed first."""
 
-    lends = True
+    peers_read = True
     """See `RunLocalGemm` (global)."""
 
     def __init__(self, completion: Completion, inner: Executor, *, is_left: bool = True) -> None:

@@ -87,7 +87,7 @@ class _Term(RunSummaC):
 class RunRankUpdate:
     """Runs a RankUpdate plan on one rank."""
 
-    lends = True
+    peers_read = True
     """See `RunLocalGemm` (global)."""
 
     def __init__(self, plan: RankUpdate, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
@@ -188,7 +188,7 @@ class RunTriangleScaling:
     """Runs a rank-k update without products: K is empty, or alpha is 0. The triangle of D = beta C."""
 
     workspace_nbytes = 0
-    lends = False
+    peers_read = False
     """See `RunLocalGemm` (global)."""
 
     def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], orders: Orders) -> None:

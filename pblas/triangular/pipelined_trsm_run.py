@@ -29,7 +29,7 @@ TAG_SUM, TAG_BLOCK = 1035, 1036
 class RunPipelinedTrsm:
     """**Collective.** Runs a PipelinedTrsm plan on one rank."""
 
-    lends = False
+    peers_read = False
     """No peer reads this rank's arrays after X has left (global)."""
 
     def __init__(

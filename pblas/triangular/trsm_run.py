@@ -127,7 +127,7 @@ class RunTrsm:
         self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
     ) -> None:
         self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
-        self.lends: bool = plan.reads and plan.stays
+        self.peers_read: bool = plan.reads and plan.stays
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
         if not plan.reads:
             return
