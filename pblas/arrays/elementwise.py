@@ -147,7 +147,6 @@ class PlannedElementwise(Planned[DistMatrix]):
         return self.run(lambda: self._bound(operands, out))
 
     def _bound(self, operands: Mapping[str, Any], out: Any) -> Bound[DistMatrix]:
-        """The arguments of an execution, compared with the planned ones on this rank."""
         runtime, operation = self._runtime, self.operation
         assert runtime is not None, "it runs"
         named = {kind.name: operands[kind.name] for kind in operation.kinds if kind.name in operands}
@@ -263,7 +262,6 @@ def combined(
 def _bind_matrices(
     verb: str, runtime: Runtime, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any, nprocs: Any
 ) -> Bound[DistMatrix]:
-    """The arguments of `plan_elementwise` with matrices, checked on this rank."""
     for name, option in (("dtype", dtype), ("nprocs", nprocs)):
         if option is not None:
             raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")

@@ -35,10 +35,8 @@ class PreparedReduction:
     def __init__(self, plan: ReductionPlan, rank: int) -> None:
         self.plan: ReductionPlan = plan
         self.rank: int = rank
-        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)
-        """Of the partial results (global)."""
-        self.nresults: int = plan.nresults
-        """Number of results (global)."""
+        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)  # of the partial results (global)
+        self.nresults: int = plan.nresults  # number of results (global)
         counts = [plan.count(peer) for peer in range(plan.nprocs)]
         self.counts: tuple[int, ...] = tuple(plan.components * count for count in counts)
         """Numbers in the partial results of each rank (global)."""

@@ -130,7 +130,6 @@ class Reduction(Reduced):
         keepdims: Any = False,
         ord: Any = None,  # noqa: A002 - NumPy's name
     ) -> Bound[Any]:
-        """The arguments of a method of `DistMatrix`, checked on this rank."""
         a.computed(verb)
         is_axis = isinstance(axis, int | np.integer) and not isinstance(axis, bool) and -2 <= axis < 2
         if axis is not None and not is_axis:
@@ -220,7 +219,6 @@ class ProductWithArray(Reduced):
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, a: DistMatrix, vector: Any) -> Bound[Any]:
-        """The arguments of A @ v, checked on this rank."""
         v = runtime.backend.reading(runtime.backend.as_array(vector))
         if v.shape != (a.shape[1],):
             raise errors.DescriptorError(

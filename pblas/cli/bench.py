@@ -62,7 +62,6 @@ def seconds(text: str) -> float:
 
 
 def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands, "bench", rank, run, text="Measure this machine, beside NumPy or CuPy, in a minute.", details=_DETAILS
     )

@@ -89,7 +89,6 @@ class Result:
 
 
 def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands, "demo", rank, run, text="Multiply with each plan and check the results.", details=_DETAILS
     )

@@ -38,7 +38,6 @@ layout that moves the fewest bytes, and C the layout of D. `plan` with the same 
 
 
 def add_matmul(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "matmul",
@@ -117,7 +116,6 @@ has one dimension too (a column, in an .h5 file).
 
 
 def add_solve(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands, "solve", rank, run_solve, text="Solve A x = b, with .npy or .h5 files.", details=_SOLVE_DETAILS
     )

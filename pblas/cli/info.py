@@ -26,7 +26,6 @@ _PER_RANK = ("cores for this rank", "BLAS threads per rank", "ranks on this node
 
 
 def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "info",

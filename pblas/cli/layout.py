@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands, "layout", rank, run, text="Draw a block-cyclic distribution of an m x n matrix. Needs no MPI."
     )

@@ -111,7 +111,6 @@ row-wise unless their layout is given, and the planner chooses the layout of D o
 
 
 def add_plan(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "plan",
@@ -159,7 +158,6 @@ are pictures. The time of each kind of operation is printed. With an existing tr
 
 
 def add_trace(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "trace",

@@ -121,8 +121,7 @@ class ByFunction:
 
     def __init__(self, function: Callable[[Array], Array]) -> None:
         self._function = function
-        self.error: errors.ArgumentError | None = None
-        """Its first error (local)."""
+        self.error: errors.ArgumentError | None = None  # its first error (local)
 
     def may_overwrite(self, out: Array) -> bool:
         """Yes: the function gets a copy."""

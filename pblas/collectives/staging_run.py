@@ -110,8 +110,7 @@ class Staging:
         self.backend: HostRanks = backend
         self.nbytes: int = nbytes
         self.shared: bool = backend.shared
-        self.turn = 0
-        """Turn of the current round (global)."""
+        self.turn = 0  # turn of the current round (global)
         self.others: list[int] = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
         self.near: list[int] = [peer for peer in self.others if backend.is_near(peer)]
         self.far: list[int] = [peer for peer in self.others if not backend.is_near(peer)]

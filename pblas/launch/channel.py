@@ -103,14 +103,10 @@ class Channel:
 class Failure:
     """The exception of a rank."""
 
-    raw: bytes
-    """The pickled exception; empty if it cannot be pickled."""
-    text: str
-    """Class and message."""
-    trace: str
-    """The traceback, as Python prints it."""
-    agreed: bool
-    """Whether the ranks have agreed on it: perhaps it comes from another rank's exception."""
+    raw: bytes  # the pickled exception; empty if it cannot be pickled
+    text: str  # class and message
+    trace: str  # the traceback, as Python prints it
+    agreed: bool  # whether the ranks have agreed on it: perhaps it comes from another rank's exception
 
     @staticmethod
     def of(error: BaseException) -> Failure:
@@ -143,11 +139,9 @@ class Failure:
 class Outcome:
     """The report of a rank on the end of a call."""
 
-    rank: int
-    """Of the context; -1 if there is no context."""
+    rank: int  # of the context; -1 if there is no context
     failure: Failure | None = None
-    frames: Frames = ()
-    """The value, packed; nothing after a failure."""
+    frames: Frames = ()  # the value, packed; nothing after a failure
 
     def message(self) -> Frames:
         """The frames to send."""

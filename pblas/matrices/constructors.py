@@ -12,6 +12,7 @@ from pblas.backends.dtypes import STORED
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.creation import Creation, Layout
 from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.scatter_gather import global_indices
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import checked_dtype, checked_scalar
 
@@ -89,10 +90,7 @@ class Constructors(Creation):
         with self.runtime.local_step("eye"), self.runtime.backend.writing(matrix.local) as part:
             part[...] = 0
             if part.size:
-                rows, columns = (
-                    np.concatenate([np.arange(*ends) for ends in ranges])
-                    for ranges in matrix.desc.global_ranges(self.runtime.rank)
-                )
+                rows, columns = global_indices(matrix.desc, self.runtime.rank)
                 _, i_loc, j_loc = np.intersect1d(rows + int(k), columns, assume_unique=True, return_indices=True)
                 part[i_loc, j_loc] = 1
         self.runtime.agree("eye: fill", {})

@@ -416,11 +416,10 @@ def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None
     rows, columns = desc.local_shape(rank)
     if not rows * columns:
         return
-    i = np.concatenate([np.arange(*r) for r in desc.global_ranges(rank)[0]])[:, None]
-    j = np.concatenate([np.arange(*r) for r in desc.global_ranges(rank)[1]])[None, :]
+    i, j = transfer.global_indices(desc, rank)
     width = max(1, (1 << 20) // rows)
     for start in range(0, columns, width):
-        local[:, start : start + width] = entries(i, j[:, start : start + width])
+        local[:, start : start + width] = entries(i[:, None], j[None, start : start + width])
 
 
 def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from pblas.backends.dtypes import BFLOAT16
 from pblas.errors import BackendError, FileFormatError
 from pblas.matrices.complete_files import Header, reading
+from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -69,7 +70,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
     if not local.size:
         return
     h5py = library()
-    rows, columns = (np.concatenate([np.arange(*ends) for ends in ranges]) for ranges in desc.global_ranges(rank))
+    rows, columns = global_indices(desc, rank)
     first, stop = int(columns[0]), int(columns[-1]) + 1
     try:
         with h5py.File(path, "r", locking="best-effort") as file, np.errstate(all="ignore"):

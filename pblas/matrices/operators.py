@@ -89,8 +89,7 @@ class Operators:
             with runtime.call("@"):
                 runtime.fail("@", ArgumentError(text + type(other).__name__))
 
-    __array_ufunc__ = None
-    """NumPy's arrays and numbers leave v + A to A."""
+    __array_ufunc__ = None  # NumPy's arrays and numbers leave v + A to A
 
     def _combined(self, expression: str, out: Any = None, dtype: DTypeLike | None = None, **operands: Any) -> Self:
         """**Collective.** `pblas.elementwise`, with a dtype of the new result."""

@@ -28,6 +28,15 @@ def index_of(ranges: list[tuple[int, int]]) -> slice | Array:
     return np.arange(lengths.sum()) + np.repeat(bounds[:, 1] - np.cumsum(lengths), lengths)
 
 
+def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
+    """Global rows and columns of a rank's local array (local)."""
+    rows, columns = (
+        np.arange(index.start, index.stop) if isinstance(index, slice) else index
+        for index in map(index_of, desc.global_ranges(rank))
+    )
+    return rows, columns
+
+
 def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:
     """The elements of a global array that `rank` owns: a view if they form contiguous ranges, else a copy."""
     shape = desc.local_shape(rank)

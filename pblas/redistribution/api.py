@@ -73,7 +73,6 @@ class Redistribution(Operation[DistMatrix]):
         diagonal: Any = 0,
         dtype: DTypeLike | None = None,
     ) -> Bound[DistMatrix]:
-        """The arguments of `redistribute`, checked on this rank."""
         trans = checked_trans(verb, "trans", trans)
         if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
             raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
@@ -205,7 +204,6 @@ class PlannedRedistribution(Planned[DistMatrix]):
         return self.run(lambda: self._bound(a, out))
 
     def _bound(self, a: Any, out: Any) -> Bound[DistMatrix]:
-        """The arguments of an execution, compared with the planned ones on this rank."""
         runtime, operation, planned = self._runtime, self.operation, self.bound
         assert runtime is not None, "it runs"
         beta = planned.scalars["beta"]

@@ -179,8 +179,7 @@ class Buffers:
     def __init__(self, backend: HostRanks) -> None:
         self._backend = backend
         self._free: list[Array] = []
-        self.nbytes: int = 0
-        """Bytes allocated so far (local)."""
+        self.nbytes: int = 0  # bytes allocated so far (local)
 
     def take(self, nbytes: int) -> Array:
         """A buffer of at least `nbytes` bytes (local)."""
@@ -213,8 +212,7 @@ class SourceMatrix:
         self._location = backend.location_table() if backend.shared else None
         near = sum(map(backend.is_near, range(backend.size)))
         self._is_read = near > 0
-        self.has_far: bool = near < backend.size - 1
-        """Whether some ranks are reached by messages only (local)."""
+        self.has_far: bool = near < backend.size - 1  # whether some ranks are reached by messages only (local)
         self._stage: Any = None
         self.relay_memory: RelayMemory = RelayMemory(backend, dtype)
         """Memory for messages that a host receives once (local)."""

@@ -27,15 +27,12 @@ class Calls:
 
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
-        self.closed = False
-        """Whether the context is closed, so that no agreement follows (global)."""
-        self.read_since = -1
-        """The last agreement before peers began to read memory of this rank (global)."""
+        self.closed = False  # whether the context is closed, so that no agreement follows (global)
+        self.read_since = -1  # the last agreement before peers began to read memory of this rank (global)
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
-        self._start = 0.0
-        """Time when the outermost call began, if calls are timed for the log (local)."""
+        self._start = 0.0  # time when the outermost call began, if calls are timed for the log (local)
 
     def enter(self, verb: str) -> None:
         """Begin a call, perhaps inside another one (local)."""

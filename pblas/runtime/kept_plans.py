@@ -20,10 +20,8 @@ _OBJECTS_NBYTES = 32 << 10
 class Kept:
     """A plan, or another value, that can be kept."""
 
-    kept_nbytes = 0
-    """Bytes of workspace that it keeps between calls, on any rank at most (global)."""
-    last_use = 0
-    """Number of its last use; 0 unless it is kept (global)."""
+    kept_nbytes = 0  # bytes of workspace that it keeps between calls, on any rank at most (global)
+    last_use = 0  # number of its last use; 0 unless it is kept (global)
 
     def close(self) -> None:
         """Drop its workspace (local)."""

@@ -49,18 +49,14 @@ class Runtime:
 
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
-        self.bandwidth: float = 0.0
-        """Measured bytes per second of messages between nodes; 0: not measured (global)."""
-        self.debug = False
-        """Whether ranks also agree on executions of push plans, which need no agreement (global)."""
+        self.bandwidth: float = 0.0  # measured bytes per second of messages between nodes; 0: not measured (global)
+        self.debug = False  # whether ranks also agree on executions of push plans, which need no agreement (global)
         self.matrices: WeakSet[Any] = WeakSet()
         self.kept: KeptPlans = KeptPlans()
         """Plans of operations and of products of `pblas.tp`, and forms of calls on plain arrays (global)."""
-        self.workspace_pool: WorkspacePool = WorkspacePool()
-        """Workspace that the plans of `pblas.tp` share (global)."""
+        self.workspace_pool: WorkspacePool = WorkspacePool()  # workspace that the plans of `pblas.tp` share (global)
         self.matrices.add(self.workspace_pool)
-        self.staging: Any = None
-        """Memory for collectives on plain arrays; None before the first such call (global)."""
+        self.staging: Any = None  # memory for collectives on plain arrays; None before the first such call (global)
         self.measured: Measured | None = Measured(backend) if backend.push else None
         """Measured times of algorithms; None where plans have no algorithms, as on CPUs (global)."""
         self._calls = Calls(backend)

@@ -79,8 +79,7 @@ def meet(backend: Any, tag: int, what: str) -> None:
 class RunCompleted:
     """Runs the plan of a product, one of whose operands is completed first."""
 
-    peers_read = True
-    """See `RunLocalGemm` (global)."""
+    peers_read = True  # until the closing agreement (global)
 
     def __init__(self, completion: Completion, inner: Executor, *, is_left: bool = True) -> None:
         self._completion, self._inner, self.is_left = completion, inner, is_left

@@ -186,7 +186,6 @@ class StructuredProduct(Operation[DistMatrix]):
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
-        """The arguments of a routine, checked on this rank."""
         routine, a, b, c, out = given.routine, given.a, given.b, given.c, given.out
         side, uplo = checked_letter(verb, "side", given.side, "LR"), checked_letter(verb, "uplo", given.uplo, "LU")
         diag, trans = checked_letter(verb, "diag", given.diag, "NU"), checked_trans(verb, "trans", given.trans)
@@ -422,12 +421,10 @@ class PlannedStructured(Planned[DistMatrix]):
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    kind: ClassVar[type[StructuredProduct]]
-    """Class of the operation (global)."""
+    kind: ClassVar[type[StructuredProduct]]  # class of the operation (global)
     operation: StructuredProduct
 
     def _bound(self, a: Any, b: Any, c: Any, out: Any) -> Bound[DistMatrix]:
-        """The arguments of an execution, compared with the planned ones on this rank."""
         runtime, operation, scalars = self._runtime, self.operation, self.bound.scalars
         assert runtime is not None, "it runs"
         reads = {"A": a} if operation.b is None else {"A": a, "B": b}

@@ -87,8 +87,7 @@ class _Term(RunSummaC):
 class RunRankUpdate:
     """Runs a RankUpdate plan on one rank."""
 
-    peers_read = True
-    """See `RunLocalGemm` (global)."""
+    peers_read = True  # until the closing agreement (global)
 
     def __init__(self, plan: RankUpdate, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._plan, self._backend, self._arrays, dtype = plan, backend, backend.arrays, dtypes.d
@@ -189,7 +188,6 @@ class RunTriangleScaling:
 
     workspace_nbytes = 0
     peers_read = False
-    """See `RunLocalGemm` (global)."""
 
     def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], orders: Orders) -> None:
         self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)

@@ -68,8 +68,7 @@ class Activation:
                 f"{caller.verb}: 'swiglu' needs pairs of columns, gate and up; the product has {columns}; "
                 f"give weight as many rows of gate as of up"
             )
-        self.columns: int = columns // 2 if self.is_gated else columns
-        """Columns of the result on this rank (local)."""
+        self.columns: int = columns // 2 if self.is_gated else columns  # columns of the result on this rank (local)
         self._first: tuple[Epilogue, dict[str, Any]] | None = None
         self._last: tuple[Epilogue, dict[str, Any]] | None = None
         caller.call_args |= {"bias is given": bias is not None, "aux is given": aux is not None, "epilogue": None}

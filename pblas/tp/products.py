@@ -110,8 +110,7 @@ class _Form(Kept):
         shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
         self.dtype: np.dtype[Any] = _result_dtype(verb, x, others[0][1], options, given) if stored else x.dtype
         """The dtype of results (global)."""
-        self.has_8_bits: bool = x.dtype in FLOAT8
-        """Whether elements of the operands have 8 bits (global)."""
+        self.has_8_bits: bool = x.dtype in FLOAT8  # whether elements of the operands have 8 bits (global)
         self.sizes: Mapping[str, int] = checked_sizes(caller.layer, shapes, caller.batch, known, rank, nprocs)
         """Numbers of tokens and features of all ranks (global)."""
         self.placed: Placed = caller.layer.placed(self.sizes, caller.batch, rank, nprocs)
@@ -151,14 +150,11 @@ class Caller:
         """Arguments that must be equal on all ranks, besides sizes, options and numbers (global)."""
         self.numbers: dict[str, Any] = {}
         """Scales and operands of the epilogue, equal on all ranks: numbers, and dtypes of arrays (global)."""
-        self.gathered: dict[Matrix, Array] = {}
-        """Matrices that have been gathered on every rank (global)."""
+        self.gathered: dict[Matrix, Array] = {}  # matrices that have been gathered on every rank (global)
         self.batch: Shape = ()
         """Lengths of the axes between tokens and features, from the first array that has tokens (global)."""
-        self.scales: Scales | None = None
-        """Scales of operands of 8 bits; set by `operands` (global)."""
-        self.form: _Form
-        """Sizes, descriptors and shards of the layer's matrices, and options; set by `operands`."""
+        self.scales: Scales | None = None  # scales of operands of 8 bits; set by `operands` (global)
+        self.form: _Form  # sizes, descriptors and shards of the layer's matrices, and options; set by `operands`
         self._key: object = None  # of the form
         self._is_agreed, self._batch_of = False, ""
 

@@ -29,8 +29,7 @@ TAG_SUM, TAG_BLOCK = 1035, 1036
 class RunPipelinedTrsm:
     """**Collective.** Runs a PipelinedTrsm plan on one rank."""
 
-    peers_read = False
-    """No peer reads this rank's arrays after X has left (global)."""
+    peers_read = False  # no peer reads this rank's arrays after X has left (global)
 
     def __init__(
         self, plan: PipelinedTrsm, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]

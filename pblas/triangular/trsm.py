@@ -92,7 +92,6 @@ class TriangularSolve(Operation[DistMatrix]):
         dtype: DTypeLike | None = None,
         nprocs: Any = None,
     ) -> Bound[DistMatrix]:
-        """The arguments of `plan_trsm`, checked on this rank."""
         if runtime is not None and nprocs is not None:
             raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
         side = checked_letter(verb, "side", side, "LR")
@@ -198,7 +197,6 @@ class PlannedTrsm(Planned[DistMatrix]):
         return self.run(lambda: self._bound(a, b, out))
 
     def _bound(self, a: Any, b: Any, out: Any) -> Bound[DistMatrix]:
-        """The arguments of an execution, compared with the planned ones on this rank."""
         runtime, operation = self._runtime, self.operation
         assert runtime is not None, "it runs"
         matrices = [("A", a, operation.a, operation.conjugated[0]), ("B", b, operation.b, operation.conjugated[1])]
@@ -477,7 +475,6 @@ class RegularTriangularSolve(TriangularSolve):
     def bind_scipy(
         cls, verb: str, runtime: Runtime, a: Any, b: Any, lower: Any, trans: Any, unit_diagonal: Any
     ) -> Bound[DistMatrix]:
-        """The arguments of `solve_triangular`, checked on this rank."""
         uplo = "L" if checked_flag(verb, "lower", lower) else "U"
         diag = "U" if checked_flag(verb, "unit_diagonal", unit_diagonal) else "N"
         if isinstance(trans, int | np.integer) and not isinstance(trans, bool):

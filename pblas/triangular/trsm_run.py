@@ -49,15 +49,13 @@ class RightHandSides:
         lld: int | None = None,
     ) -> None:
         self._backend, self._arrays = backend, backend.arrays
-        self.buffers = Buffers(backend)
-        """Memory of messages, which movements of T may share (local)."""
+        self.buffers = Buffers(backend)  # memory of messages, which movements of T may share (local)
         self._bring: Movement | None = None
         if right is not None:  # near ranks read B in place
             self._bring = Movement(
                 SourceMatrix(backend, right, dtype, orders[0]), target, buffers=self.buffers, tag=TAG_B
             )
-        self.x: Array | None = None
-        """Memory in which X is computed; None: X's own (local)."""
+        self.x: Array | None = None  # memory in which X is computed; None: X's own (local)
         if solved is not None:
             height = lld or solved.rows.max_count
             self._memory = backend.allocate_scratch(

@@ -295,7 +295,6 @@ class MatrixVector(Operation[Any]):
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, call: Product) -> Bound[Any]:
-        """The arguments of a product, checked on this rank."""
         a = checked_matrix(verb, call.a, runtime, square=call.kind != "gemv")
         trans = checked_trans(verb, "trans", call.trans)
         part: Part = "all" if call.kind == "gemv" else checked_letter(verb, "uplo", call.uplo, "LU")

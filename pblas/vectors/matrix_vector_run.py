@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.layouts.triangle import Part, flipped, rectangles
-from pblas.matrices.scatter_gather import index_of
+from pblas.matrices.scatter_gather import global_indices, index_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -36,22 +36,14 @@ def absolute_values(x: Array, kind: str) -> Array:
     return np.abs(x)
 
 
-def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
-    """Global rows and columns of a rank's local array (local)."""
-    rows, columns = desc.global_ranges(rank)
-    return np.arange(desc.m)[index_of(rows)], np.arange(desc.n)[index_of(columns)]
-
-
 class LocalPart:
     """This rank's elements of a part of a matrix, as rectangles of its local array. It serves any number of calls."""
 
     def __init__(self, desc: MatrixDescriptor, part: Part, rank: int, width: int | None = None) -> None:
         self._desc, self._part, self._rank = desc, part, rank
         rows, columns = desc.global_ranges(rank)
-        self.rows: Any = index_of(rows)
-        """Global indices of the rows of the local array: a slice, or an array (local)."""
-        self.columns: Any = index_of(columns)
-        """Global indices of its columns (local)."""
+        self.rows: Any = index_of(rows)  # global indices of the rows of the local array: a slice, or an array (local)
+        self.columns: Any = index_of(columns)  # global indices of its columns (local)
         self.rectangles: list[tuple[slice, slice, bool]] = [
             (slice(*r.rows), slice(*r.columns), r.meets_diagonal) for r in rectangles(desc, rank, part, width)
         ]
@@ -90,12 +82,9 @@ class LocalProduct(LocalPart):
         self.transposes: bool = plan.a.order == "C"
         """Whether the transposed local array is multiplied: panels of its columns are contiguous in memory (global)."""
         self.plan: MatrixVectorPlan = plan.T if self.transposes else plan
-        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)
-        """Of the partial results (global)."""
-        self.length: int = plan.length
-        """Elements of the result (global)."""
-        self.contributes: bool = plan.contributes(rank)
-        """Whether this rank multiplies any elements (local)."""
+        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)  # of the partial results (global)
+        self.length: int = plan.length  # elements of the result (global)
+        self.contributes: bool = plan.contributes(rank)  # whether this rank multiplies any elements (local)
         self.is_whole: bool = plan.is_whole
         """Whether its partial results are those of all elements, or of its rows of op(A) (global)."""
         super().__init__(self.plan.a, self.plan.part, rank, plan.width)

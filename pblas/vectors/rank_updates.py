@@ -152,7 +152,6 @@ class RankUpdate(Operation[DistMatrix]):
     def bind(
         cls, verb: str, runtime: Runtime, matrix: Any, names: Mapping[str, Any], uplo: Any, scalar: Any
     ) -> Bound[DistMatrix]:
-        """The arguments of an update, checked on this rank."""
         is_general = verb.startswith("ge")
         a = checked_matrix(verb, matrix, runtime, square=not is_general)
         part: Part = "all" if is_general else checked_letter(verb, "uplo", uplo, "LU")
