@@ -1,8 +1,8 @@
 """Registers the operations behind the operators of matrices; `pblas.context` imports it."""
 
-from pblas.arrays.assignment import assign
 from pblas.arrays.elementwise import combined
 from pblas.arrays.reductions import diagonal, norm, reduction, trace
+from pblas.arrays.stacking import assign
 from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import product_with_array
 from pblas.matrices.operators import Operations, Operators

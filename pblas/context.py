@@ -15,8 +15,7 @@ from pblas.backends.select import open_backend
 from pblas.backends.settings import TIMEOUT, check_tuning
 from pblas.collectives.api import Collectives
 from pblas.matrices.constructors import Constructors
-from pblas.runtime.open_contexts import OPEN
-from pblas.runtime.runtime import Runtime, checked_flag
+from pblas.runtime.runtime import OPEN, Runtime, checked_flag
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:

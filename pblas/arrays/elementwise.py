@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Self
 
+    from numpy.typing import DTypeLike
+
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
@@ -37,26 +39,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Elementwise(Operation[DistMatrix]):
-    """An expression of matrices, arrays and numbers, evaluated element by element.
-
-    Args:
-        expression: with the names of the operands (global).
-        kinds: of the operands (global).
-        out: descriptor and dtype of the result's matrix; None for a new one (global).
-        converted: dtype to which a new result is converted, or None (global).
-        overlaps: whether the result overwrites memory of an operand that is redistributed, on any rank (global).
-        analysis: all that follows from these (global).
-    """
+    """An expression of matrices, arrays and numbers, evaluated element by element."""
 
     noun: ClassVar[str] = "elementwise operation"
     may_overlap: ClassVar[bool] = True
 
-    expression: str
-    kinds: tuple[Kind, ...]
+    expression: str  # with the names of the operands (global)
+    kinds: tuple[Kind, ...]  # of the operands (global)
+    # descriptor and dtype of the result's matrix; None for a new one (global)
     out: tuple[MatrixDescriptor, np.dtype[Any]] | None
-    converted: np.dtype[Any] | None
-    overlaps: bool
-    analysis: Analysis
+    converted: np.dtype[Any] | None  # dtype to which a new result is converted, or None (global)
+    overlaps: bool  # whether the result overwrites memory of an operand that is redistributed, on any rank (global)
+    analysis: Analysis  # all that follows from these (global)
 
     @classmethod
     def bind(
@@ -153,7 +147,6 @@ class PlannedElementwise(Planned[DistMatrix]):
         return self.run(lambda: self._bound(operands, out))
 
     def _bound(self, operands: Mapping[str, Any], out: Any) -> Bound[DistMatrix]:
-        """The arguments of an execution, compared with the planned ones on this rank."""
         runtime, operation = self._runtime, self.operation
         assert runtime is not None, "it runs"
         named = {kind.name: operands[kind.name] for kind in operation.kinds if kind.name in operands}
@@ -182,7 +175,7 @@ def plan_elementwise(
     /,
     *,
     out: DistMatrix | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     **operands: Any,
 ) -> PlannedElementwise:
@@ -258,7 +251,9 @@ def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands
     return call("elementwise", Elementwise.bind, {**operands, "out": out}, expression, operands, out, None)
 
 
-def combined(expression: str, operands: Mapping[str, Any], out: Any = None, dtype: Any = None) -> DistMatrix:
+def combined(
+    expression: str, operands: Mapping[str, Any], out: Any = None, dtype: DTypeLike | None = None
+) -> DistMatrix:
     """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
     verb = "elementwise" if dtype is None else "astype"
     return call(verb, Elementwise.bind, {**operands, "out": out}, expression, operands, out, dtype)
@@ -267,7 +262,6 @@ def combined(expression: str, operands: Mapping[str, Any], out: Any = None, dtyp
 def _bind_matrices(
     verb: str, runtime: Runtime, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any, nprocs: Any
 ) -> Bound[DistMatrix]:
-    """The arguments of `plan_elementwise` with matrices, checked on this rank."""
     for name, option in (("dtype", dtype), ("nprocs", nprocs)):
         if option is not None:
             raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")

@@ -29,23 +29,14 @@ _OPTIONS = ("out", "dtype", "nprocs")
 
 
 class Analysis(NamedTuple):
-    """The properties of an elementwise operation that follow from the kinds of its operands (global).
+    """The properties of an elementwise operation that follow from the kinds of its operands (global)."""
 
-    Args:
-        tree: the expression; operands that are conjugated views, and do not move, are arguments of "conj".
-        plan: the plan, but for the ranks and their transport.
-        moved: names of the operands that are redistributed.
-        compute: dtype of the computation.
-        dtype: of the result.
-        descriptions: name and description of each operand and of the result.
-    """
-
-    tree: Node
-    plan: ElementwisePlan
-    moved: tuple[str, ...]
-    compute: np.dtype[Any]
-    dtype: np.dtype[Any]
-    descriptions: Mapping[str, str]
+    tree: Node  # the expression; operands that are conjugated views, and do not move, are arguments of "conj"
+    plan: ElementwisePlan  # the plan, but for the ranks and their transport
+    moved: tuple[str, ...]  # names of the operands that are redistributed
+    compute: np.dtype[Any]  # dtype of the computation
+    dtype: np.dtype[Any]  # of the result
+    descriptions: Mapping[str, str]  # name and description of each operand and of the result
 
 
 def checked_operands(
@@ -116,23 +107,14 @@ def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor
 
 
 class Kind(NamedTuple):
-    """The properties of an operand on which the plan depends (global).
+    """The properties of an operand on which the plan depends (global)."""
 
-    Args:
-        name: in the expression.
-        shape: of a matrix or an array; None for a number.
-        dtype: None for a number of Python, and for a descriptor of which no dtype is known.
-        desc: of a matrix; None for an array or a number.
-        complex: whether its elements are complex.
-        conjugated: whether it is a conjugated view.
-    """
-
-    name: str
-    shape: tuple[int, int] | None
-    dtype: np.dtype[Any] | None
-    desc: MatrixDescriptor | None
-    complex: bool
-    conjugated: bool = False
+    name: str  # in the expression
+    shape: tuple[int, int] | None  # of a matrix or an array; None for a number
+    dtype: np.dtype[Any] | None  # None for a number of Python, and for a descriptor of which no dtype is known
+    desc: MatrixDescriptor | None  # of a matrix; None for an array or a number
+    complex: bool  # whether its elements are complex
+    conjugated: bool = False  # whether it is a conjugated view
 
     @classmethod
     def of(cls, name: str, z: Any, asked: np.dtype[Any] | None) -> Kind:

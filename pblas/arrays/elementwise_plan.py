@@ -85,7 +85,6 @@ class ElementwisePlan(Plan):
         return sum(moved.received_elements(rank) for moved in _moves(self))
 
     def sent_elements(self, rank: int) -> int:
-        """Elements of operands that `rank` sends, or that other ranks read in its memory."""
         return sum(moved.sent_elements(rank) for moved in _moves(self))
 
     def phases(self, view: View) -> Iterator[Phase]:
@@ -100,7 +99,6 @@ class ElementwisePlan(Plan):
         return sum(moved.received_nbytes(rank) for moved in _moves(self))
 
     def operands_nbytes(self, rank: int) -> int:
-        """Bytes of the matrices on a rank."""
         nbytes = self.itemsize * prod(self.out.local_shape(rank))
         return nbytes + sum(ITEMSIZE[x.dtype] * prod(x.desc.local_shape(rank)) for x in self.operands)
 
@@ -127,7 +125,6 @@ class ElementwisePlan(Plan):
         return ranks or {0}
 
     def moves(self) -> str:
-        """The operands that are redistributed, and how, as text."""
         moves = _moves(self)
         if not any(moved.lower_bound for moved in moves):
             return "nothing: every rank has the elements that it needs"
@@ -137,15 +134,12 @@ class ElementwisePlan(Plan):
 
     @property
     def sizes(self) -> str:
-        """m x n of the result, and the expression, as text."""
         return f"{self.out.m} x {self.out.n}, {self.expression}"
 
     def title(self) -> str:
-        """The operation and its sizes."""
         return f"{self.expression}, {self.out.m} x {self.out.n}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distribution of each matrix, and the one to which it is redistributed."""
         for operand in self.operands:
             text = f"{described(operand.desc)}, {operand.dtype}"
             if operand.moves:
@@ -156,7 +150,6 @@ class ElementwisePlan(Plan):
         yield "result", f"{described(self.out)}, {self.dtype}"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The bytes of each redistributed operand."""
         for operand, moved in zip(self.moved, _moves(self), strict=True):
             yield "", f"{operand.name}: {moved.max_received_nbytes:,} bytes per rank at most"
         if self.overlaps:

@@ -9,8 +9,8 @@ import numpy as np
 from pblas.backends.dtypes import dtype_of_name
 from pblas.epilogues import Name
 from pblas.layouts.placement import Placement
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
-from pblas.redistribution.scaling import Scaling
 from pblas.redistribution.transfer import own_memory
 
 if TYPE_CHECKING:
@@ -20,34 +20,21 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.epilogues import Node
-    from pblas.redistribution.scaling import Put
+    from pblas.redistribution.packing import Put
 
 
 class ElementwiseOperands(NamedTuple):
-    """Local arrays of one execution.
+    """Local arrays of one execution."""
 
-    Args:
-        tree: the expression (global).
-        values: numbers, and parts of operands that are not redistributed, by name (local).
-        sources: parts of operands that are redistributed, in the order of the plan, and whether to conjugate them
-            (local).
-        result: this rank's part of the result (local).
-    """
-
-    tree: Node
-    values: Mapping[str, Any]
+    tree: Node  # the expression (global)
+    values: Mapping[str, Any]  # numbers, and parts of operands that are not redistributed, by name (local)
+    # parts of operands that are redistributed, in the order of the plan, and whether to conjugate them (local)
     sources: Sequence[tuple[Array, bool]]
-    result: Array
+    result: Array  # this rank's part of the result (local)
 
 
 class RunElementwise:
-    """**Collective.** Result := an expression of operands with any layouts.
-
-    Args:
-        backend: ranks, memory and messages (global).
-        plan: the plan (global).
-        compute: dtype of the computation (global).
-    """
+    """**Collective.** Result := an expression of operands with any layouts."""
 
     def __init__(self, backend: HostRanks, plan: ElementwisePlan, compute: np.dtype[Any]) -> None:
         self._backend, self._plan, self._compute = backend, plan, compute
@@ -58,12 +45,11 @@ class RunElementwise:
             for x, dtype in zip(self._moved, self._dtypes, strict=True)
         ]
         self._parts: dict[int, Array] = {}
-        self.lends: bool = bool(self._movements)
+        self.peers_read: bool = bool(self._movements)
         """Whether peers read operands of this rank until the closing agreement (global)."""
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of buffers and of redistributed operands that this rank holds now."""
         parts = sum(part.nbytes for part in self._parts.values())
         return sum(movement.workspace_nbytes for movement in self._movements) + parts
 
@@ -101,13 +87,11 @@ class RunElementwise:
         return next(fitting, None)
 
     def publish(self, x: ElementwiseOperands) -> bool:
-        """Publish the locations of the operands; true if one must be staged first."""
         pairs = zip(self._movements, x.sources, strict=True)
         alone = [movement.publish(RedistributionOperands(source, x.result)) for movement, (source, _) in pairs]
         return any(alone)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage the operands if any rank must."""
         staged = [movement.prepare(scratch=scratch) for movement in self._movements]
         return any(staged)
 
@@ -118,7 +102,7 @@ class RunElementwise:
             return
         values = dict(x.values)
         combine = self._combining(x.tree, values, x.result)
-        if combine is not None:
+        if combine is not None:  # R[i, j] = f(..., X[i, j]) as the elements of X arrive
             ((source, conj),) = x.sources
             put = (lambda z, out: combine(np.conjugate(z), out)) if conj else combine
             self._movements[0].run(RedistributionOperands(source, x.result, put))
@@ -126,6 +110,7 @@ class RunElementwise:
         first = self._in_result(values, x.result)
         moves = zip(self._moved, self._movements, x.sources, strict=True)
         for number, (operand, movement, (source, conj)) in enumerate(moves):
+            # X in the layout of the result
             part = x.result if number == first else self._parts[number]
             movement.run(RedistributionOperands(source, part, Scaling(conj=conj)))
             values[operand.name] = part
@@ -140,7 +125,6 @@ class RunElementwise:
             self._backend.arrays.evaluate(x.tree, values, self._compute, x.result)
 
     def free_buffers(self) -> None:
-        """Free the memory of messages, copies and redistributed operands. All ranks do so."""
         self._parts = {}
         for movement in self._movements:
             movement.free_buffers()

@@ -86,7 +86,6 @@ class ReductionPlan(StationaryPlan):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of a partial result."""
         return ITEMSIZE[self.partial_dtype]
 
     def count(self, rank: int) -> int:
@@ -118,7 +117,6 @@ class ReductionPlan(StationaryPlan):
         return ranges
 
     def sent_elements(self, rank: int) -> int:
-        """Elements of this rank's partial results, times the other ranks."""
         return self.components * self.count(rank) * (self.nprocs - 1)
 
     def received_elements(self, rank: int) -> int:
@@ -134,7 +132,6 @@ class ReductionPlan(StationaryPlan):
 
     @property
     def lower_bound(self) -> float:
-        """Results that some rank cannot compute from its own elements."""
         return self.nresults - min(map(self._computable, self.extreme_ranks()))
 
     def _computable(self, rank: int) -> int:
@@ -153,7 +150,6 @@ class ReductionPlan(StationaryPlan):
         return self.itemsize * self.components * sum(self.count(rank) for rank in range(self.nprocs))
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         senders = sum(self.contributes(rank) for rank in range(self.nprocs))
         if self.nprocs == 1 or not senders:
             return "nothing"
@@ -162,15 +158,12 @@ class ReductionPlan(StationaryPlan):
 
     @property
     def sizes(self) -> str:
-        """m x n of the matrix, and the axis, as text."""
         return f"{self.a.m} x {self.a.n}{'' if self.axis is None else f', axis {self.axis}'}"
 
     def title(self) -> str:
-        """The operation and its sizes."""
         return f"{self.operation} of {self.sizes}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distribution of the matrix."""
         grid = f"{self.a.grid.nprow} x {self.a.grid.npcol} grid"
         layout = "replicated on each rank" if self.a.is_replicated else f"in blocks of {self.a.mb} x {self.a.nb}"
         yield "A", f"{self.a.m} x {self.a.n} {layout} {'of' if self.a.is_replicated else 'on'} a {grid}"

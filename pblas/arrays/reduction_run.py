@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas.backends.cpu.reductions import precedes
+from pblas.matrices.scatter_gather import index_of
 
 if TYPE_CHECKING:
     from pblas.arrays.reduction_plan import ReductionPlan
@@ -29,20 +30,13 @@ _KEPT = 1 << 16
 
 
 class PreparedReduction:
-    """A reduction on one rank: its plan, and where each rank's partial results belong. It serves any number of calls.
-
-    Args:
-        plan: of the reduction (global).
-        rank: this rank (local).
-    """
+    """A reduction on one rank, for any number of calls: its plan, and where each rank's partial results belong."""
 
     def __init__(self, plan: ReductionPlan, rank: int) -> None:
         self.plan: ReductionPlan = plan
         self.rank: int = rank
-        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)
-        """Of the partial results (global)."""
-        self.nresults: int = plan.nresults
-        """Number of results (global)."""
+        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)  # of the partial results (global)
+        self.nresults: int = plan.nresults  # number of results (global)
         counts = [plan.count(peer) for peer in range(plan.nprocs)]
         self.counts: tuple[int, ...] = tuple(plan.components * count for count in counts)
         """Numbers in the partial results of each rank (global)."""
@@ -103,17 +97,11 @@ class PreparedReduction:
 
 
 class _Share(NamedTuple):
-    """The partial results of one rank.
+    """The partial results of one rank."""
 
-    Args:
-        places: indices of the results to which they contribute: a slice, or an array (global).
-        spans: start and stop of each component in the partial results of all ranks (global).
-        is_first: whether no lower rank contributes to these results (global).
-    """
-
-    places: Any
-    spans: list[tuple[int, int]]
-    is_first: bool
+    places: Any  # indices of the results to which they contribute: a slice, or an array (global)
+    spans: list[tuple[int, int]]  # start and stop of each component in the partial results of all ranks (global)
+    is_first: bool  # whether no lower rank contributes to these results (global)
 
 
 def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple[Any, ...]) -> Array:
@@ -165,16 +153,6 @@ def _parts(prepared: PreparedReduction, gathered: Array) -> Iterator[tuple[Any, 
 def _splits(plan: ReductionPlan) -> tuple[Split, Split]:
     """The splits of rows and columns."""
     return plan.a.rows, plan.a.columns
-
-
-def index_of(ranges: list[tuple[int, int]]) -> Any:
-    """Ranges of indices as a slice if there is one, else as an array."""
-    if len(ranges) == 1:
-        return slice(*ranges[0])
-    bounds = np.array(ranges, np.intp).reshape(-1, 2)
-    lengths = bounds[:, 1] - bounds[:, 0]
-    ends = np.cumsum(lengths)
-    return np.arange(lengths.sum()) + np.repeat(bounds[:, 1] - ends, lengths)
 
 
 def _diagonal(plan: ReductionPlan, arrays: Device, rank: int, x: Array) -> Array:

@@ -51,12 +51,10 @@ class RunReduction(Exchanging):
         self._values = values
 
     def publish(self, x: _Partial) -> bool:
-        """Lay out the partial results; see `Executor`."""
         self._exchange.lay_out(*x)
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Make the staging memory if there is none; see `Executor`."""
         return self._exchange.stage()
 
     def run(self, _: _Partial) -> Any:
@@ -109,27 +107,17 @@ class Reduced(Operation[Any]):
 
 @dataclass(frozen=True, eq=False)
 class Reduction(Reduced):
-    """A sum, a mean, an extreme or its place, a norm, the trace or the diagonal of a matrix.
-
-    Args:
-        name: name of the method of `DistMatrix` (global).
-        ord: of a norm: "fro", "1", "inf" or "max" (global).
-        axis: 0 reduces columns, 1 rows, None the matrix (global).
-        keepdims: whether the value has two dimensions (global).
-        matrix: descriptor (global).
-        dtype: of the matrix (global).
-        conjugated: whether the matrix is a conjugated view (global).
-    """
+    """A sum, a mean, an extreme or its place, a norm, the trace or the diagonal of a matrix."""
 
     derived: ClassVar[frozenset[str]] = frozenset(("name",))
 
-    name: str
-    ord: str | None
-    axis: Axis
-    keepdims: bool
+    name: str  # name of the method of `DistMatrix` (global)
+    ord: str | None  # of a norm: "fro", "1", "inf" or "max" (global)
+    axis: Axis  # 0 reduces columns, 1 rows, None the matrix (global)
+    keepdims: bool  # whether the value has two dimensions (global)
     matrix: MatrixDescriptor
     dtype: np.dtype[Any]
-    conjugated: bool
+    conjugated: bool  # whether the matrix is a conjugated view (global)
 
     @classmethod
     def bind(
@@ -142,7 +130,6 @@ class Reduction(Reduced):
         keepdims: Any = False,
         ord: Any = None,  # noqa: A002 - NumPy's name
     ) -> Bound[Any]:
-        """The arguments of a method of `DistMatrix`, checked on this rank."""
         a.computed(verb)
         is_axis = isinstance(axis, int | np.integer) and not isinstance(axis, bool) and -2 <= axis < 2
         if axis is not None and not is_axis:
@@ -193,21 +180,13 @@ class Reduction(Reduced):
 
 @dataclass(frozen=True, eq=False)
 class Dot(Reduced):
-    """The sum of conj(a_ij) b_ij over two matrices of one distribution.
-
-    Args:
-        a: descriptor of A (global).
-        b: descriptor of B (global).
-        dtype: of both (global).
-        a_conjugated: whether A is a conjugated view (global).
-        b_conjugated: whether B is (global).
-    """
+    """The sum of conj(a_ij) b_ij over two matrices of one distribution."""
 
     a: MatrixDescriptor
     b: MatrixDescriptor
     dtype: np.dtype[Any]
-    a_conjugated: bool
-    b_conjugated: bool
+    a_conjugated: bool  # whether A is a conjugated view (global)
+    b_conjugated: bool  # whether B is (global)
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, a: DistMatrix, b: DistMatrix) -> Bound[Any]:
@@ -231,23 +210,15 @@ class Dot(Reduced):
 
 @dataclass(frozen=True, eq=False)
 class ProductWithArray(Reduced):
-    """A v, for a vector v that all ranks have.
+    """A v, for a vector v that all ranks have."""
 
-    Args:
-        vector: shape of v (global).
-        matrix: descriptor of A (global).
-        dtype: of A (global).
-        conjugated: whether A is a conjugated view (global).
-    """
-
-    vector: tuple[int, ...]
+    vector: tuple[int, ...]  # shape of v (global)
     matrix: MatrixDescriptor
     dtype: np.dtype[Any]
-    conjugated: bool
+    conjugated: bool  # whether A is a conjugated view (global)
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, a: DistMatrix, vector: Any) -> Bound[Any]:
-        """The arguments of A @ v, checked on this rank."""
         v = runtime.backend.reading(runtime.backend.as_array(vector))
         if v.shape != (a.shape[1],):
             raise errors.DescriptorError(

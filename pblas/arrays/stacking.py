@@ -1,22 +1,27 @@
-"""tril, triu, vstack and hstack: new matrices made of parts of others, by redistribution."""
+"""tril, triu, vstack and hstack: new matrices made of parts of others; and assignment, A[i0:i1, j0:j1] = value."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas import errors
-from pblas.arrays.reductions import described
-from pblas.core.call import call, checked_call
-from pblas.core.checks import check_matrix, common_dtype
+from pblas.arrays.elementwise import Elementwise
+from pblas.arrays.reductions import converted_array, described
+from pblas.core.call import call, checked_call, step
+from pblas.core.checks import check_context, check_matrix, check_writable, common_dtype
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.api import Redistribution, redistributed
-from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import fail_without_context
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
     from pblas.core.operation import Bound
     from pblas.runtime.runtime import Runtime
 
@@ -94,7 +99,6 @@ def _triangle(verb: str, a: Any, uplo: Literal["L", "U"], k: Any) -> DistMatrix:
 
 
 def _bind_triangle(verb: str, runtime: Runtime, a: DistMatrix, uplo: Literal["L", "U"], k: Any) -> Bound[DistMatrix]:
-    """The arguments of `tril` and `triu`, checked on this rank."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise errors.ArgumentError(f"{verb}: k must be an integer, got {k!r}")
     return Redistribution.bind(verb, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
@@ -112,7 +116,7 @@ def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
         runtime.agree(verb, described(**named))
         desc, dtype = parts[0].desc, parts[0].dtype
         desc = resized(desc, (bounds[-1], desc.n) if axis == 0 else (desc.m, bounds[-1]))
-        out = DistMatrix(desc, runtime.empty(runtime.place(desc, dtype)), runtime)
+        out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, dtype)), runtime)
         for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
             redistributed(verb, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
         return out
@@ -145,3 +149,70 @@ def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
         blocks.append((max(1, -(-length // split.nprocs)), None) if is_even else given)
     (mb, imb), (nb, inb) = blocks
     return MatrixDescriptor(*shape, mb, nb, desc.grid, desc.rsrc, desc.csrc, desc.order, imb=imb, inb=inb)
+
+
+_VERB = "DistMatrix[...] = value"
+
+
+def assign(a: DistMatrix, key: Any, value: Any) -> None:
+    """**Collective.** A[key] = value; see `DistMatrix.__setitem__`."""
+    runtime = a.runtime
+    with runtime.local_step(_VERB):
+        bounds = selection(a.shape, key)
+        view = a[bounds.i0 : bounds.i1, bounds.j0 : bounds.j1]
+        check_writable(_VERB, view, "A")
+        if isinstance(value, DistMatrix):
+            _check_matrix(value, view)
+            operands = described(value=value, A=a)
+        else:
+            elements = _checked_elements(runtime, value, view)
+            operands = f"{described(A=a)}\nvalue={elements.shape}"
+        agrees = f"\nrows={bounds.i0}:{bounds.i1}\ncolumns={bounds.j0}:{bounds.j1}{operands}"
+    if not isinstance(value, DistMatrix):
+        runtime.agree(_VERB, agrees)
+    elif value.shape == view.shape:
+        # A conjugated view gets the conjugate in memory.
+        expression = "conj(x)" if view.conjugated and value.dtype.kind == "c" else "x"
+        stored = DistMatrix(view.desc, view.stored(_VERB), runtime)
+        bind = partial(Elementwise.bind, _VERB, runtime, expression, {"x": value}, stored, None)
+        step(_VERB, runtime, bind, agrees=agrees)
+        return
+    else:
+        whole = MatrixDescriptor.replicated(*value.shape, runtime.nprocs)
+        copy = redistributed(_VERB, value, whole, agrees=agrees)
+        runtime.end_reading(_VERB)  # the view may overlap the value, which peers read
+        elements = runtime.backend.reading(copy.local).astype(view.dtype, copy=False)
+    part = part_of(np.broadcast_to(elements, view.shape), view.desc, runtime.rank)
+    with runtime.backend.writing(view.stored(_VERB)) as target:
+        target[...] = np.conj(part) if view.conjugated else part
+
+
+def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:
+    """Raise an error unless a matrix can be assigned to a view (local)."""
+    check_context(_VERB, value, view.runtime)
+    if not all(k in (1, size) for k, size in zip(value.shape, view.shape, strict=True)):
+        raise errors.DescriptorError(
+            f"{_VERB}: the value is {value.shape[0]} x {value.shape[1]}, the submatrix "
+            f"{view.shape[0]} x {view.shape[1]}; make them agree"
+        )
+    if value.dtype.kind == "c" and view.dtype.kind != "c":
+        raise errors.DTypeError(f"{_VERB}: the value is {value.dtype.name}, the matrix {view.dtype.name}; take a part")
+
+
+def _checked_elements(runtime: Runtime, value: Any, view: DistMatrix) -> Array:
+    """A scalar or an array, in the dtype of a view and of a shape that broadcasts to its (local)."""
+    try:
+        array = runtime.backend.reading(runtime.backend.as_array(value))
+    except errors.ArgumentError as caught:
+        raise errors.ArgumentError(f"{_VERB}: {caught}") from None
+    except (TypeError, ValueError) as caught:
+        raise errors.ArgumentError(f"{_VERB}: not a matrix, an array or a number: {caught}") from None
+    with np.errstate(all="ignore"):
+        array = converted_array(_VERB, array, view.dtype)
+    try:
+        np.broadcast_to(array, view.shape)
+    except ValueError:
+        raise errors.DescriptorError(
+            f"{_VERB}: the value has shape {array.shape}, the submatrix is {view.shape[0]} x {view.shape[1]}"
+        ) from None
+    return array

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from pblas.symmetric.symm import hemm as hemm
-from pblas.symmetric.symm import plan_hemm as plan_hemm
-from pblas.symmetric.symm import plan_symm as plan_symm
-from pblas.symmetric.symm import symm as symm
-from pblas.symmetric.syrk import her2k as her2k
-from pblas.symmetric.syrk import herk as herk
-from pblas.symmetric.syrk import plan_her2k as plan_her2k
-from pblas.symmetric.syrk import plan_herk as plan_herk
-from pblas.symmetric.syrk import plan_syr2k as plan_syr2k
-from pblas.symmetric.syrk import plan_syrk as plan_syrk
-from pblas.symmetric.syrk import syr2k as syr2k
-from pblas.symmetric.syrk import syrk as syrk
+from pblas.symmetric.api import hemm as hemm
+from pblas.symmetric.api import her2k as her2k
+from pblas.symmetric.api import herk as herk
+from pblas.symmetric.api import plan_hemm as plan_hemm
+from pblas.symmetric.api import plan_her2k as plan_her2k
+from pblas.symmetric.api import plan_herk as plan_herk
+from pblas.symmetric.api import plan_symm as plan_symm
+from pblas.symmetric.api import plan_syr2k as plan_syr2k
+from pblas.symmetric.api import plan_syrk as plan_syrk
+from pblas.symmetric.api import symm as symm
+from pblas.symmetric.api import syr2k as syr2k
+from pblas.symmetric.api import syrk as syrk
 from pblas.triangular.trmm import plan_trmm as plan_trmm
 from pblas.triangular.trmm import trmm as trmm
 from pblas.triangular.trsm import PlannedTrsm as PlannedTrsm
 from pblas.triangular.trsm import plan_trsm as plan_trsm
 from pblas.triangular.trsm import trsm as trsm
-from pblas.triangular.trsv import trsv as trsv
+from pblas.triangular.trsm import trsv as trsv
 from pblas.vectors.level1 import amax as amax
 from pblas.vectors.level1 import asum as asum
 from pblas.vectors.level1 import axpy as axpy

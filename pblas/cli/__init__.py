@@ -1,21 +1,24 @@
 """The command line: `python -m pblas`, on one process or under `mpiexec -n P python -m mpi4py -m pblas`.
 
-Each command is a module with `add_parser` and `run`; `run` returns the exit status. Rank 0 alone prints.
+Each command is two functions, `add_parser` and `run`; `run` returns the exit status. Rank 0 alone prints.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from typing import Any
 
 import pblas
-from pblas.cli import bench, demo, info, layout, matmul, plan, solve, trace
+from pblas.cli import bench, demo, files, info, layout, plan
 from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
 from pblas.errors import DTypeError, PblasError, PeerTimeout
 
-_COMMANDS = (demo, bench, matmul, solve, plan, trace, layout, info)
+_COMMANDS = (
+    *(demo.add_parser, bench.add_parser, files.add_matmul, files.add_solve),
+    *(plan.add_plan, plan.add_trace, layout.add_parser, info.add_parser),
+)
 _EPILOG = """\
 Under MPI start every command as
 
@@ -40,15 +43,15 @@ def make_parser(rank: int) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"pblas {pblas.__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
-    for module in _COMMANDS:
-        module.add_parser(commands, rank)
+    for add_parser in _COMMANDS:
+        add_parser(commands, rank)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of the command line."""
     rank = launcher_rank()
-    arguments: Any = make_parser(rank).parse_args(argv)
+    arguments: Namespace = make_parser(rank).parse_args(argv)
     try:
         status: int = arguments.run(arguments, make_console(rank))
     except (PblasError, OSError) as error:
@@ -60,12 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _text(arguments: Any, error: Exception) -> str:
+def _text(arguments: Namespace, error: Exception) -> str:
     """The error's text; the name of the command replaces the name of the Python function."""
     return _FUNCTION.sub(f"{arguments.command}: ", str(error))
 
 
-def _remedy(arguments: Any, error: Exception) -> str:
+def _remedy(arguments: Namespace, error: Exception) -> str:
     """The option that helps, where the error's text names a Python argument."""
     if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul", "solve") and arguments.dtype is None:
         return "; from the shell, --dtype gives all matrices one"

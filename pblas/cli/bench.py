@@ -20,6 +20,8 @@ from pblas.launch.job import rank_variable
 from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
 _MOST_RANKS = 16  # that are started without --ranks
@@ -60,7 +62,6 @@ def seconds(text: str) -> float:
 
 
 def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands, "bench", rank, run, text="Measure this machine, beside NumPy or CuPy, in a minute.", details=_DETAILS
     )
@@ -70,7 +71,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--html", metavar="FILE", help="also write it as an HTML table")
 
 
-def run(arguments: Any, console: Console) -> int:
+def run(arguments: Namespace, console: Console) -> int:
     """Measure, print and write."""
     for path in filter(None, (arguments.json, arguments.html)):  # before the work, with the same result on every rank
         if not (folder := Path(path).parent).is_dir():
@@ -89,14 +90,14 @@ def run(arguments: Any, console: Console) -> int:
     return 0
 
 
-def _on_ranks(arguments: Any) -> dict[str, Any]:
+def _on_ranks(arguments: Namespace) -> dict[str, Any]:
     """The report of ranks that this process starts."""
     ranks = arguments.ranks or min(len(usable_cores()), _MOST_RANKS)
     report: dict[str, Any] = run_on_ranks(measure, ranks, (arguments.seconds,))[0]
     return report
 
 
-def _as_ranks(arguments: Any) -> dict[str, Any]:
+def _as_ranks(arguments: Namespace) -> dict[str, Any]:
     """**Collective.** The report of the ranks that a launcher has started."""
     from pblas.context import Context
 

@@ -36,31 +36,19 @@ _SLOWNESS = 4.0  # of a factorization, compared with a product of as many operat
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the table.
+    """A row of the table."""
 
-    Args:
-        group: products, collectives or factorizations.
-        name: what is computed.
-        size: sizes and dtype, as text.
-        peer: the call that it is compared with.
-        work: operations or bytes of one call, for the rates.
-        unit: GFLOP/s or GB/s.
-        seconds: median of pblas, from the start of all ranks to the end of the last one; NaN after an error.
-        peer_seconds: median of the peer.
-        rounds: number of measurements of each.
-        error: why there are no times; "" if there are.
-    """
-
-    group: str
-    name: str
-    size: str
-    peer: str
-    work: float
-    unit: str
+    group: str  # products, collectives or factorizations
+    name: str  # what is computed
+    size: str  # sizes and dtype, as text
+    peer: str  # the call that it is compared with
+    work: float  # operations or bytes of one call, for the rates
+    unit: str  # GFLOP/s or GB/s
+    # median of pblas, from the start of all ranks to the end of the last one; NaN after an error
     seconds: float = math.nan
-    peer_seconds: float = math.nan
-    rounds: int = 0
-    error: str = ""
+    peer_seconds: float = math.nan  # median of the peer
+    rounds: int = 0  # number of measurements of each
+    error: str = ""  # why there are no times; "" if there are
 
     @property
     def ratio(self) -> float:
@@ -112,12 +100,7 @@ def _machine(ctx: Context) -> dict[str, str]:
 
 
 class Bench:
-    """Measures the rows of the printed table, each within its share of the time.
-
-    Args:
-        ctx: the ranks (global).
-        seconds: time for all rows together (global).
-    """
+    """Measures the rows of the printed table, each within its share of the time."""
 
     def __init__(self, ctx: Context, seconds: float) -> None:
         self.ctx = ctx

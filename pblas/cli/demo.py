@@ -10,20 +10,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from pblas.backends.cpu.threads import usable_cores
-from pblas.cli.accuracy import LIMIT, gauge, magnitude, wide
-from pblas.cli.layout_spec import Kind, Named
+from pblas.cli.layout import Kind, Named
 from pblas.cli.output import add_command, dtype, make_progress, size
 from pblas.config import bytes_text
 from pblas.errors import BackendError, DescriptorError, FileFormatError
 from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
     from pblas.backends.dtypes import Array
@@ -57,21 +59,13 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """NumPy's product on rank 0.
+    """NumPy's product on rank 0."""
 
-    Args:
-        left: A in its dtype; a 16-bit A in float32 (local).
-        right: B in the dtype of `left` (local).
-        product: A B, computed in a more precise dtype (local).
-        growth: |A| |B|, for the gauge (local).
-        threads: BLAS threads for NumPy: all cores of rank 0 (local).
-    """
-
-    left: Array
-    right: Array
-    product: Array
-    growth: Array
-    threads: int
+    left: Array  # A in its dtype; a 16-bit A in float32 (local)
+    right: Array  # B in the dtype of `left` (local)
+    product: Array  # A B, computed in a more precise dtype (local)
+    growth: Array  # |A| |B|, for the gauge (local)
+    threads: int  # BLAS threads for NumPy: all cores of rank 0 (local)
 
     def seconds(self) -> float:
         """Best time of two products by NumPy, seconds (local).
@@ -95,7 +89,6 @@ class Result:
 
 
 def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands, "demo", rank, run, text="Multiply with each plan and check the results.", details=_DETAILS
     )
@@ -112,7 +105,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds to wait for a rank (%(default)s)")
 
 
-def run(arguments: Any, console: Console) -> int:
+def run(arguments: Namespace, console: Console) -> int:
     """Run all plans; the status is 1 if a check fails."""
     from pblas.context import Context
 
@@ -144,7 +137,7 @@ def run(arguments: Any, console: Console) -> int:
 class Operands:
     """**Collective.** A and B, random or from files, in the layouts that the cases need."""
 
-    def __init__(self, ctx: Context, arguments: Any) -> None:
+    def __init__(self, ctx: Context, arguments: Namespace) -> None:
         self._ctx, self._arguments = ctx, arguments
         (self.m, k), (k_b, self.n) = (
             _file_shape(arguments.a, (arguments.m, arguments.k)),
@@ -285,7 +278,7 @@ def _table(operands: Operands, results: list[Result], threads: int) -> Table:
     return table
 
 
-def _print_next(console: Console, arguments: Any, operands: Operands) -> None:
+def _print_next(console: Console, arguments: Namespace, operands: Operands) -> None:
     run_it = "mpiexec -n {} python -m mpi4py -m pblas"
     bigger = 2 * max(operands.m, operands.n, operands.k)
     own = "--a A.npy --b B.npy" if arguments.a is None else "--dtype float32"
@@ -313,3 +306,36 @@ def _print_next(console: Console, arguments: Any, operands: Operands) -> None:
         ),
     ):
         console.print(f"  {command}\n      {purpose}", soft_wrap=True)
+
+
+LIMIT = 16.0
+
+
+def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype of the reference: a more precise one, if NumPy multiplies it fast."""
+    if dtype.itemsize == 2:
+        return np.dtype(np.float32)
+    return np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+
+
+def magnitude(a: Array) -> Array:
+    """|a|, for complex numbers |Re a| + |Im a|."""
+    return np.abs(a.real) + np.abs(a.imag) if a.dtype.kind == "c" else np.abs(a)
+
+
+def gauge(d: Array, reference: Array, growth: Array) -> float:
+    """max |D - reference| / (eps G), with the machine epsilon of D's dtype.
+
+    Source: PBLAS TESTING, pblastst.f, PZMMCH, with eps = numpy.finfo(dtype).eps.
+
+    >>> one = np.ones((1, 1))
+    >>> gauge(one + 2**-52, one, one)
+    1.0
+    """
+    if not d.size:
+        return 0.0
+    eps = float(ml_dtypes.finfo(d.dtype).eps)  # type: ignore[no-untyped-call]
+    error = np.abs(d.astype(reference.dtype) - reference)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(error == 0, 0.0, error / (eps * growth))
+    return float(ratio.max())

@@ -16,6 +16,8 @@ from pblas.errors import BackendError
 from pblas.layouts import Grid, MatrixDescriptor
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
     from pblas.context import Context
@@ -24,7 +26,6 @@ _PER_RANK = ("cores for this rank", "BLAS threads per rank", "ranks on this node
 
 
 def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
     parser = add_command(
         commands,
         "info",
@@ -36,7 +37,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON: a text for each line of the table")
 
 
-def run(arguments: Any, console: Console) -> int:
+def run(arguments: Namespace, console: Console) -> int:
     """Print the table; the status is 0 even if something is missing."""
     from pblas.context import Context
 

@@ -1,29 +1,123 @@
-"""`plan`: the bytes that a product moves, without running it."""
+"""`plan`: the bytes that a product moves, without running it; `trace`: run it, and write a timeline of all ranks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import argparse
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from pblas.cli.output import add_command, size
-from pblas.cli.product_options import DETAILS, add_product, descriptors, leaves_layouts_open, options
+from pblas.cli.layout import HELP, Named, named, on_grids
+from pblas.cli.output import add_command, dtype, extent, pairs, size, trans
+from pblas.errors import ArgumentError
 from pblas.simulation.hardware import PRESETS
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
-_DETAILS = f"""\
+    from pblas.cli.output import Parser
+    from pblas.core.options import Trans
+    from pblas.layouts import MatrixDescriptor
+
+_LAYOUTS = """\
+A layout describes the stored matrix: with --transa T, A is stored as K x M, and a row-wise A splits op(A) along K.
+--grid PxQ[,PxQ] and --block MBxNB[,MBxNB] mean the same as for `matmul`; they replace --a and --b.
+"""
+
+
+def add_product(parser: Parser, *, required: bool) -> None:
+    """Add the options for sizes, layouts and the plan of a product."""
+    parser.add_argument("--m", type=extent, required=required, help="rows of D")
+    parser.add_argument("--n", type=extent, required=required, help="columns of D")
+    parser.add_argument("--k", type=extent, required=required, help="columns of op(A)")
+    parser.add_argument("--dtype", type=dtype, default="float64", help="dtype of all matrices (%(default)s)")
+    parser.add_argument("--a", type=named, metavar="LAYOUT", help=f"layout of A: {HELP} (row)")
+    parser.add_argument("--b", type=named, metavar="LAYOUT", help="layout of B (row)")
+    parser.add_argument("--out", type=named, metavar="LAYOUT", help="layout of D (the one that moves the fewest bytes)")
+    parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="process grids of A and B: see above")
+    parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="blocks of A and B, with --grid")
+    parser.add_argument("--transa", type=trans, default="N", help="N, T or C (%(default)s)")
+    parser.add_argument("--transb", type=trans, default="N", help="N, T or C (%(default)s)")
+    parser.add_argument("--chunks", type=size, help="parts in which each shard moves (the planner's choice)")
+    parser.add_argument("--no-overlap", action="store_true", help="move all data before the multiplication")
+
+
+def leaves_layouts_open(arguments: Namespace) -> bool:
+    """Whether the options name no layout at all, so that the planner may choose those of A, B and D."""
+    return not (arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block)
+
+
+def descriptors(arguments: Namespace, ranks: int) -> tuple[MatrixDescriptor, MatrixDescriptor]:
+    """The layouts of A and B; an operand without one is row-wise."""
+    m, n, k = arguments.m, arguments.n, arguments.k
+    if arguments.block and not arguments.grid:
+        raise ArgumentError(f"{arguments.command}: --block needs --grid; pass both, or --a and --b with blocks")
+    if arguments.grid and (arguments.a or arguments.b):
+        raise ArgumentError(
+            f"{arguments.command}: --grid already gives A and B their layouts; drop it, or drop --a and --b"
+        )
+    a, b = arguments.a or Named("row"), arguments.b or Named("row")
+    if arguments.grid:
+        a, b = on_grids(arguments.grid, arguments.block)
+    shape_a = (m, k) if arguments.transa == "N" else (k, m)
+    shape_b = (k, n) if arguments.transb == "N" else (n, k)
+    descs = a.descriptor(*shape_a, ranks), b.descriptor(*shape_b, ranks)
+    for name, desc in zip("AB", descs, strict=True):
+        _check_grid(arguments, name, desc, ranks)
+    return descs
+
+
+class ProductOptions(TypedDict):
+    """Keyword arguments of `plan_matmul`."""
+
+    transa: Trans
+    transb: Trans
+    out: MatrixDescriptor | None
+    chunks: int | None
+    overlap: bool
+
+
+def options(arguments: Namespace, ranks: int) -> ProductOptions:
+    """The options that the command line gives: transposition, the layout of D, chunks and overlap."""
+    out = arguments.out.descriptor(arguments.m, arguments.n, ranks) if arguments.out else None
+    if out is not None:
+        _check_grid(arguments, "D", out, ranks)
+    return {
+        "transa": arguments.transa,
+        "transb": arguments.transb,
+        "out": out,
+        "chunks": arguments.chunks,
+        "overlap": not arguments.no_overlap,
+    }
+
+
+def _check_grid(arguments: Namespace, name: str, desc: MatrixDescriptor, ranks: int) -> None:
+    """Raise ArgumentError if the grid of a matrix has more processes than there are ranks."""
+    if desc.nprocs > ranks:
+        grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
+        raise ArgumentError(
+            f"{arguments.command}: {name} is on a {grid}, but the number of ranks is {ranks}; "
+            f"use at least {desc.nprocs} ranks, or a smaller grid"
+        )
+
+
+_PLAN_DETAILS = f"""\
 Needs no MPI, and takes no longer for a million ranks than for two.
 
 Without --a, --b, --out and --grid the planner chooses the layouts of A, B and D. With at least one of them, A and B are
 row-wise unless their layout is given, and the planner chooses the layout of D only.
 
-{DETAILS}"""
+{_LAYOUTS}"""
 
 
-def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
+def add_plan(commands: Any, rank: int) -> None:
     parser = add_command(
-        commands, "plan", rank, run, text="Print which data D = op(A) op(B) moves, and how much.", details=_DETAILS
+        commands,
+        "plan",
+        rank,
+        run_plan,
+        text="Print which data D = op(A) op(B) moves, and how much.",
+        details=_PLAN_DETAILS,
     )
     add_product(parser, required=True)
     parser.add_argument("--ranks", type=size, required=True, help="number of ranks")
@@ -32,7 +126,7 @@ def add_parser(commands: Any, rank: int) -> None:
     )
 
 
-def run(arguments: Any, console: Console) -> int:
+def run_plan(arguments: Namespace, console: Console) -> int:
     """Print the plan, and the simulated time if it is asked for."""
     from pblas.matmul.api import plan_matmul
 
@@ -50,4 +144,86 @@ def run(arguments: Any, console: Console) -> int:
     console.print(planned.explain(), soft_wrap=True)
     if arguments.simulate:
         console.print(str(planned.plan.simulate(arguments.simulate)), soft_wrap=True)
+    return 0
+
+
+_TRACE_DETAILS = f"""\
+The last of several executions is recorded. FILE.json is for Perfetto (https://ui.perfetto.dev), FILE.png and FILE.svg
+are pictures. The time of each kind of operation is printed. With an existing trace file, nothing is run.
+
+  mpiexec -n 4 python -m mpi4py -m pblas trace --m 4096 --n 4096 --k 4096 -o trace.json
+  python -m pblas trace trace.json -o trace.png
+
+{_LAYOUTS}"""
+
+
+def add_trace(commands: Any, rank: int) -> None:
+    parser = add_command(
+        commands,
+        "trace",
+        rank,
+        run_trace,
+        text="Record when each rank multiplies, copies, adds and waits.",
+        details=_TRACE_DETAILS,
+    )
+    parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="an existing trace, instead of a product")
+    add_product(parser, required=False)
+    parser.add_argument(
+        "-o", "--output", default=[], action="append", metavar="FILE", help="file to write; may be given several times"
+    )
+    parser.add_argument("--title", help="title of pictures (the plan)")
+    parser.add_argument("--repeat", type=size, default=3, help="number of executions (%(default)s)")
+    parser.add_argument(
+        "--backend", choices=("auto", "mpi", "nvshmem", "cuda"), default="auto", help="CPUs or GPUs (%(default)s)"
+    )
+    parser.add_argument(
+        "--transport", choices=("auto", "shared", "message"), default="auto", help="how data moves (%(default)s)"
+    )
+    parser.add_argument(
+        "--link", type=link, metavar="LATENCY,BANDWIDTH", help="emulate a network: seconds, bytes per second"
+    )
+
+
+def link(text: str) -> tuple[float, float]:
+    """Latency and bandwidth of an emulated network.
+
+    >>> link("1e-5,1e9")
+    (1e-05, 1000000000.0)
+    """
+    try:
+        latency, bandwidth = map(float, text.split(","))
+    except ValueError:
+        latency, bandwidth = -1.0, 0.0
+    if latency < 0 or not bandwidth > 0:
+        raise argparse.ArgumentTypeError(f"expected seconds and bytes per second, as 1e-5,1e9, got {text!r}")
+    return latency, bandwidth
+
+
+def run_trace(arguments: Namespace, console: Console) -> int:
+    """Execute a product and write its trace, or convert an existing trace."""
+    from pblas.context import Context
+    from pblas.matmul.api import plan_matmul
+    from pblas.trace import Trace
+
+    if arguments.trace:
+        if (arguments.m, arguments.n, arguments.k) != (None, None, None):
+            raise ArgumentError("trace: with an existing trace, leave out --m, --n and --k")
+        trace = Trace.read(arguments.trace)
+        trace.title = arguments.title or trace.title
+        for path in () if console.quiet else arguments.output:
+            trace.write(path)
+    else:
+        if None in (arguments.m, arguments.n, arguments.k):
+            raise ArgumentError("trace: expected --m, --n and --k, or an existing trace")
+        with Context(backend=arguments.backend, transport=arguments.transport, link=arguments.link) as ctx:
+            desc_a, desc_b = descriptors(arguments, ctx.nprocs)
+            a = ctx.random(desc_a, arguments.dtype, seed=1)
+            b = ctx.random(desc_b, arguments.dtype, seed=2)
+            planned = plan_matmul(a, b, **options(arguments, ctx.nprocs))
+            d = ctx.empty(planned.out, a.dtype)
+            for _ in range(arguments.repeat - 1):
+                planned.execute(a, b, out=d)
+            trace = planned.trace(a, b, out=d, paths=arguments.output, title=arguments.title)
+            console.print(planned.explain(), soft_wrap=True)
+    console.print(str(trace), soft_wrap=True)
     return 0

@@ -14,11 +14,9 @@ from pblas.backends import log
 from pblas.backends.interop import current_stream
 from pblas.collectives.arguments import GatherArguments, ReduceArguments, Reduction
 from pblas.collectives.collective_plan import SLOT_NBYTES, goes_by_messages
-from pblas.collectives.collective_run import OUT_TABLE, X_TABLE, Collective, Steps, run_naive
-from pblas.collectives.flat_run import Flat
-from pblas.collectives.gathering_run import Gathering
+from pblas.collectives.collective_run import OUT_TABLE, X_TABLE, Collective, Gathering, Steps, run_naive
 from pblas.collectives.reduction_run import ByFunction
-from pblas.collectives.staging_run import Staging
+from pblas.collectives.staging_run import Flat, Staging
 from pblas.epilogues import Epilogue
 from pblas.runtime.calls import collective
 from pblas.runtime.kept_plans import Kept
@@ -167,13 +165,7 @@ def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequen
 
 
 class Exchange(Kept):
-    """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`.
-
-    Args:
-        counts: number of elements of each rank (global).
-        dtype: of the elements (global).
-        rank: this rank (local).
-    """
+    """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`."""
 
     def __init__(self, counts: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
         self._gathering = Gathering(counts, dtype, rank)
@@ -212,7 +204,7 @@ class Exchange(Kept):
 class Exchanging:
     """The properties of executors that exchange small arrays, and have no memory of their own: see `Executor`."""
 
-    lends = False
+    peers_read = False
     workspace_nbytes = 0
 
     def free_buffers(self) -> None:

@@ -82,17 +82,7 @@ def bounds_of(counts: Sequence[int], row: int) -> tuple[int, ...]:
 
 
 class Arguments(ABC):
-    """Arguments that all collectives share.
-
-    Args:
-        name: name of the call, for messages (global).
-        runtime: runtime of the context (global).
-        x: this rank's array (local).
-        out: array that receives the result; None for a new array (local).
-
-    Raises:
-        ArgumentError, DTypeError: a wrong argument, raised on this rank only.
-    """
+    """Arguments that all collectives share; a wrong one raises on this rank only."""
 
     def __init__(self, name: str, runtime: Runtime, x: Any, out: Any) -> None:
         self.name: str = name
@@ -242,18 +232,7 @@ class Reduction(NamedTuple):
 
 
 class ReduceForm(Kept):
-    """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global).
-
-    Args:
-        name: name of the call, for messages.
-        runtime: runtime of the context.
-        shape: of x.
-        dtype: of x.
-        options: of the call, with `counts` as integers.
-
-    Raises:
-        ArgumentError: a wrong option.
-    """
+    """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global)."""
 
     def __init__(
         self, name: str, runtime: Runtime, shape: tuple[int, ...], dtype: np.dtype[Any], options: Reduction
@@ -264,26 +243,22 @@ class ReduceForm(Kept):
         self._one_shot: OneShot | None = None
         self.op: str = op
         self.shares: bool = name == "allreduce"
-        self.counts: tuple[int, ...] | None = counts
-        """Rows of each rank, in a reduce-scatter."""
+        self.counts: tuple[int, ...] | None = counts  # rows of each rank, in a reduce-scatter
         if op in ("max", "min") and dtype.kind == "c":
             raise errors.ArgumentError(
                 f"{name}: op={op!r} needs an order, which {dtype.name} has not; use 'sum' or 'prod'"
             )
         if isinstance(epilogue, Epilogue):
             epilogue.check(name, dtype)
-        self.is_rmsnorm: bool = isinstance(epilogue, Epilogue) and epilogue.is_rmsnorm
-        """Whether rows must stay whole."""
+        self.is_rmsnorm: bool = isinstance(epilogue, Epilogue) and epilogue.is_rmsnorm  # whether rows must stay whole
         if self.is_rmsnorm and len(shape) < 2 - self.shares:
             raise errors.ArgumentError(f"{name}: 'rmsnorm' needs whole rows, x has shape {shape}")
-        self.line: int = aligned(dtype.itemsize)
-        """Elements of a cache line."""
+        self.line: int = aligned(dtype.itemsize)  # elements of a cache line
         columns = shape[-1] if shape else 1
         self.unit: int = max(1, columns) if self.is_rmsnorm else self.line
         """Number of elements that one rank must reduce together: a row, or a cache line."""
         size, backend = math.prod(shape), runtime.backend
-        self.nbytes: int = size * dtype.itemsize
-        """Size of x, bytes."""
+        self.nbytes: int = size * dtype.itemsize  # size of x, bytes
         self.algorithm: CollectiveAlgorithm = algorithm
         if algorithm == "auto":
             transport = "gpus" if backend.gpus else runtime.topology.transport(runtime.nprocs)

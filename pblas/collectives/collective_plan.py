@@ -69,18 +69,14 @@ def shares(n: int, nparts: int, unit: int) -> tuple[int, ...]:
 class Rounds:
     """The rounds of a collective: a flat array is cut into one shard per rank, and a round moves a piece of each shard.
 
-    Args:
-        bounds: the first element of each shard, then the end of the last shard (global).
-        width: largest piece, elements (global).
-        whole: every rank's shard is the whole array; `bounds` are then 0 and the number of elements (global).
-
     >>> rounds = Rounds((0, 4, 7), 3)
     >>> len(rounds), [rounds.piece(0, i) for i in range(2)], rounds.piece(1, 1)
     (2, [(0, 3), (3, 4)], (7, 7))
     """
 
-    bounds: tuple[int, ...]
-    width: int
+    bounds: tuple[int, ...]  # the first element of each shard, then the end of the last shard (global)
+    width: int  # largest piece, elements (global)
+    # every rank's shard is the whole array; `bounds` are then 0 and the number of elements (global)
     whole: bool = False
 
     def __len__(self) -> int:

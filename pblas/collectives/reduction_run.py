@@ -10,7 +10,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu.pointwise import PIECE_NBYTES, evaluator_of, rms_normalised
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.collectives.flat_run import Flat
+from pblas.collectives.staging_run import Flat
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -121,8 +121,7 @@ class ByFunction:
 
     def __init__(self, function: Callable[[Array], Array]) -> None:
         self._function = function
-        self.error: errors.ArgumentError | None = None
-        """Its first error (local)."""
+        self.error: errors.ArgumentError | None = None  # its first error (local)
 
     def may_overwrite(self, out: Array) -> bool:
         """Yes: the function gets a copy."""

@@ -7,17 +7,90 @@ meeting.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.collectives.flat_run import Flat
 from pblas.plans.partition import padded
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
+
+
+class Flat:
+    """The elements of an array of any strides in C order, numbered from `base`.
+
+    >>> Flat(np.arange(6).reshape(2, 3).T, 10).get(11, 14).tolist()
+    [3, 1, 4]
+    """
+
+    __slots__ = ("base", "line", "x")
+
+    def __init__(self, x: Array, base: int = 0) -> None:
+        self.x: Array = x
+        self.base: int = base
+        self.line: Array | None = x.reshape(-1) if x.flags.c_contiguous and x.flags.aligned else None
+        """The same memory as an array of one dimension, if it can be one."""
+
+    def get(self, a: int, b: int) -> Array:
+        """Elements a..b-1, tight: a view if they are contiguous, otherwise a copy."""
+        if self.line is not None:
+            return self.line[a - self.base : b - self.base]
+        copy = np.empty(b - a, self.x.dtype)
+        self.read(a, b, copy)
+        return copy
+
+    def read(self, a: int, b: int, target: Array) -> None:
+        """Target := elements a..b-1."""
+        if self.line is not None:
+            target[...] = self.get(a, b)
+            return
+        for part, piece in self._pairs(a, b, target):
+            piece[...] = part
+
+    def write(self, a: int, b: int, source: Array) -> None:
+        """Elements a..b-1 := source."""
+        if self.line is not None:
+            self.get(a, b)[...] = source
+            return
+        for part, piece in self._pairs(a, b, source):
+            part[...] = piece
+
+    def _pairs(self, a: int, b: int, tight: Array) -> Iterator[tuple[Array, Array]]:
+        """Views of the array, each with the corresponding view of a tight array."""
+        start = 0
+        for view in spans(self.x, a - self.base, b - self.base):
+            yield view, tight[start : start + view.size].reshape(view.shape)
+            start += view.size
+
+
+def spans(x: Array, a: int, b: int) -> Iterator[Array]:
+    """Views of x that hold its elements a..b-1 in C order, one after the other; at most two for each dimension.
+
+    >>> [view.tolist() for view in spans(np.arange(9).reshape(3, 3), 2, 8)]
+    [[2], [[3, 4, 5]], [6, 7]]
+    """
+    if a >= b:
+        return
+    if x.ndim <= 1:
+        yield x.reshape(1) if x.ndim == 0 else x[a:b]
+        return
+    row = math.prod(x.shape[1:])
+    first, last = -(-a // row), b // row
+    if first > last:  # inside one row
+        yield from spans(x[last], a - last * row, b - last * row)
+        return
+    if a < first * row:
+        yield from spans(x[first - 1], a - (first - 1) * row, row)
+    if first < last:
+        yield x[first:last]
+    if last * row < b:
+        yield from spans(x[last], 0, b - last * row)
+
 
 INPUTS, RESULTS = 0, 1
 """Regions of the staging memory, and kinds of messages: pieces to combine, and combined or gathered pieces."""
@@ -30,20 +103,14 @@ _BYTE = np.dtype(np.uint8)
 
 
 class Staging:
-    """**Collective.** Memory into which ranks copy arrays piece by piece, for all collectives of a context.
-
-    Args:
-        backend: the ranks and their memory (global).
-        nbytes: bytes of the piece that a rank copies there at a time, at least (global).
-    """
+    """**Collective.** Memory into which ranks copy arrays piece by piece, for all collectives of a context."""
 
     def __init__(self, backend: HostRanks, nbytes: int) -> None:
         nbytes = padded(nbytes)  # elements of any dtype are aligned in both halves
         self.backend: HostRanks = backend
         self.nbytes: int = nbytes
         self.shared: bool = backend.shared
-        self.turn = 0
-        """Turn of the current round (global)."""
+        self.turn = 0  # turn of the current round (global)
         self.others: list[int] = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
         self.near: list[int] = [peer for peer in self.others if backend.is_near(peer)]
         self.far: list[int] = [peer for peer in self.others if not backend.is_near(peer)]
@@ -66,7 +133,14 @@ class Staging:
         """Slots of recent calls: to make one takes longer than to copy a small array into it (local)."""
 
     def slot(
-        self, region: int, peer: int, turn: int, place: int, span: tuple[int, int], dtype: Any, result: int = 0
+        self,
+        region: int,
+        peer: int,
+        turn: int,
+        place: int,
+        span: tuple[int, int],
+        dtype: np.dtype[Any],
+        result: int = 0,
     ) -> Flat:
         """Elements of a span in the staging memory of a near rank or this one."""
         half = turn % 2
@@ -87,11 +161,11 @@ class Staging:
             return False
         return self.backend.publish(self._tables[table], x.line[:, None])
 
-    def published(self, table: int, peer: int, n: int, dtype: Any) -> Flat:
+    def published(self, table: int, peer: int, n: int, dtype: np.dtype[Any]) -> Flat:
         """The n elements that a near rank has published (local)."""
         return Flat(self.backend.peer_array(self._tables[table], peer, (n, 1), dtype, "F").reshape(-1))
 
-    def buffer(self, peer: int, turn: int, n: int, dtype: Any) -> Array:
+    def buffer(self, peer: int, turn: int, n: int, dtype: np.dtype[Any]) -> Array:
         """Memory for n elements from a far rank (local)."""
         key = peer, turn % 2
         if key not in self._buffers or self._buffers[key].nbytes < n * dtype.itemsize:

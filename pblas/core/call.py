@@ -13,8 +13,7 @@ from pblas.core.operation import ResultT
 from pblas.core.planned import Planned
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import MOST_NBYTES
-from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import Runtime
+from pblas.runtime.runtime import Runtime, fail_without_context
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ def step(verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, agr
     """**Collective.** A step of a call whose arguments are agreed on, or stand in `agrees` if this is its first step.
 
     One agreement starts it. None ends it: peers may read its operands until the next agreement, which is that of the
-    next step, or the one at the end of the public call (`Runtime.end_lending`). A caller that writes to the operands by
-    itself ends the lending before.
+    next step, or the one at the end of the public call (`Runtime.end_reading`). A caller that writes to the operands by
+    itself ends the reading before.
     """
     return _perform(verb, runtime, bind, step_text=agrees)
 

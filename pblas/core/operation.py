@@ -81,7 +81,7 @@ class Executor(Protocol):
         """Bytes of workspace that this rank holds (local)."""
 
     @property
-    def lends(self) -> bool:
+    def peers_read(self) -> bool:
         """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
 
     def publish(self, x: Any) -> bool:

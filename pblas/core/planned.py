@@ -144,7 +144,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     _shared = False
     """Whether the executor uses shared memory. The context may give that up later."""
-    _lent_at = -1
+    _read_since = -1
     """The agreement after which peers began to read what this plan published last (global)."""
 
     def __init__(
@@ -169,7 +169,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if runtime is not None:
             self._call = f"execute of planned {self.noun} {runtime.next_number()}"
             if result is not None:
-                self._place = runtime.place(self._desc, self._dtype)
+                self._place = runtime.local_memory(self._desc, self._dtype)
             self.prepare(runtime)
             runtime.matrices.add(self)
 
@@ -227,7 +227,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         desc, place = self._desc, self._place
         if bound.nelements:  # some rank gave a leading dimension: all allocate as much
             desc = bound.new or desc
-            place = runtime.place(desc, self._dtype, max(bound.nelements, desc.max_local_nelements))
+            place = runtime.local_memory(desc, self._dtype, max(bound.nelements, desc.max_local_nelements))
         result = DistMatrix(desc, runtime.empty(place), runtime)
         self.operation.fresh(runtime.backend, result)
         return result
@@ -269,12 +269,12 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
             with runtime.collective_section(verb, expected=expected):
                 value = executor.run(begun.x)
                 backend.arrays.synchronize()
-        if executor.lends and backend.shared and runtime.nprocs > 1:
-            self._lent_at = runtime.next_number()
+        if executor.peers_read and backend.shared and runtime.nprocs > 1:
+            self._read_since = runtime.next_number()
             if not bound.is_temporary:
-                runtime.lend()
+                runtime.begin_reading()
         if closes or self.operation.closes:
-            runtime.end_lending(verb)
+            runtime.end_reading(verb)
         return self.operation.finish(verb, runtime, executor, bound, value if begun.result is None else begun.result)
 
     def perform(
@@ -299,7 +299,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         The agreement also raises an error that any rank found in its matrices.
         """
         if self._is_read(runtime):
-            runtime.end_lending(verb)
+            runtime.end_reading(verb)
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
             with runtime.local_step(verb):
                 if self._executor is None:
@@ -319,7 +319,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def _is_read(self, runtime: Runtime) -> bool:
         """Whether peers may still look up the arrays of the last execution, so that none is published yet (global)."""
-        return self._lent_at == runtime.next_number()
+        return self._read_since == runtime.next_number()
 
     def run_locally(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> ResultT:
         """**Collective.** An execution that reads no peer's memory, after an agreement on its arguments."""

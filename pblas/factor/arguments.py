@@ -11,8 +11,7 @@ from pblas.arrays.reductions import converted_array
 from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.open_contexts import fail_without_context
-from pblas.runtime.runtime import checked_dtype
+from pblas.runtime.runtime import checked_dtype, fail_without_context
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

@@ -16,7 +16,7 @@ from pblas.factor.cg_arguments import CgArguments, check_product
 from pblas.matmul.api import plan_matmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.open_contexts import fail_without_context
+from pblas.runtime.runtime import fail_without_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable

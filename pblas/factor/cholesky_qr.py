@@ -35,7 +35,7 @@ def orthonormalized(
     """**Collective.** Q in rows and R with A = Q R, which is equal on all ranks."""
     runtime, n = a.runtime, a.shape[1]
     if _is_in_rows(verb, a, desc):
-        x, w = a, DistMatrix(desc, runtime.empty(runtime.place(desc, a.dtype)), runtime)
+        x, w = a, DistMatrix(desc, runtime.empty(runtime.local_memory(desc, a.dtype)), runtime)
     else:
         x = w = redistributed(verb, a, desc)
     wide = np.result_type(w.dtype, np.float64)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.core.options import Trans
-from pblas.triangular.solve_triangular import first_zero
-from pblas.triangular.trsv import trsv
+from pblas.triangular.trsm import first_zero, trsv
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

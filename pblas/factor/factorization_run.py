@@ -43,7 +43,7 @@ class RunFactorization(ABC):
         dtype: of the matrix (global).
     """
 
-    lends = True
+    peers_read = True
     """Peers read this rank's panels until the closing agreement (global)."""
     looks_ahead_by_rows: bool = False
     """Whether `look_ahead` uses the rows of a panel as they arrive (global)."""

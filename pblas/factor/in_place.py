@@ -21,8 +21,7 @@ from pblas.factor.with_factor import identity, inverted
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.triangular.solve_triangular import first_zero
-from pblas.triangular.trsm import triangle_solved
+from pblas.triangular.trsm import first_zero, triangle_solved
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -105,7 +104,7 @@ def invert_cholesky(verb: str, a: DistMatrix, uplo: Uplo) -> int:
     if not info:
         x = _identity(verb, a)
         solve_cholesky(verb, a, x, uplo)
-        a.runtime.end_lending(verb)
+        a.runtime.end_reading(verb)
         with a.runtime.local_step(verb):
             local = x.computed(verb)
             if local.dtype.kind == "c":

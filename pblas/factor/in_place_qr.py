@@ -22,8 +22,7 @@ from pblas.factor.qr_plan import PivotedQrPlan
 from pblas.factor.with_factor import Reflectors, multiplied
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.triangular.solve_triangular import first_zero
-from pblas.triangular.trsm import triangle_solved
+from pblas.triangular.trsm import first_zero, triangle_solved
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

@@ -167,7 +167,7 @@ def _check_rank(verb: str, r: DistMatrix, shape: tuple[int, int]) -> None:
 def _zeros(verb: str, like: DistMatrix, m: int) -> DistMatrix:
     """**Collective.** A zero matrix with m rows, on the grid of another one."""
     runtime, desc = like.runtime, resized(like.desc, (m, like.shape[1]))
-    z = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
+    z = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, like.dtype)), runtime)
     with runtime.local_step(verb):
         runtime.backend.clear(z.stored(verb))
     return z

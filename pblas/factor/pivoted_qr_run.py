@@ -34,7 +34,7 @@ class RunPivotedQr:
         dtype: of the matrix (global).
     """
 
-    lends = False
+    peers_read = False
     """No peer reads this rank's memory: columns are messages (global)."""
     info = 0
     """LAPACK's INFO (global)."""

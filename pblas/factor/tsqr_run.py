@@ -39,7 +39,7 @@ class RunTsqr:
         dtype: of the matrix (global).
     """
 
-    lends = False
+    peers_read = False
     """No peer reads this rank's memory: R is a message (global)."""
     info = 0
     """LAPACK's INFO (global)."""

@@ -220,7 +220,7 @@ def multiplied(
 def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** The first columns of the identity, of the dtype of another matrix."""
     runtime = like.runtime
-    x = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
+    x = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, like.dtype)), runtime)
     with runtime.local_step(verb):
         local, backend = x.stored(verb), runtime.backend
         _, i_loc, j_loc = np.intersect1d(*global_indices(desc, runtime.rank), assume_unique=True, return_indices=True)

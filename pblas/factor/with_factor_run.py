@@ -16,9 +16,9 @@ import numpy as np
 
 from pblas.factor.block_columns import BlockColumns, Part
 from pblas.layouts.placement import Placement
-from pblas.redistribution.scaling import Scaling
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.transfer import SourceMatrix
-from pblas.triangular.right_hand_sides import RightHandSides
+from pblas.triangular.trsm_run import RightHandSides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ class RunWithFactor(ABC, Generic[OperandsT]):
             solved=None if plan.stays else place,
             lld=plan.x.lld,
         )
-        self.lends: bool = plan.stays and bool(plan.reads or parts)
+        self.peers_read: bool = plan.stays and bool(plan.reads or parts)
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
         self._columns: BlockColumns = BlockColumns(self._home, parts)
 

@@ -20,9 +20,7 @@ from typing import Any, NoReturn
 
 from pblas import errors
 from pblas.backends.settings import TIMEOUT
-from pblas.launch.channel import Channel, Frames, packed, unpacked
-from pblas.launch.outcome import Outcome, first_error
-from pblas.launch.segments import delete, segments_of
+from pblas.launch.channel import Channel, Frames, Outcome, delete, first_error, packed, segments_of, unpacked
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from pblas.launch.worker import main; main({socket!r})"
 """Ranks find the modules that the caller finds: functions of modules travel by name."""
@@ -69,12 +67,7 @@ def launcher(verb: str) -> list[str]:
 
 
 class _Output:
-    """A rank's stdout or stderr, which goes to that of the caller: in a notebook, to the cell that runs.
-
-    Args:
-        descriptor: reading end of a pipe, which this object owns.
-        name: attribute of `sys`, looked up for each text.
-    """
+    """A rank's stdout or stderr, which goes to that of the caller: in a notebook, to the cell that runs."""
 
     def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor, self._name = descriptor, name

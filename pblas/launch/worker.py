@@ -15,9 +15,7 @@ from typing import Any
 from pblas import errors
 from pblas.backends.local_step import is_agreed, local_error
 from pblas.context import Context
-from pblas.launch.channel import Channel, Frames, packed, unpacked
-from pblas.launch.outcome import Failure, Outcome
-from pblas.launch.segments import delete, segments_of
+from pblas.launch.channel import Channel, Failure, Frames, Outcome, delete, packed, segments_of, unpacked
 
 _VERB = "the end of the function of pblas.run"
 
@@ -73,12 +71,7 @@ def _listen(channel: Channel, inbox: SimpleQueue[Frames]) -> None:
 
 
 class Rank:
-    """A rank that a program has started by `pblas.run` or `Pool`, and its context, for as long as the rank lives.
-
-    Args:
-        channel: to that program (local).
-        options: arguments of `Context` (global).
-    """
+    """A rank that a program has started by `pblas.run` or `Pool`, and its context, for as long as the rank lives."""
 
     def __init__(self, channel: Channel, options: dict[str, Any]) -> None:
         self._channel, self._options = channel, options
@@ -112,7 +105,7 @@ class Rank:
 
         error = self._report(call)
         if self._context is not None:
-            _settle(self._context, error)
+            _synchronize(self._context, error)
 
     def _report(self, call: Callable[[], Any]) -> BaseException | None:
         """Report the value or the exception of a call to the caller; the exception is returned too (local)."""
@@ -132,7 +125,7 @@ class Rank:
         return -1 if self._context is None else self._context.rank
 
 
-def _settle(context: Context, error: BaseException | None) -> None:
+def _synchronize(context: Context, error: BaseException | None) -> None:
     """**Collective.** Wait until the function has ended on all ranks, without a deadline.
 
     Ranks that are still in a collective call of the function raise this rank's exception there, or a MismatchError.

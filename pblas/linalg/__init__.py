@@ -28,4 +28,4 @@ from pblas.factor.solvers import inv as inv
 from pblas.factor.solvers import matrix_norm as matrix_norm
 from pblas.factor.solvers import slogdet as slogdet
 from pblas.factor.solvers import solve as solve
-from pblas.triangular.solve_triangular import solve_triangular as solve_triangular
+from pblas.triangular.trsm import solve_triangular as solve_triangular

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class RunAllGatherGemm:
     """Runs an AllGatherGemm plan on one rank."""
 
-    lends = True
+    peers_read = True
     """See `RunLocalGemm`: peers read an operand, or a copy of it made before an agreement (global)."""
 
     def __init__(self, plan: AllGatherGemm, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:

@@ -33,8 +33,8 @@ from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, s
 
 if TYPE_CHECKING:
     from pblas.matmul.product_plan import ProductPlan
+    from pblas.runtime.kept_plans import Measured
     from pblas.runtime.runtime import Runtime
-    from pblas.runtime.timings import Measured
     from pblas.simulation.hardware import Hardware, Topology
 
 

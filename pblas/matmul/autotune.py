@@ -125,13 +125,13 @@ def _operands(
         return None
     engine = runtime.backend.engine()
     if bound and not is_in_place and out is not None and engine.peer_addresses(out.stored("plan_matmul")) is not None:
-        d = DistMatrix(desc_d, runtime.empty(runtime.place(desc_d, spec.dtypes.d)), runtime)
+        d = DistMatrix(desc_d, runtime.empty(runtime.local_memory(desc_d, spec.dtypes.d)), runtime)
     return x, y, z, d
 
 
 def _drawn(runtime: Runtime, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> DistMatrix:
     """A random matrix in new memory; a GPU would multiply constants faster, since they draw less power (local)."""
-    place = runtime.place(desc, dtype)
+    place = runtime.local_memory(desc, dtype)
     x = runtime.backend.engine().matrix(place.shape, place.strides, dtype)
     if x.size:
         numbers = np.random.default_rng(0).standard_normal(min(x.size, _RANDOM)).astype(dtype)

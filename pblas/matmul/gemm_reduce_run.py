@@ -37,12 +37,12 @@ class RunGemmReduce:
         return self._reduction.workspace_nbytes
 
     @property
-    def lends(self) -> bool:
+    def peers_read(self) -> bool:
         """See `RunLocalGemm`: peers read sums that all ranks get, and workspace that other plans use too (global).
 
         A rank has all partial products when it returns. Its own workspace is overwritten only after an agreement.
         """
-        return self._reduction.lends
+        return self._reduction.peers_read
 
     def publish(self, operands: Operands) -> bool:
         """Publish the location of the own shard of D; true if other ranks cannot add there."""

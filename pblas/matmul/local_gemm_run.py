@@ -19,7 +19,7 @@ class RunScaling:
     """Runs any plan without a product: K is empty, or alpha is 0."""
 
     workspace_nbytes = 0
-    lends = False
+    peers_read = False
     """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
 
     def __init__(self, backend: Any) -> None:

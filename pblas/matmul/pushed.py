@@ -114,7 +114,7 @@ class PushedMatmul(PlannedMatmul):
         """The engine's program for each known set of matrices, and the descriptors whose ids are in the set's key."""
         self._new = self.bound.new or self.out
         """Descriptor of a new D (global, but for its leading dimension)."""
-        self._new_place = runtime.place(self._new, self.operation.spec.dtypes.d, self.bound.nelements or None)
+        self._new_place = runtime.local_memory(self._new, self.operation.spec.dtypes.d, self.bound.nelements or None)
         self.kept_nbytes = _GRAPHS_NBYTES
         super().prepare(runtime)
 

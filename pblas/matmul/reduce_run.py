@@ -100,7 +100,7 @@ class Reduction:
         return sum(buffer.nbytes for buffer in (*self._outgoing, *self._incoming, *blocks))
 
     @property
-    def lends(self) -> bool:
+    def peers_read(self) -> bool:
         """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
         takes_turns, shares = self._workspace_slot is not None, self._plan.replicates
         return (shares and (takes_turns or not self._in_scratch)) or (takes_turns and self._slots is not None)

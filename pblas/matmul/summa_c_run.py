@@ -84,7 +84,7 @@ class RunSummaC(RunSumma):
         target = Placement(cuboids.m.part(r0, r1), Split(width, width, 1), (i, 1, j), cuboids.n.nprocs, l * layer)
         place = source_matrix.placement if panel.owner is None else column_of(source_matrix.placement, panel.owner)
         part = (r0, r1, panel.start, panel.stop)
-        return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_A, slot=slot)
+        return target, Movement(source_matrix, target, part, placement=place, buffers=buffers, tag=TAG_A, slot=slot)
 
     def _panel_of_b(self, panel: Panel, layer: int, buffers: Buffers, slot: int | None) -> tuple[Placement, Movement]:
         """Target and movement of a panel of op(B): columns n(j) to all ranks (i, j, layer)."""
@@ -93,7 +93,7 @@ class RunSummaC(RunSumma):
         target = Placement(Split(width, width, 1), cuboids.n, (1, j, i), cuboids.m.nprocs, l * layer)
         place = source_matrix.placement if panel.owner is None else row_of(source_matrix.placement, panel.owner)
         part = (panel.start, panel.stop, 0, cuboids.n.n)
-        return target, Movement(source_matrix, target, part, place=place, buffers=buffers, tag=TAG_B, slot=slot)
+        return target, Movement(source_matrix, target, part, placement=place, buffers=buffers, tag=TAG_B, slot=slot)
 
     @property
     def workspace_nbytes(self) -> int:

@@ -58,7 +58,7 @@ class Panels:
     def places(self) -> list[tuple[int, ...]]:
         """Published locations of the arrays that this rank reads (local)."""
         near = {peer for own in self._own_panels if own is not None for peer in own[1].near}
-        return [self._home.place(peer) for peer in sorted(near)]
+        return [self._home.address(peer) for peer in sorted(near)]
 
     def is_own(self, step: int) -> bool:
         """Whether this rank holds its panel of a step, or needs none (local)."""
@@ -143,7 +143,7 @@ class Panels:
 class RunSumma:
     """Base class of executors whose ranks read panels of their peers' operands."""
 
-    lends = True
+    peers_read = True
     """See `RunLocalGemm` (global)."""
     _source_matrices: Sequence[SourceMatrix]
     """The operands that move."""

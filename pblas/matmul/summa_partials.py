@@ -8,7 +8,7 @@ from pblas.layouts.messages import receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.matmul.summa_plan import placed
-from pblas.redistribution.scaling import ADD, COPY, Scaling
+from pblas.redistribution.packing import ADD, COPY, Scaling
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_memory
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Partials:
             self._movements.append(
                 [
                     Movement(
-                        source_matrix, target, cut, place=layer, trapezoid=trapezoid, buffers=buffers, tag=TAG_PART
+                        source_matrix, target, cut, placement=layer, trapezoid=trapezoid, buffers=buffers, tag=TAG_PART
                     )
                     for layer in layers
                 ]

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.layouts.messages import Move
-from pblas.redistribution.packing import Message
-from pblas.redistribution.scaling import COPY
+from pblas.redistribution.packing import COPY, Message
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from pblas.layouts.placement import Placement
     from pblas.layouts.rectangles import Rectangle
     from pblas.layouts.trapezoid import Trapezoid
-    from pblas.redistribution.scaling import Put
+    from pblas.redistribution.packing import Put
 
 
 class Triangle:

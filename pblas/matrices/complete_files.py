@@ -6,11 +6,30 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from pblas.errors import ArgumentError, FileFormatError
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The shape, dtype and position of a matrix in a file."""
+
+    shape: tuple[int, int]  # rows and columns (global)
+    dtype: np.dtype[Any]  # dtype of the stored elements (global)
+    order: str  # storage order, "F" or "C" (global)
+    offset: int | None  # bytes before the first element; None if the elements are not one contiguous piece (global)
+    dataset: str = ""  # name of the matrix in the file; "" in a format of one matrix (global)
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the elements are bytes whose dtype the file does not tell."""
+        return self.dtype.kind == "V" and self.dtype.names is None and self.dtype.name != "bfloat16"
 
 
 def checked_path(verb: str, path: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,26 +12,30 @@ from pblas.backends.dtypes import STORED
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.creation import Creation, Layout
 from pblas.matrices.matrix import DistMatrix
-from pblas.matrices.parts import exchange
+from pblas.matrices.scatter_gather import global_indices
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import checked_dtype, checked_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Array, Scalar
+    from pblas.layouts.split import Split
+    from pblas.runtime.runtime import Runtime
 
 
 class Constructors(Creation):
     """The methods of a context that create matrices as NumPy does; all of them are **collective**."""
 
     @collective
-    def ones(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
+    def ones(self, desc: Layout, dtype: DTypeLike = np.float64) -> DistMatrix:
         """**Collective.** A matrix of ones; see `empty`."""
         return self._filled("ones", desc, 1.0, dtype)
 
     @collective
-    def full(self, desc: Layout, value: Scalar, dtype: Any = None) -> DistMatrix:
+    def full(self, desc: Layout, value: Scalar, dtype: DTypeLike | None = None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal.
 
         Args:
@@ -54,7 +59,7 @@ class Constructors(Creation):
         return self._filled("full", desc, value, dtype)
 
     @collective
-    def eye(self, desc: Layout | int, dtype: Any = np.float64, *, k: int = 0) -> DistMatrix:
+    def eye(self, desc: Layout | int, dtype: DTypeLike = np.float64, *, k: int = 0) -> DistMatrix:
         """**Collective.** A matrix with ones on a diagonal, and zeros elsewhere.
 
         Args:
@@ -85,17 +90,14 @@ class Constructors(Creation):
         with self.runtime.local_step("eye"), self.runtime.backend.writing(matrix.local) as part:
             part[...] = 0
             if part.size:
-                rows, columns = (
-                    np.concatenate([np.arange(*ends) for ends in ranges])
-                    for ranges in matrix.desc.global_ranges(self.runtime.rank)
-                )
+                rows, columns = global_indices(matrix.desc, self.runtime.rank)
                 _, i_loc, j_loc = np.intersect1d(rows + int(k), columns, assume_unique=True, return_indices=True)
                 part[i_loc, j_loc] = 1
         self.runtime.agree("eye: fill", {})
         return matrix
 
     @collective
-    def zeros_like(self, a: DistMatrix, dtype: Any = None) -> DistMatrix:
+    def zeros_like(self, a: DistMatrix, dtype: DTypeLike | None = None) -> DistMatrix:
         """**Collective.** A matrix of zeros in the layout of another one.
 
         Args:
@@ -118,7 +120,7 @@ class Constructors(Creation):
 
     @collective
     def from_function(
-        self, function: Callable[[Array, Array], Array], desc: Layout, dtype: Any = np.float64
+        self, function: Callable[[Array, Array], Array], desc: Layout, dtype: DTypeLike = np.float64
     ) -> DistMatrix:
         """**Collective.** The values of a function of the indices, as numpy.fromfunction.
 
@@ -223,7 +225,7 @@ class Constructors(Creation):
             exchange(runtime, *((source, target) if axis == 0 else (source.T, target.T)), lengths, split)
         return DistMatrix(desc, local, runtime)
 
-    def _filled(self, verb: str, desc: Layout, value: Any, dtype: Any) -> DistMatrix:
+    def _filled(self, verb: str, desc: Layout, value: Any, dtype: DTypeLike | None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal."""
         if dtype is None:
             own = getattr(value, "dtype", None)
@@ -244,3 +246,56 @@ class Constructors(Creation):
             part[...] = value
         runtime.agree(f"{verb}: fill", {})
         return matrix
+
+
+TAG = 1011
+_PANEL_NBYTES = 16 << 20
+"""Largest message."""
+
+
+def moves(lengths: Sequence[int], split: Split, source: int, target: int) -> tuple[int, int]:
+    """The global range of rows that move from the part of one rank to the block of another; it may be empty.
+
+    >>> from pblas.layouts.split import Split
+    >>> [moves([1, 5], Split(6, 3, 2), 1, target) for target in range(2)]
+    [(1, 3), (3, 6)]
+    """
+    first = list(accumulate(lengths, initial=0))
+    start, stop = next(iter(split.runs(target)), (0, 0))
+    start, stop = max(first[source], start), min(first[source + 1], stop)
+    return start, max(start, stop)
+
+
+def exchange(runtime: Runtime, part: Array, block: Array, lengths: Sequence[int], split: Split) -> None:
+    """**Collective**, after an agreement. Block := this rank's rows of all parts, one below the other."""
+    backend, rank = runtime.backend, runtime.rank
+    first, own = sum(lengths[:rank]), next(iter(split.runs(rank)), (0, 0))[0]
+    sent: list[Any] = []
+    for turn in range(runtime.nprocs):
+        target = (rank + turn) % runtime.nprocs
+        start, stop = moves(lengths, split, rank, target)
+        rows = part[start - first : stop - first]
+        if target == rank:
+            if start < stop:
+                block[start - own : stop - own] = rows
+            continue
+        sent += [(target, backend.plain_channel.send(panel, target, TAG)) for panel in _panels(rows)]
+    for turn in range(1, runtime.nprocs):
+        source = (rank - turn) % runtime.nprocs
+        start, stop = moves(lengths, split, source, rank)
+        rows = np.empty((stop - start, block.shape[1]), block.dtype)
+        for panel in _panels(rows):
+            backend.wait(backend.plain_channel.receive(panel, source, TAG).done, f"from_parts: rows from rank {source}")
+        if start < stop:
+            block[start - own : stop - own] = rows
+    for target, transfer in sent:
+        backend.wait(transfer.done, f"from_parts: rows to rank {target}")
+
+
+def _panels(rows: Array) -> list[Array]:
+    """Contiguous panels of rows, of at most `_PANEL_NBYTES` bytes or one row."""
+    if not rows.size:
+        return []
+    tight = np.ascontiguousarray(rows)
+    step = max(1, _PANEL_NBYTES // (tight.itemsize * tight.shape[1]))
+    return [tight[start : start + step] for start in range(0, len(tight), step)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+import ml_dtypes
 import numpy as np
 
 from pblas import errors
@@ -14,13 +15,14 @@ from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
-from pblas.matrices.random import random_entries
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import check_root, checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
+
+    from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
@@ -49,7 +51,7 @@ class Creation:
         desc: Layout | None = None,
         root: int | None = 0,
         *,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> DistMatrix:
         """**Collective.** Distribute an array of one rank or of all ranks, or the values of a function of the indices.
 
@@ -72,7 +74,7 @@ class Creation:
         """
         return self._distributed("from_global", array, desc, root, dtype)
 
-    def _distributed(self, verb: str, array: Any, desc: Any, root: int | None, dtype: Any) -> DistMatrix:
+    def _distributed(self, verb: str, array: Any, desc: Any, root: int | None, dtype: DTypeLike | None) -> DistMatrix:
         """**Collective.** `from_global`, under the name of the call that the user made."""
         by_function, backend = callable(array), self.runtime.backend
         has_array = not by_function and (root is None or root == self.runtime.rank)
@@ -161,7 +163,7 @@ class Creation:
         return DistMatrix(desc, part, self.runtime)
 
     @collective
-    def empty(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
+    def empty(self, desc: Layout, dtype: DTypeLike = np.float64) -> DistMatrix:
         """**Collective.** An uninitialised matrix, in memory that the ranks of a node read in place.
 
         Args:
@@ -179,7 +181,7 @@ class Creation:
         return self._new("empty", desc, dtype)
 
     @collective
-    def zeros(self, desc: Layout, dtype: Any = np.float64) -> DistMatrix:
+    def zeros(self, desc: Layout, dtype: DTypeLike = np.float64) -> DistMatrix:
         """**Collective.** A matrix of zeros; see `empty`."""
         matrix = self._new("zeros", desc, dtype)
         self.runtime.backend.clear(matrix.local)
@@ -189,7 +191,7 @@ class Creation:
     def random(
         self,
         desc: Layout,
-        dtype: Any = np.float64,
+        dtype: DTypeLike = np.float64,
         *,
         seed: int = 0,
         distribution: Literal["uniform", "normal"] = "uniform",
@@ -239,7 +241,7 @@ class Creation:
         self,
         path: str | os.PathLike[str],
         desc: Layout | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         *,
         dataset: str | None = None,
     ) -> DistMatrix:
@@ -304,7 +306,9 @@ class Creation:
         log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)
         return matrix
 
-    def _new(self, verb: str, desc: Layout, dtype: Any, arguments: Callable[[], dict[str, Any]] = dict) -> DistMatrix:
+    def _new(
+        self, verb: str, desc: Layout, dtype: DTypeLike, arguments: Callable[[], dict[str, Any]] = dict
+    ) -> DistMatrix:
         """**Collective.** An uninitialised matrix; `arguments` checks further ones, on which the ranks agree."""
         with self.runtime.local_step(verb):
             desc = self._checked_desc(verb, desc)
@@ -316,7 +320,7 @@ class Creation:
 
     def _memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""
-        local = self.runtime.empty(self.runtime.place(desc, dtype, nelements))
+        local = self.runtime.empty(self.runtime.local_memory(desc, dtype, nelements))
         if not self.runtime.backend.shared:  # private memory: another rank may have none
             self.runtime.agree(f"{verb}: allocate", {})
         return local
@@ -412,11 +416,10 @@ def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None
     rows, columns = desc.local_shape(rank)
     if not rows * columns:
         return
-    i = np.concatenate([np.arange(*r) for r in desc.global_ranges(rank)[0]])[:, None]
-    j = np.concatenate([np.arange(*r) for r in desc.global_ranges(rank)[1]])[None, :]
+    i, j = transfer.global_indices(desc, rank)
     width = max(1, (1 << 20) // rows)
     for start in range(0, columns, width):
-        local[:, start : start + width] = entries(i, j[:, start : start + width])
+        local[:, start : start + width] = entries(i[:, None], j[None, start : start + width])
 
 
 def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
@@ -452,3 +455,55 @@ def _has_strides(part: Array, order: str, lld: int | None) -> bool:
     unit = part.shape[fast] <= 1 or part.strides[fast] == part.itemsize
     step, rest = divmod(part.strides[slow], part.itemsize)
     return unit and (part.shape[slow] <= 1 or (rest == 0 and step >= part.shape[fast] and lld in (None, step)))
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = (1 << 64) - 1
+
+
+def _mix(x: Array) -> Array:
+    """A bijection of 64-bit integers in which every input bit influences every output bit.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, with the constants of
+    Stafford's variant 13.
+    """
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any], distribution: str = "uniform") -> Array:
+    """Random entries at global indices i, j.
+
+    >>> a = random_entries(np.arange(3)[:, None], np.arange(4)[None, :], 7, np.dtype("float64"))
+    >>> bool(np.all(a[1:] == random_entries(np.arange(1, 3)[:, None], np.arange(4)[None, :], 7, np.dtype("float64"))))
+    True
+    """
+    with np.errstate(over="ignore"):
+        start = _mix(np.array([(seed * _GOLDEN + _GOLDEN) & _MASK], np.uint64))
+        row = _mix(i.astype(np.uint64) * np.uint64(_GOLDEN) + start)
+        bits = _mix(row + (j.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
+        if distribution == "normal":
+            return _normal(bits, dtype)
+        real = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+        # A shorter dtype would round a value close to 1 to 1, which is outside the interval.
+        largest = 1.0 - 2.0 ** -(ml_dtypes.finfo(dtype).nmant + 1)  # type: ignore[no-untyped-call]
+        real = np.minimum(real, largest)
+        if dtype.kind != "c":
+            return real.astype(dtype)
+        imaginary = (_mix(bits + np.uint64(_GOLDEN)) >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1.0
+        return (real + 1j * np.minimum(imaginary, largest)).astype(dtype)
+
+
+def _normal(bits: Array, dtype: np.dtype[Any]) -> Array:
+    """Normal entries from independent random bits: two independent ones from each 64 bits and their successor.
+
+    Source: Box and Muller, "A note on the generation of random normal deviates", 1958.
+    """
+    uniform = ((bits >> np.uint64(11)) + np.uint64(1)).astype(np.float64) * 2.0**-53  # in (0, 1]
+    angle = (_mix(bits + np.uint64(_GOLDEN)) >> np.uint64(11)).astype(np.float64) * (2.0**-53 * 2.0 * np.pi)
+    radius = np.sqrt(-2.0 * np.log(uniform))
+    real = radius * np.cos(angle)
+    if dtype.kind != "c":
+        return real.astype(dtype)
+    return (real + 1j * (radius * np.sin(angle))).astype(dtype)

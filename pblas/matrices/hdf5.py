@@ -17,8 +17,8 @@ import numpy as np
 
 from pblas.backends.dtypes import BFLOAT16
 from pblas.errors import BackendError, FileFormatError
-from pblas.matrices.complete_files import reading
-from pblas.matrices.mapped_files import Header
+from pblas.matrices.complete_files import Header, reading
+from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -65,12 +65,12 @@ def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:
 def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
     """Copy the elements that `rank` owns of a dataset in chunks, or of another type, into `local`.
 
-    The arguments are those of `mapped_files.read_part`, with a header that has no offset.
+    The arguments are those of `files.read_part`, with a header that has no offset.
     """
     if not local.size:
         return
     h5py = library()
-    rows, columns = (np.concatenate([np.arange(*ends) for ends in ranges]) for ranges in desc.global_ranges(rank))
+    rows, columns = global_indices(desc, rank)
     first, stop = int(columns[0]), int(columns[-1]) + 1
     try:
         with h5py.File(path, "r", locking="best-effort") as file, np.errstate(all="ignore"):

@@ -13,6 +13,7 @@ from pblas.runtime.calls import collective
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Array, Number, Real, Table, Vector
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -88,10 +89,9 @@ class Operators:
             with runtime.call("@"):
                 runtime.fail("@", ArgumentError(text + type(other).__name__))
 
-    __array_ufunc__ = None
-    """NumPy's arrays and numbers leave v + A to A."""
+    __array_ufunc__ = None  # NumPy's arrays and numbers leave v + A to A
 
-    def _combined(self, expression: str, out: Any = None, dtype: Any = None, **operands: Any) -> Self:
+    def _combined(self, expression: str, out: Any = None, dtype: DTypeLike | None = None, **operands: Any) -> Self:
         """**Collective.** `pblas.elementwise`, with a dtype of the new result."""
         result: Any = self._operations.combined(expression, operands, out, dtype)
         return result
@@ -169,7 +169,7 @@ class Operators:
         """**Collective.** A new matrix of the same elements, in the same layout; for a conjugated view, conjugated."""
         return self._combined("x", x=self)
 
-    def astype(self, dtype: Any) -> Self:
+    def astype(self, dtype: DTypeLike) -> Self:
         """**Collective.** A new matrix of the same elements, converted, in the same layout.
 
         Args:

@@ -19,11 +19,22 @@ _PANEL_NBYTES = 16 << 20
 """Largest message: bounds the memory for packed copies."""
 
 
-def index_of(ranges: list[tuple[int, int]]) -> Any:
-    """The index of some ranges of global indices: a slice for one range, else an index array."""
+def index_of(ranges: list[tuple[int, int]]) -> slice | Array:
+    """The index of some ranges of global indices: a slice for one range at most, else an index array."""
     if len(ranges) <= 1:
         return slice(*(ranges[0] if ranges else (0, 0)))
-    return np.concatenate([np.arange(start, stop) for start, stop in ranges])
+    bounds = np.array(ranges, np.intp)
+    lengths = bounds[:, 1] - bounds[:, 0]
+    return np.arange(lengths.sum()) + np.repeat(bounds[:, 1] - np.cumsum(lengths), lengths)
+
+
+def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
+    """Global rows and columns of a rank's local array (local)."""
+    rows, columns = (
+        np.arange(index.start, index.stop) if isinstance(index, slice) else index
+        for index in map(index_of, desc.global_ranges(rank))
+    )
+    return rows, columns
 
 
 def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:

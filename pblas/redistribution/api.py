@@ -26,13 +26,15 @@ from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_plan import RedistributionPlan
 from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
-from pblas.redistribution.scaling import Scaling
 from pblas.runtime.runtime import checked_factor
 
 if TYPE_CHECKING:
     from typing import Self
+
+    from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
@@ -43,28 +45,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Redistribution(Operation[DistMatrix]):
-    """B = alpha op(A) + beta B.
-
-    Args:
-        trans: as in `redistribute` (global).
-        trapezoid: the elements of B that are written; None for all (global).
-        a: descriptor of A (global).
-        b: descriptor of B (global).
-        dtype: of both matrices (global).
-        conjugated: whether A is a conjugated view (global).
-        reads_a: whether alpha is not 0 (global).
-    """
+    """B = alpha op(A) + beta B."""
 
     noun: ClassVar[str] = "redistribution"
     derived: ClassVar[frozenset[str]] = frozenset(("reads_a",))
 
-    trans: Trans
-    trapezoid: Trapezoid | None
+    trans: Trans  # as in `redistribute` (global)
+    trapezoid: Trapezoid | None  # the elements of B that are written; None for all (global)
     a: MatrixDescriptor
     b: MatrixDescriptor
-    dtype: np.dtype[Any]
-    conjugated: bool
-    reads_a: bool = True
+    dtype: np.dtype[Any]  # of both matrices (global)
+    conjugated: bool  # whether A is a conjugated view (global)
+    reads_a: bool = True  # whether alpha is not 0 (global)
 
     @classmethod
     def bind(
@@ -79,9 +71,8 @@ class Redistribution(Operation[DistMatrix]):
         beta: Any = 0.0,
         uplo: Any = None,
         diagonal: Any = 0,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ) -> Bound[DistMatrix]:
-        """The arguments of `redistribute`, checked on this rank."""
         trans = checked_trans(verb, "trans", trans)
         if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
             raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
@@ -213,7 +204,6 @@ class PlannedRedistribution(Planned[DistMatrix]):
         return self.run(lambda: self._bound(a, out))
 
     def _bound(self, a: Any, out: Any) -> Bound[DistMatrix]:
-        """The arguments of an execution, compared with the planned ones on this rank."""
         runtime, operation, planned = self._runtime, self.operation, self.bound
         assert runtime is not None, "it runs"
         beta = planned.scalars["beta"]
@@ -238,7 +228,7 @@ def plan_redistribution(
     beta: Scalar = 0.0,
     uplo: Uplo | None = None,
     diagonal: int = 0,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedRedistribution:
     """Plan B = alpha op(A) + beta B. **Collective** with matrices; with descriptors it needs no MPI.

@@ -12,16 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.layouts.strided import SOURCE, TARGET
-from pblas.redistribution.indexed import elements, flat
-from pblas.redistribution.packing import known_strided_runs
-from pblas.redistribution.scaling import COPY
+from pblas.redistribution.packing import COPY, elements, flat, known_strided_runs
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.messages import Move
     from pblas.layouts.strided import Places, StridedRun
-    from pblas.redistribution.packing import KnownRuns
-    from pblas.redistribution.scaling import Put
+    from pblas.redistribution.packing import KnownRuns, Put
 
 # Nanoseconds, measured on one core of an AMD EPYC with float64; they decide between views and indices.
 _PER_RUN, _PER_VIEW, _PER_GATHERED = 14.0, 1000.0, 1.6
@@ -34,12 +31,7 @@ _COPIED, _COMBINED, _GATHERED = 1 << 19, 1 << 18, 1 << 17
 
 
 class Assembly:
-    """Copies from arrays of several ranks, which this rank can read in place, to all elements of one of its arrays.
-
-    Args:
-        moves: moves to this rank, one per source rank and rectangle; together they write every element (local).
-        known: cache of strided runs, which other assemblies share (local).
-    """
+    """Copies from arrays of several ranks, which this rank can read in place, to all elements of one of its arrays."""
 
     def __init__(self, moves: Iterable[Move], known: KnownRuns) -> None:
         self._moves, self._known = list(moves), known
@@ -72,12 +64,7 @@ class Assembly:
 
 
 class _ColumnPanel:
-    """Columns of the target whose elements come from the same ranks.
-
-    Args:
-        shares: the ranks with their rows of the panel; together they are all rows of the target (local).
-        columns: columns of the panel (local).
-    """
+    """Columns of the target whose elements come from the same ranks."""
 
     __slots__ = ("_columns", "_gathers", "_height", "_indices", "_is_blocks", "_rows", "peers")
 

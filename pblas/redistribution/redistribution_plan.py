@@ -72,7 +72,6 @@ class RedistributionPlan(Plan):
         return self.trapezoid.received_count(self.source, self.target, rank)
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends, or that other ranks read in its memory; an upper bound with a trapezoid."""
         return sum(prod(move.shape) for move in sends(self.source, self.target, rank)) if self.reads_a else 0
 
     def phases(self, view: View) -> Iterator[Phase]:
@@ -80,12 +79,11 @@ class RedistributionPlan(Plan):
         yield moved(self.source, self.target, self.received_nbytes(view.rank), self.itemsize, view)
 
     def operands_nbytes(self, rank: int) -> int:
-        """Bytes of A and B on a rank."""
         return self.itemsize * (prod(self.source.local_shape(rank)) + prod(self.target.local_shape(rank)))
 
     @property
     def lower_bound(self) -> float:
-        """Elements that the busiest rank needs and does not have: any plan between these layouts moves as many."""
+        # The elements that the busiest rank needs and lacks: any plan between these layouts moves as many.
         return max(map(self.received_elements, self.extreme_ranks()))
 
     @property
@@ -121,7 +119,6 @@ class RedistributionPlan(Plan):
         return {target.rank(r, c, z) for r in coordinates[0] for c in coordinates[1] for z in {0, target.copies - 1}}
 
     def moves(self) -> str:
-        """How elements reach the ranks that need them, as text."""
         if not self.lower_bound:
             return "nothing: every rank has the elements that it needs"
         return {
@@ -133,16 +130,13 @@ class RedistributionPlan(Plan):
 
     @property
     def sizes(self) -> str:
-        """m x n of B, and op, as text."""
         m, n = self.b.shape
         return f"{m} x {n}{'' if self.trans == 'N' else f', trans={self.trans!r}'}"
 
     def title(self) -> str:
-        """The operation and its sizes."""
         return f"B = alpha op(A) + beta B, {self.b.m} x {self.b.n}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions of A and B, and the elements of B that are written."""
         yield "A", f"{described(self.a)}, trans={self.trans!r}"
         elements = "all elements" if self.trapezoid is None else str(self.trapezoid)
         yield "B", f"{described(self.b)}; {elements} written"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pblas.redistribution.scaling import COPY
+from pblas.redistribution.packing import COPY
 from pblas.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:
@@ -14,21 +14,15 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
-    from pblas.redistribution.scaling import Put
+    from pblas.redistribution.packing import Put
 
 
 class RedistributionOperands(NamedTuple):
-    """Local arrays of one execution.
+    """Local arrays of one execution."""
 
-    Args:
-        source: op(A) (local).
-        target: B (local).
-        put: applied to elements of op(A) and B (global).
-    """
-
-    source: Array
-    target: Array
-    put: Put = COPY
+    source: Array  # op(A) (local)
+    target: Array  # B (local)
+    put: Put = COPY  # applied to elements of op(A) and B (global)
 
 
 class RunRedistribution:
@@ -51,34 +45,26 @@ class RunRedistribution:
     ) -> None:
         self._source_matrix = SourceMatrix(backend, source if reads_a else target, dtype, order)
         self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid, slot=0)
-        self.lends = reads_a
+        self.peers_read = reads_a
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
 
     @property
-    def reads_in_place(self) -> bool:
-        """Whether peers read this rank's published array itself, and not a copy (local)."""
-        return self._source_matrix.local.size > 0 and not self._source_matrix.staged
-
-    @property
     def workspace_nbytes(self) -> int:
-        """Bytes of buffers that this rank holds now."""
         return self._source_matrix.workspace_nbytes + self._movement.workspace_nbytes
 
     def publish(self, x: RedistributionOperands) -> bool:
-        """Publish the location of A; true if it must be staged first."""
-        return self._source_matrix.publish(x.source if self.lends else x.target)
+        return self._source_matrix.publish(x.source if self.peers_read else x.target)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage A if any rank must."""
-        self._source_matrix.prepare(scratch=scratch and self.lends)
-        return scratch and self.lends
+        self._source_matrix.prepare(scratch=scratch and self.peers_read)
+        return scratch and self.peers_read
 
     def run(self, x: RedistributionOperands) -> None:
-        """B = alpha op(A) + beta B."""
-        self._movement.begin()
+        """**Collective.** B = alpha op(A) + beta B."""
+        self._movement.begin()  # messages to and from ranks of other nodes
+        # B[i, j] = alpha op(A)[i, j] + beta B[i, j]   (op(A) read in place within a node, from messages between nodes)
         self._movement.finish(x.target, x.put)
         self._source_matrix.release()
 
     def free_buffers(self) -> None:
-        """Free the memory of messages and copies; the next execution allocates it again. All ranks do so."""
         self._movement.free_buffers()

@@ -12,17 +12,17 @@ panel before it multiplies with the current one.
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.layouts.messages import Move, receives, sends
+from pblas.layouts.relays import Sharers, are_shared, receiver
 from pblas.layouts.strided import SOURCE
 from pblas.redistribution.assembly import Assembly
-from pblas.redistribution.packing import Message
-from pblas.redistribution.relay import RelayMemory, relay_of
-from pblas.redistribution.scaling import COPY
+from pblas.redistribution.packing import COPY, Message
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import numpy as np
 
@@ -32,8 +32,137 @@ if TYPE_CHECKING:
     from pblas.backends.transport import Transfer
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
-    from pblas.redistribution.packing import KnownRuns
-    from pblas.redistribution.scaling import Put
+    from pblas.redistribution.packing import KnownRuns, Put
+
+_ARRIVED, _READ = 100, 200
+"""Added to the tag of a movement: for signals that a message has arrived, and that a rank has read all messages."""
+
+
+class RelayMemory:
+    """Memory in windows for messages of the movements of one matrix, in slots.
+
+    Movements that are never under way together use the same slot.
+    """
+
+    def __init__(self, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        self.backend: HostRanks = backend
+        self._dtype = dtype
+        self._sizes: dict[int, int] = {}
+        self._blocks: dict[int, Any] = {}
+        self._in_use: set[int] = set()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated now (local)."""
+        return sum(self._sizes[slot] * self._dtype.itemsize for slot in self._blocks)
+
+    def reserve(self, slot: int, nelements: int) -> None:
+        """Make a slot large enough for a movement, before `allocate`."""
+        self._sizes[slot] = max(self._sizes.get(slot, 1), nelements)
+
+    def allocate(self) -> None:
+        """**Collective.** Allocate the slots that have no memory."""
+        for slot in sorted(self._sizes.keys() - self._blocks.keys()):
+            self._blocks[slot] = self.backend.allocate_scratch(self._sizes[slot] * self._dtype.itemsize)
+
+    def drop(self) -> None:
+        """Free the slots; all ranks do so, and `allocate` them again before the next use (local)."""
+        self._blocks = {}
+        self._in_use = set()
+
+    def take(self, slot: int) -> None:
+        """Use a slot for the messages of a movement, until `give` (local)."""
+        assert slot not in self._in_use, "movements with one slot are never under way together"
+        self._in_use.add(slot)
+
+    def give(self, slot: int) -> None:
+        """The messages of a movement have been read (local)."""
+        self._in_use.discard(slot)
+
+    def flat(self, slot: int, peer: int, start: int, count: int) -> Array:
+        """Elements of a slot in the memory of a near rank, or of this rank, as a 1-D array (local)."""
+        offset, shape = start * self._dtype.itemsize, (count, 1)
+        flat: Array = self.backend.peer_block(self._blocks[slot], peer, offset, shape, self._dtype, "F")[:, 0]
+        return flat
+
+
+class Relay:
+    """The messages of one movement that the ranks of a host share."""
+
+    def __init__(self, memory: RelayMemory, slot: int, source: Placement, target: Placement, tag: int) -> None:
+        self._memory, self._slot, self._source, self._tag = memory, slot, source, tag
+        self._backend = memory.backend
+        self._rank = self._backend.rank
+        self._sharers = Sharers(target, self._backend.groups)
+        self._others = [peer for peer in self._sharers.of(self._rank) if peer != self._rank]
+        self._places: dict[int, tuple[int, int]] = {}  # of each sender: the receiver, and first element in its slot
+        self._counts = Counter[int]()  # elements in the slot of each receiver
+        self._expected: deque[Transfer] = deque()
+        memory.reserve(slot, target.rows.max_count * target.columns.max_count)
+
+    def is_sent(self, peer: int) -> bool:
+        """Whether this rank's message for `peer` goes to that rank itself, not to another one of its host (local)."""
+        return receiver(self._source, self._sharers.of(peer), self._rank) == peer
+
+    def ordered(self, far: Sequence[Message]) -> list[Message]:
+        """The messages of far ranks in the order of announcements, after a look at who receives them."""
+        messages = sorted(far, key=lambda message: message.peer)
+        for message in messages if self._others else ():
+            rank = receiver(self._source, self._sharers.of(self._rank), message.peer)
+            self._places[message.peer] = rank, self._counts[rank]
+            self._counts[rank] += message.nelements
+        return messages
+
+    def take(self) -> None:
+        """Take memory for the movement; other ranks have read what was there before (local)."""
+        if self._places:
+            self._memory.take(self._slot)
+
+    def give(self) -> None:
+        """Return the memory: all transfers of the movement are done, acknowledgements included (local)."""
+        if self._places:
+            self._memory.give(self._slot)
+
+    def begin(self, message: Message) -> tuple[Transfer, Array] | None:
+        """Start to receive a message, or to wait until another rank has received it."""
+        if message.peer not in self._places:
+            return None
+        rank, start = self._places[message.peer]
+        flat, channel = self._memory.flat(self._slot, rank, start, message.nelements), self._backend.channel
+        if rank != self._rank:
+            return channel.await_signal(rank, self._tag + _ARRIVED), flat
+        transfer = channel.receive(flat[:, None], message.peer, self._tag)
+        self._expected.append(transfer)
+        return transfer, flat
+
+    def is_read_near(self, message: Message) -> bool:
+        """Whether this rank reads a message in the memory of another rank (local)."""
+        return message.peer in self._places and self._places[message.peer][0] != self._rank
+
+    def announce(self) -> list[Transfer]:
+        """Tell the other ranks of messages that have arrived here (local)."""
+        signals: list[Transfer] = []
+        while self._expected and self._expected[0].done():
+            self._expected.popleft()
+            self._backend.sync()
+            signals += [self._backend.channel.signal(peer, self._tag + _ARRIVED) for peer in self._others]
+        return signals
+
+    def acknowledge(self) -> list[Transfer]:
+        """Tell the receivers that this rank has read all messages, and await that of the readers (local)."""
+        channel, tag = self._backend.channel, self._tag + _READ
+        self._backend.sync()
+        read = [channel.signal(rank, tag) for rank in sorted(self._counts.keys() - {self._rank})]
+        return read + [channel.await_signal(peer, tag) for peer in self._others if self._counts[self._rank]]
+
+
+def relay_of(memory: RelayMemory, slot: int | None, source: Placement, target: Placement, tag: int) -> Relay | None:
+    """The relay of a movement; None if the movement has no slot, or ranks of one host need nothing in common."""
+    backend = memory.backend
+    if slot is None or backend.gpus or not are_shared(source, target, backend.groups):
+        return None
+    return Relay(memory, slot, source, target, tag)
+
 
 TAG = 1020
 
@@ -45,17 +174,12 @@ def own_memory(backend: HostRanks, nbytes: int) -> Array:
 
 
 class Buffers:
-    """Reusable memory for messages, shared by movements that are never under way together.
-
-    Args:
-        backend: allocates the memory (local).
-    """
+    """Reusable memory for messages, shared by movements that are never under way together."""
 
     def __init__(self, backend: HostRanks) -> None:
         self._backend = backend
         self._free: list[Array] = []
-        self.nbytes: int = 0
-        """Bytes allocated so far (local)."""
+        self.nbytes: int = 0  # bytes allocated so far (local)
 
     def take(self, nbytes: int) -> Array:
         """A buffer of at least `nbytes` bytes (local)."""
@@ -76,14 +200,7 @@ class Buffers:
 
 
 class SourceMatrix:
-    """**Collective.** The local arrays of one matrix, which near ranks read in place.
-
-    Args:
-        backend: the ranks and their memory (global).
-        placement: distribution of the matrix (global).
-        dtype: of the matrix (global).
-        order: storage order of the local arrays, "F" or "C" (global).
-    """
+    """**Collective.** The local arrays of one matrix, which near ranks read in place."""
 
     def __init__(
         self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
@@ -95,14 +212,11 @@ class SourceMatrix:
         self._location = backend.location_table() if backend.shared else None
         near = sum(map(backend.is_near, range(backend.size)))
         self._is_read = near > 0
-        self.has_far: bool = near < backend.size - 1
-        """Whether some ranks are reached by messages only (local)."""
+        self.has_far: bool = near < backend.size - 1  # whether some ranks are reached by messages only (local)
         self._stage: Any = None
         self.relay_memory: RelayMemory = RelayMemory(backend, dtype)
         """Memory for messages that a host receives once (local)."""
         self._shapes: dict[int, tuple[int, int]] = {}
-        self.staged: bool = False
-        """Whether peers read a copy, so that the array itself may be overwritten meanwhile (local)."""
         self.local: Array
 
     @property
@@ -112,7 +226,7 @@ class SourceMatrix:
 
     def publish(self, x: Array) -> bool:
         """Publish the location of this rank's array; true if all ranks must stage their arrays first."""
-        self.local, self.staged = x, False
+        self.local = x
         if self._location is None or self.backend.publish(self._location, x) or not self._is_read:
             return False
         if self._stage is None:
@@ -138,7 +252,6 @@ class SourceMatrix:
         self.backend.arrays.assign(self.local, staged)
         self.backend.arrays.synchronize()
         self.backend.publish(self._location, staged)
-        self.staged = True
 
     def array(self, peer: int) -> Array:
         """The array of a near rank, in place, or this rank's own (local)."""
@@ -149,7 +262,7 @@ class SourceMatrix:
             self._shapes[peer] = self.placement.local_shape(peer)
         return self.backend.peer_array(self._location, peer, self._shapes[peer], self.dtype, self.order)
 
-    def place(self, peer: int) -> tuple[int, ...]:
+    def address(self, peer: int) -> tuple[int, ...]:
         """Published location of a near rank's array (local)."""
         assert self._location is not None, "near peers have published"
         return self.backend.published(self._location, peer)
@@ -171,8 +284,8 @@ class Movement:
         source_matrix: the matrix that is read (global).
         target: placement of the part after the transfer (global).
         part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
-        place: another placement of the same local arrays, to which `part` refers: one process column as a matrix, or
-            one copy without the others; None: the placement of the source matrix (global).
+        placement: another placement of the same local arrays, to which `part` refers: one process column as a matrix,
+            or one copy without the others; None: the placement of the source matrix (global).
         trapezoid: elements of the part to move; None for all (global).
         buffers: memory for messages; None for separate memory (local).
         tag: of the messages. Concurrent movements between the same ranks may share a tag if all ranks begin them in
@@ -188,7 +301,7 @@ class Movement:
         target: Placement,
         part: tuple[int, int, int, int] | None = None,
         *,
-        place: Placement | None = None,
+        placement: Placement | None = None,
         trapezoid: Trapezoid | None = None,
         buffers: Buffers | None = None,
         tag: int = TAG,
@@ -199,11 +312,11 @@ class Movement:
         self._backend = backend
         self._tag = tag
         self._buffers = Buffers(backend) if buffers is None else buffers
-        self._place = source_matrix.placement if place is None else place
-        i0, i1, j0, j1 = part or (0, self._place.shape[0], 0, self._place.shape[1])
+        self._placement = source_matrix.placement if placement is None else placement
+        i0, i1, j0, j1 = part or (0, self._placement.shape[0], 0, self._placement.shape[1])
         self._corner = i0, j0
         self._offsets: dict[int, tuple[int, int]] = {}
-        source = self._place.part(i0, i1, j0, j1)
+        source = self._placement.part(i0, i1, j0, j1)
         self._relay = relay = relay_of(source_matrix.relay_memory, slot, source, target, tag)
         self._known: KnownRuns = {}
         moves = list(receives(source, target, rank))
@@ -345,7 +458,7 @@ class Movement:
     def _array(self, peer: int) -> Array:
         """The elements of the part that rank `peer` holds."""
         if peer not in self._offsets:
-            self._offsets[peer] = self._place.local_offset(*self._corner, peer)
+            self._offsets[peer] = self._placement.local_offset(*self._corner, peer)
         i, j = self._offsets[peer]
         return self.source_matrix.array(peer)[i:, j:]
 

@@ -23,23 +23,16 @@ R = TypeVar("R")
 
 
 class Calls:
-    """The collective calls of one context.
-
-    Args:
-        backend: ranks of the context (global).
-    """
+    """The collective calls of one context."""
 
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
-        self.closed = False
-        """Whether the context is closed, so that no agreement follows (global)."""
-        self.lent_at = -1
-        """The last agreement before peers began to read memory of this rank (global)."""
+        self.closed = False  # whether the context is closed, so that no agreement follows (global)
+        self.read_since = -1  # the last agreement before peers began to read memory of this rank (global)
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
-        self._start = 0.0
-        """Time when the outermost call began, if calls are timed for the log (local)."""
+        self._start = 0.0  # time when the outermost call began, if calls are timed for the log (local)
 
     def enter(self, verb: str) -> None:
         """Begin a call, perhaps inside another one (local)."""
@@ -84,9 +77,9 @@ class Calls:
             finally:
                 self._thread.release()
 
-    def end_lending(self, verb: str) -> None:
-        """**Collective.** See `Runtime.end_lending`."""
-        if self.lent_at == self.backend.agreement.ncalls:
+    def end_reading(self, verb: str) -> None:
+        """**Collective.** See `Runtime.end_reading`."""
+        if self.read_since == self.backend.agreement.ncalls:
             self.backend.agree(f"end of {verb}")
 
     def _fail(self, verb: str, caught: BaseException) -> None:
@@ -125,13 +118,7 @@ class Calls:
 
 
 class CollectiveCall:
-    """A with block around a collective call: see `Calls`.
-
-    Args:
-        calls: of the context (local).
-        verb: name of the call (global).
-        begin: called with the verb when the block begins, as a part of it (local).
-    """
+    """A with block around a collective call: see `Calls`."""
 
     __slots__ = ("_begin", "_calls", "_verb")
 
@@ -150,15 +137,15 @@ class CollectiveCall:
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
         calls = self._calls
-        if calls.lent_at >= 0:
+        if calls.read_since >= 0:
             try:
                 if (caught is None or is_agreed(caught)) and calls.backend.agreement.broken is None:
-                    calls.end_lending(self._verb)
+                    calls.end_reading(self._verb)
             except BaseException as failed:
                 calls.leave(self._verb, failed)
                 raise
             finally:
-                calls.lent_at = -1
+                calls.read_since = -1
         calls.leave(self._verb, caught)
 
 

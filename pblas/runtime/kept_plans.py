@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pblas.backends.cache_file import Cache
+from pblas.plans.algorithm import Algorithm, Times
+
+if TYPE_CHECKING:
+    from pblas.backends.host_ranks import HostRanks
 
 MOST_NBYTES = 16 << 20
 """Most bytes of workspace of a plan that is kept. Larger calls take so long that a new plan does not matter."""
@@ -14,10 +20,8 @@ _OBJECTS_NBYTES = 32 << 10
 class Kept:
     """A plan, or another value, that can be kept."""
 
-    kept_nbytes = 0
-    """Bytes of workspace that it keeps between calls, on any rank at most (global)."""
-    last_use = 0
-    """Number of its last use; 0 unless it is kept (global)."""
+    kept_nbytes = 0  # bytes of workspace that it keeps between calls, on any rank at most (global)
+    last_use = 0  # number of its last use; 0 unless it is kept (global)
 
     def close(self) -> None:
         """Drop its workspace (local)."""
@@ -67,3 +71,41 @@ class KeptPlans:
         """Close all kept plans."""
         while self._plans:
             self.drop(next(iter(self._plans)))
+
+
+class Measured(Cache[str, Times]):
+    """**Collective.** Measured times of algorithms by product: the contents of rank 0's cache file, on all ranks.
+
+    Raises:
+        Exception: an error of rank 0 while it reads the file, raised on all ranks.
+    """
+
+    def __init__(self, backend: HostRanks) -> None:
+        from pblas import __version__
+
+        names = "algorithms", *backend.versions(), f"pblas{__version__}"
+        super().__init__(names, "measured algorithms", 2, _entry, _plain)
+        self._backend = backend
+        self.share(backend, self.load)
+
+    def times(self, product: str) -> Times:
+        """Times of a product's algorithms; empty if they were not measured (global)."""
+        return self.entries.get(product, ())
+
+    def add(self, product: str, times: Times) -> None:
+        """**Collective.** Store the times of a product in memory and in the file; all ranks pass the same times."""
+        self.entries[product] = times
+        self.share(self._backend, self.save)
+
+
+def _plain(product: str, times: Times) -> dict[str, Any]:
+    return {"product": product, "algorithms": [[algorithm.short, seconds] for algorithm, seconds in times]}
+
+
+def _entry(plain: dict[str, Any]) -> tuple[str, Times]:
+    """The inverse of `_plain`; raises TypeError, KeyError or ValueError for an entry that `_plain` did not make."""
+    if not isinstance(plain["product"], str):
+        raise TypeError(f"a product is text, not {plain['product']!r}")
+    return plain["product"], tuple(
+        (Algorithm.read(algorithm), float(seconds)) for algorithm, seconds in plain["algorithms"]
+    )

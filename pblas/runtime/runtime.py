@@ -19,8 +19,7 @@ from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.calls import Calls, CollectiveCall
-from pblas.runtime.kept_plans import KeptPlans
-from pblas.runtime.timings import Measured
+from pblas.runtime.kept_plans import KeptPlans, Measured
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ _ADDRESSABLE = (1 << 63) - 1  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LocalMemory:
     """The memory of one rank's part of a matrix; strides in bytes. Every rank allocates `nbytes`."""
 
     shape: tuple[int, int]
@@ -46,26 +45,18 @@ class Place:
 
 
 class Runtime:
-    """Backend of a context and the state that all its matrices need.
-
-    Args:
-        backend: ranks, memory and messages (global).
-    """
+    """Backend of a context and the state that all its matrices need."""
 
     def __init__(self, backend: HostRanks) -> None:
         self.backend = backend
-        self.bandwidth: float = 0.0
-        """Measured bytes per second of messages between nodes; 0: not measured (global)."""
-        self.debug = False
-        """Whether ranks also agree on executions of push plans, which need no agreement (global)."""
+        self.bandwidth: float = 0.0  # measured bytes per second of messages between nodes; 0: not measured (global)
+        self.debug = False  # whether ranks also agree on executions of push plans, which need no agreement (global)
         self.matrices: WeakSet[Any] = WeakSet()
         self.kept: KeptPlans = KeptPlans()
         """Plans of operations and of products of `pblas.tp`, and forms of calls on plain arrays (global)."""
-        self.workspace_pool: WorkspacePool = WorkspacePool()
-        """Workspace that the plans of `pblas.tp` share (global)."""
+        self.workspace_pool: WorkspacePool = WorkspacePool()  # workspace that the plans of `pblas.tp` share (global)
         self.matrices.add(self.workspace_pool)
-        self.staging: Any = None
-        """Memory for collectives on plain arrays; None before the first such call (global)."""
+        self.staging: Any = None  # memory for collectives on plain arrays; None before the first such call (global)
         self.measured: Measured | None = Measured(backend) if backend.push else None
         """Measured times of algorithms; None where plans have no algorithms, as on CPUs (global)."""
         self._calls = Calls(backend)
@@ -114,14 +105,14 @@ class Runtime:
         """A number for a planned operation: how many agreements the context has made so far (global)."""
         return self.backend.agreement.ncalls
 
-    def lend(self) -> int:
+    def begin_reading(self) -> int:
         """Note that peers read memory of this rank until the next agreement; the number of the last one (global)."""
-        self._calls.lent_at = self.backend.agreement.ncalls
-        return self._calls.lent_at
+        self._calls.read_since = self.backend.agreement.ncalls
+        return self._calls.read_since
 
-    def end_lending(self, verb: str) -> None:
-        """**Collective.** Agree if there was no agreement since `lend`; then no peer reads memory of this rank."""
-        self._calls.end_lending(verb)
+    def end_reading(self, verb: str) -> None:
+        """**Collective.** Agree unless there was an agreement since `begin_reading`; then no peer reads memory here."""
+        self._calls.end_reading(verb)
 
     def call(self, verb: str, begin: Callable[[str], object] | None = None) -> CollectiveCall:
         """A with block around a public collective call, which may be a part of another one (local).
@@ -142,7 +133,7 @@ class Runtime:
             )
         self.backend.check()
 
-    def poison(self, reason: str) -> None:
+    def mark_broken(self, reason: str) -> None:
         """Break the context: the next operation could receive messages of one that ended half way (local)."""
         agreement = self.backend.agreement
         agreement.broken = agreement.broken or reason
@@ -222,7 +213,7 @@ class Runtime:
         count = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
         return min(count, _COUNTABLE)  # no memory is that large
 
-    def place(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> Place:
+    def local_memory(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> LocalMemory:
         """Shape, strides and size of this rank's part of a matrix in memory, for `empty` (local).
 
         `nelements` is the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
@@ -235,11 +226,11 @@ class Runtime:
         extent = itemsize * max(1, desc.rows.max_count) * max(1, desc.columns.max_count)
         if extent > _ADDRESSABLE:  # no array has this shape, not even an empty one, so ask for more than there is
             nbytes = max(nbytes, extent)
-        return Place(shape, strides, dtype, nbytes)
+        return LocalMemory(shape, strides, dtype, nbytes)
 
-    def empty(self, place: Place) -> Array:
+    def empty(self, memory: LocalMemory) -> Array:
         """**Collective.** Uninitialised local array, in memory that peers on the node can read in place."""
-        return self.backend.view(self.allocate(place.nbytes), place.shape, place.strides, place.dtype)
+        return self.backend.view(self.allocate(memory.nbytes), memory.shape, memory.strides, memory.dtype)
 
     def allocate(self, nbytes: int) -> Any:
         """**Collective.** Symmetric memory, or private memory if the context shares none between its ranks.
@@ -299,7 +290,7 @@ class _CollectiveSection(AbstractContextManager[None]):
         self._quiet.__exit__(kind, caught, traceback)
         # `Runtime.call` aborts the call for any other exception.
         if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
-            self._runtime.poison(f"{self._verb}: {type(caught).__name__} in the middle of it")
+            self._runtime.mark_broken(f"{self._verb}: {type(caught).__name__} in the middle of it")
 
 
 def check_root(verb: str, root: Any, nprocs: int) -> None:
@@ -387,3 +378,20 @@ def shared_descriptor(desc: MatrixDescriptor) -> str:
         f"MatrixDescriptor({desc.m}, {desc.n}, {desc.mb}, {desc.nb}, Grid({grid.nprow}, {grid.npcol}, {grid.order!r}), "
         f"{desc.rsrc}, {desc.csrc}, {desc.order!r}{imb}{inb})"
     )
+
+
+OPEN: WeakSet[Runtime] = WeakSet()
+"""Runtimes of the contexts that this process has made and not dropped; closed ones may be among them (local)."""
+
+
+def fail_without_context(verb: str, error: errors.PblasError) -> NoReturn:
+    """Raise an error of a collective call whose arguments belong to no context. **Collective** if one is open.
+
+    Other ranks may have called with matrices. If this process has one usable context, all ranks raise the error there.
+    If it has several, nothing says which one the others are in, and this rank raises the error alone, as without any.
+    """
+    usable = [runtime for runtime in OPEN if not runtime.closed and runtime.backend.agreement.broken is None]
+    if len(usable) == 1:
+        with usable[0].call(verb):
+            usable[0].fail(verb, error)
+    raise error

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.arrays.stacking import tril, triu
+from pblas.matrices.scatter_gather import global_indices
 from pblas.redistribution.api import redistribute
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import from_calls
 from pblas.vectors.matrix_vector import Product, product, real_of
-from pblas.vectors.matrix_vector_run import global_indices
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Real

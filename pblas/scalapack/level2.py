@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import from_calls
-from pblas.triangular.trsv import trsv
+from pblas.triangular.trsm import trsv
 from pblas.vectors import rank_updates
 from pblas.vectors.matrix_vector import Product, product
 

@@ -14,11 +14,9 @@ from pblas.redistribution.api import redistribute
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.types import of_types
-from pblas.symmetric.symm import hemm, symm
-from pblas.symmetric.syrk import her2k, herk, syr2k, syrk
-from pblas.triangular.solve_triangular import first_zero
+from pblas.symmetric.api import hemm, her2k, herk, symm, syr2k, syrk
 from pblas.triangular.trmm import trmm
-from pblas.triangular.trsm import trsm
+from pblas.triangular.trsm import first_zero, trsm
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.matmul.triangle import Triangle
-from pblas.redistribution.scaling import COPY, Scaling
+from pblas.redistribution.packing import COPY, Scaling
 from pblas.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:
@@ -22,15 +22,7 @@ TAG_MIRROR, TAG_COMPLETE = 1027, 1028
 
 
 class Completion:
-    """**Collective.** The completed matrix, in memory that near ranks read, under the placement of the matrix.
-
-    Args:
-        backend: the ranks and their memory (global).
-        place: placement of the matrix (global).
-        structure: the triangle that is read, and the contents of the other one (global).
-        dtype: of the matrix (global).
-        order: storage order of the local arrays, "F" or "C" (global).
-    """
+    """**Collective.** The completed matrix, in memory that near ranks read, under the placement of the matrix."""
 
     def __init__(
         self, backend: Any, place: Placement, structure: Structure, dtype: np.dtype[Any], order: Literal["F", "C"]
@@ -43,28 +35,30 @@ class Completion:
         """This rank's shard of the completed matrix (local)."""
         self._own = Triangle(backend, place, structure.stored, order)
         self._put = Scaling(conj=True) if structure.kind == "Hermitian" and dtype.kind == "c" else COPY
-        self._home = SourceMatrix(backend, place.T, dtype, "C" if order == "F" else "F")
-        self._mirrored = Movement(self._home, place, trapezoid=structure.mirrored, tag=TAG_MIRROR)
+        self._source = SourceMatrix(backend, place.T, dtype, "C" if order == "F" else "F")
+        self._mirrored = Movement(self._source, place, trapezoid=structure.mirrored, tag=TAG_MIRROR)
 
     @property
     def workspace_nbytes(self) -> int:
         """Bytes of the completed shard, and of messages (local)."""
-        return int(self.matrix.nbytes) + self._home.workspace_nbytes + self._mirrored.workspace_nbytes
+        return int(self.matrix.nbytes) + self._source.workspace_nbytes + self._mirrored.workspace_nbytes
 
     def publish(self, x: Array) -> bool:
         """Publish the location of this rank's shard; true if it must be staged first (local)."""
-        return self._home.publish(x.T)
+        return self._source.publish(x.T)
 
     def stage(self) -> None:
         """Stage the shard if any rank must (local)."""
-        self._home.stage()
+        self._source.stage()
 
     def run(self, x: Array) -> None:
         """**Collective.** Fill in the other triangle; on return near ranks have done so too."""
         self._mirrored.begin()
+        # M[i, j] = A[i, j] in the triangle that is read
         self._own.put(x, self.matrix)
+        # M[j, i] = A[i, j], or its conjugate, in the other one   (from the ranks that hold A[i, j])
         self._mirrored.finish(self.matrix, self._put)
-        self._home.release()
+        self._source.release()
         if self._put != COPY:
             self._backend.arrays.synchronize()
             self._own.set_diagonal(self.matrix.imag, 0.0)
@@ -83,42 +77,33 @@ def meet(backend: Any, tag: int, what: str) -> None:
 
 
 class RunCompleted:
-    """Runs the plan of a product, one of whose operands is completed first.
+    """Runs the plan of a product, one of whose operands is completed first."""
 
-    Args:
-        completion: of that operand (global).
-        inner: executor of the product (global).
-        is_left: it is the left operand in the plan's orientation, else the right one (global).
-    """
-
-    lends = True
-    """See `RunLocalGemm` (global)."""
+    peers_read = True  # until the closing agreement (global)
 
     def __init__(self, completion: Completion, inner: Executor, *, is_left: bool = True) -> None:
         self._completion, self._inner, self.is_left = completion, inner, is_left
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace (local)."""
         return self._completion.workspace_nbytes + self._inner.workspace_nbytes
 
     def _completed(self, x: Operands) -> Operands:
-        """The operands, the triangle replaced by the completed matrix (local)."""
         matrix = self._completion.matrix
         return replace(x, left=matrix) if self.is_left else replace(x, right=matrix)
 
     def publish(self, x: Operands) -> bool:
-        """Publish the locations of the operands; true if one must be staged first."""
         alone = self._completion.publish(x.left if self.is_left else x.right)
         return self._inner.publish(self._completed(x)) or alone
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage the operands if any rank must; true if the ranks must then agree again."""
         if scratch:
             self._completion.stage()
         return self._inner.prepare(scratch=scratch) or scratch
 
     def run(self, x: Operands) -> None:
         """**Collective.** Complete the matrix, and multiply."""
+        # M = the whole symmetric A, of which x has a triangle
         self._completion.run(x.left if self.is_left else x.right)
+        # D = alpha M B + beta C, or alpha B M + beta C
         self._inner.run(self._completed(x))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pblas import errors
 from pblas.backends.dtypes import ProductDtypes
@@ -34,8 +34,6 @@ from pblas.matmul.operands import Operands, Orders
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import checked_factor, checked_flag, shared_descriptor
 from pblas.simulation.hardware import find_hardware
-from pblas.symmetric import arguments
-from pblas.symmetric.arguments import Routine
 from pblas.symmetric.choose import choose_rank_update, choose_symmetric, choose_triangular
 from pblas.symmetric.completion_run import Completion, RunCompleted
 from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct
@@ -46,11 +44,91 @@ if TYPE_CHECKING:
     from typing import Self
 
     import numpy as np
+    from numpy.typing import DTypeLike
 
     from pblas.backends.host_ranks import HostRanks
     from pblas.core.operation import Executor
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Hardware, Topology
+
+Routine = Literal["syrk", "herk", "syr2k", "her2k", "symm", "hemm", "trmm"]
+
+
+def is_update(routine: Routine) -> bool:
+    """Whether a routine updates a triangle of C."""
+    return routine in ("syrk", "herk", "syr2k", "her2k")
+
+
+def check_update(verb: str, routine: Routine, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
+    """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
+    if dtype.kind != "c":
+        return
+    if routine.startswith("sy"):
+        if trans == "C":
+            raise errors.ArgumentError(
+                f"{verb}: trans must be 'N' or 'T' for complex matrices, got 'C'; {routine.replace('sy', 'he')} "
+                f"conjugates"
+            )
+        return
+    if trans == "T":
+        raise errors.ArgumentError(
+            f"{verb}: trans must be 'N' or 'C' for complex matrices, got 'T'; {routine.replace('he', 'sy')} transposes"
+        )
+    for name, value in (("alpha", alpha), ("beta", beta)) if routine == "herk" else (("beta", beta),):
+        if getattr(value, "imag", 0) != 0:
+            raise errors.ArgumentError(f"{verb}: {name} must be real, so that the result is Hermitian, got {value!r}")
+
+
+def check_update_shapes(
+    verb: str,
+    trans: Trans,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor | None,
+    others: Mapping[str, MatrixDescriptor | None],
+) -> None:
+    """Raise DescriptorError unless A, B and the others, C and out, fit together in a rank-k update."""
+    n, k = a.shape if trans == "N" else a.shape[::-1]
+    if b is not None and b.shape != a.shape:
+        raise errors.DescriptorError(f"{verb}: A is {a.m} x {a.n}, B is {b.m} x {b.n}; both must have one shape")
+    for name, x in others.items():
+        if x is not None and x.shape != (n, n):
+            raise errors.DescriptorError(
+                f"{verb}: {name} is {x.m} x {x.n}, op(A) is {n} x {k} (trans={trans!r}); {name} must be {n} x {n}"
+            )
+
+
+def check_side_shapes(
+    verb: str,
+    kind: str,
+    side: Side,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    others: Mapping[str, MatrixDescriptor | None],
+) -> None:
+    """Raise DescriptorError unless the square A of a `kind` fits B, and the others, C and out, have B's shape."""
+    order, line = (b.m, "rows") if side == "L" else (b.n, "columns")
+    if a.shape != (order, order):
+        raise errors.DescriptorError(
+            f"{verb}: A is {a.m} x {a.n}, B is {b.m} x {b.n}; with side={side!r} the {kind} A must be "
+            f"{order} x {order}, as many as B has {line}"
+        )
+    for name, x in others.items():
+        if x is not None and x.shape != b.shape:
+            raise errors.DescriptorError(f"{verb}: {name} is {x.m} x {x.n}, B is {b.m} x {b.n}; give {name} this shape")
+
+
+def square(op_a: MatrixDescriptor) -> MatrixDescriptor:
+    """The layout of an n x n result on the grid of op(A), n x k: rows as those of op(A), columns in equal blocks."""
+    n, grid = op_a.m, op_a.grid
+    if op_a.is_replicated:
+        return MatrixDescriptor.replicated(n, n, op_a.nprocs, order=op_a.order)
+    if op_a.rsrc >= 0:
+        mb, rsrc, imb = op_a.mb, op_a.rsrc, op_a.imb
+    else:
+        mb, rsrc, imb = max(1, -(-n // grid.nprow)), 0, None
+    nb = max(1, min(mb, -(-n // grid.npcol))) if grid.npcol > 1 else max(1, n)
+    return MatrixDescriptor(n, n, mb, nb, grid, rsrc, max(op_a.csrc, 0), op_a.order, imb=imb)
+
 
 _REMEDY = "make all matrices with one context"
 
@@ -71,7 +149,7 @@ class StructuredArguments:
     beta: Any = None
     out: Any = None
     overlap: Any = True
-    dtype: Any = None
+    dtype: DTypeLike | None = None
 
     @property
     def matrices(self) -> Mapping[str, Any]:
@@ -81,37 +159,25 @@ class StructuredArguments:
 
 @dataclass(frozen=True, eq=False)
 class StructuredProduct(Operation[DistMatrix]):
-    """D = alpha op(A) B + beta C and its relatives; options that a routine lacks keep their defaults.
-
-    Args:
-        routine: name of the routine (global).
-        side: the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global).
-        a: descriptor of A; `b` and `c` are those of B and C, None without them (global).
-        out: descriptor of D as the call gives it, or None (global).
-        dtype: of all matrices (global).
-        conjugated: whether A, and B, are conjugated views (global).
-        overlap: let data move while ranks multiply (global).
-        aliased: D is written over B (global).
-        multiplies: whether alpha is not 0 (global).
-    """
+    """D = alpha op(A) B + beta C and its relatives; options that a routine lacks keep their defaults."""
 
     keeps_workspace: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("multiplies",))
 
     routine: Routine
-    side: Side
+    side: Side  # the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global)
     uplo: Uplo
     trans: Trans
     diag: Diag
-    a: MatrixDescriptor
+    a: MatrixDescriptor  # descriptor of A; `b` and `c` are those of B and C, None without them (global)
     b: MatrixDescriptor | None
     c: MatrixDescriptor | None
-    out: MatrixDescriptor | None
+    out: MatrixDescriptor | None  # descriptor of D as the call gives it, or None (global)
     dtype: np.dtype[Any]
-    conjugated: tuple[bool, bool]
-    overlap: bool
-    aliased: bool
-    multiplies: bool
+    conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
+    overlap: bool  # let data move while ranks multiply (global)
+    aliased: bool  # D is written over B (global)
+    multiplies: bool  # whether alpha is not 0 (global)
 
     @cached_property
     def d(self) -> MatrixDescriptor:
@@ -120,7 +186,6 @@ class StructuredProduct(Operation[DistMatrix]):
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
-        """The arguments of a routine, checked on this rank."""
         routine, a, b, c, out = given.routine, given.a, given.b, given.c, given.out
         side, uplo = checked_letter(verb, "side", given.side, "LR"), checked_letter(verb, "uplo", given.uplo, "LU")
         diag, trans = checked_letter(verb, "diag", given.diag, "NU"), checked_trans(verb, "trans", given.trans)
@@ -131,8 +196,8 @@ class StructuredProduct(Operation[DistMatrix]):
             check_operand(verb, name, x, placed=runtime is not None)
         check_out(verb, out)
         dtype = common_dtype(verb, {**operands, "out": out}, given.dtype)
-        if arguments.is_update(routine):
-            arguments.check_update(verb, routine, trans, dtype, given.alpha, given.beta)
+        if is_update(routine):
+            check_update(verb, routine, trans, dtype, given.alpha, given.beta)
         alpha = checked_factor(verb, "alpha", given.alpha, dtype)
         beta = checked_factor(verb, "beta", float(c is not None) if given.beta is None else given.beta, dtype)
         if beta != 0 and c is None:
@@ -168,7 +233,7 @@ class StructuredProduct(Operation[DistMatrix]):
         """Raise DescriptorError unless A, B and the others, C and out, fit together."""
         assert self.b is not None, "only syrk and herk have no B"
         kind = "triangular" if self.routine == "trmm" else "symmetric"
-        arguments.check_side_shapes(verb, kind, self.side, self.a, self.b, others)
+        check_side_shapes(verb, kind, self.side, self.a, self.b, others)
 
     @property
     def default_result(self) -> MatrixDescriptor:
@@ -247,11 +312,11 @@ class RankUpdating(StructuredProduct):
     noun: ClassVar[str] = "rank-k update"
 
     def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
-        arguments.check_update_shapes(verb, self.trans, self.a, self.b, others)
+        check_update_shapes(verb, self.trans, self.a, self.b, others)
 
     @property
     def default_result(self) -> MatrixDescriptor:
-        return arguments.square(self.a if self.trans == "N" else self.a.T)
+        return square(self.a if self.trans == "N" else self.a.T)
 
     @property
     def transposes(self) -> tuple[Trans, Trans]:
@@ -356,12 +421,10 @@ class PlannedStructured(Planned[DistMatrix]):
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    kind: ClassVar[type[StructuredProduct]]
-    """Class of the operation (global)."""
+    kind: ClassVar[type[StructuredProduct]]  # class of the operation (global)
     operation: StructuredProduct
 
     def _bound(self, a: Any, b: Any, c: Any, out: Any) -> Bound[DistMatrix]:
-        """The arguments of an execution, compared with the planned ones on this rank."""
         runtime, operation, scalars = self._runtime, self.operation, self.bound.scalars
         assert runtime is not None, "it runs"
         reads = {"A": a} if operation.b is None else {"A": a, "B": b}

@@ -109,7 +109,6 @@ class RankUpdate(SummaC):
 
     @property
     def flops(self) -> int:
-        """Half those of the products."""
         n, k = self.product.n, self.product.k
         return self.terms * n * (n + 1) * k * (4 if self.dtype.startswith("complex") else 1)
 
@@ -178,7 +177,6 @@ class RankUpdate(SummaC):
         return max(0.0, touched - (terms * n * k + triangle) / p)
 
     def title(self) -> str:
-        """The operation and its sizes."""
         right = f"op(A)^{self._flip}"
         text = f"op(A) {right}" if self.terms == 1 else f"op(A) op(B)^{self._flip} + op(B) {right}"
         return f"{self.routine}: {'lower' if self.uplo == 'L' else 'upper'} triangle of D = {text}, {self.sizes}"
@@ -190,11 +188,9 @@ class RankUpdate(SummaC):
 
     @property
     def sizes(self) -> str:
-        """n x n x k as text."""
         return f"{self.product.n} x {self.product.n} x {self.product.k} (n x n x k)"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions, the arrangement, and the flops; with one term there is no B."""
         for key, text in SummaC.operand_lines(self):
             if key != "op(B)":
                 yield key, text
@@ -233,7 +229,6 @@ class TriangularProduct(SummaC):
 
     @property
     def flops(self) -> int:
-        """Half those of the product."""
         m, n = self.oriented.m, self.oriented.n
         return m * (m + 1) * n * (4 if self.dtype.startswith("complex") else 1)
 
@@ -298,14 +293,12 @@ class TriangularProduct(SummaC):
 
     @property
     def lower_bound(self) -> float:
-        """Lower bound on the elements that the busiest rank receives, for any layouts without copies."""
         m, n, p = self.oriented.m, self.oriented.n, self.nprocs
         triangle, share = m * (m + 1) / 2, m * (m + 1) / 2 * n / p
         touched = least_touched(share**2, [triangle / p, m * n / p, m * n / p])
         return max(0.0, touched - (triangle + 2 * m * n) / p) if share else 0.0
 
     def title(self) -> str:
-        """The operation and its sizes."""
         kind = (
             f"{'lower' if self.structure.uplo == 'L' else 'upper'} triangular{', unit diagonal' * self.structure.unit}"
         )
@@ -320,7 +313,6 @@ class TriangularProduct(SummaC):
         return "op(A) and B"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions, the arrangement, and the flops."""
         yield from _named(SummaC.operand_lines(self), transposed=self.transposed)
         yield "flops", f"{self.flops:,}, half those of the product"
         if self.aliased:
@@ -385,12 +377,10 @@ class SymmetricProduct(Plan):
 
     @property
     def flops(self) -> int:
-        """Those of the product."""
         return self.inner.flops
 
     @property
     def sizes(self) -> str:
-        """m x n x k as text."""
         return self.inner.sizes
 
     def over(self, transport: Transport) -> SymmetricProduct:
@@ -412,7 +402,6 @@ class SymmetricProduct(Plan):
         return self.mirrored_elements(rank) * self.itemsize + self.inner.received_nbytes(rank)
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends."""
         return self.mirrored_elements(rank) + self.inner.sent_elements(rank)
 
     def phases(self, view: View) -> Iterator[Phase]:
@@ -422,7 +411,6 @@ class SymmetricProduct(Plan):
         yield from self.inner.phases(view)
 
     def operands_nbytes(self, rank: int) -> int:
-        """Bytes of A, B and D on a rank."""
         return self.inner.operands_nbytes(rank)
 
     @property
@@ -438,7 +426,6 @@ class SymmetricProduct(Plan):
 
     @property
     def lower_bound(self) -> float:
-        """Lower bound on the elements that the busiest rank receives, for any layouts without copies."""
         product, p = self.product, self.nprocs
         order = self.matrix.rows.n
         other = product.m * product.n // order if order else 0
@@ -451,22 +438,18 @@ class SymmetricProduct(Plan):
         return self.inner.extreme_ranks()
 
     def title(self) -> str:
-        """The operation and its sizes."""
         return f"D = op(A) op(B), {self.sizes} (m x n x k), one of them {self.structure.kind}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """Those of the product, and the bytes that complete the matrix."""
         yield from self.inner.operand_lines()
         nbytes = self.itemsize * max(map(self.mirrored_elements, self.extreme_ranks()))
         yield "completed", f"the {self.structure.kind} matrix, from one triangle: {nbytes:,} bytes per rank at most"
         yield "flops", f"{self.flops:,}"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """Those of the product."""
         return self.inner.detail_lines()
 
     def moves(self) -> str:
-        """The mirrored elements, then what the product moves."""
         return f"mirrored elements to complete shards, then {self.inner.moves()}"
 
 

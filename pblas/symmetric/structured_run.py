@@ -13,8 +13,7 @@ from pblas.matmul.summa_c_run import RunSummaC
 from pblas.matmul.summa_partials import Partials
 from pblas.matmul.summa_plan import placed
 from pblas.matmul.triangle import Triangle
-from pblas.redistribution.packing import Message
-from pblas.redistribution.scaling import COPY, Scaling
+from pblas.redistribution.packing import COPY, Message, Scaling
 from pblas.redistribution.transfer import own_memory
 from pblas.symmetric.completion_run import meet
 
@@ -88,8 +87,7 @@ class _Term(RunSummaC):
 class RunRankUpdate:
     """Runs a RankUpdate plan on one rank."""
 
-    lends = True
-    """See `RunLocalGemm` (global)."""
+    peers_read = True  # until the closing agreement (global)
 
     def __init__(self, plan: RankUpdate, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._plan, self._backend, self._arrays, dtype = plan, backend, backend.arrays, dtypes.d
@@ -118,20 +116,17 @@ class RunRankUpdate:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace (local)."""
         total = sum(term.workspace_nbytes for term in self._terms)
         total += 0 if self._blocks is None else int(self._blocks.nbytes)
         return total + (self._partials.workspace_nbytes if self._partials else 0)
 
     def publish(self, x: Operands) -> bool:
-        """Publish the locations of the operands; true if one must be staged first."""
         alone = False
         for term, operands in zip(self._terms, self._operands(x), strict=False):
             alone = term.publish(operands) or alone
         return alone
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Stage the operands if any rank must; true if the ranks must then agree again."""
         for term in self._terms:
             term.prepare(scratch=scratch)
         return scratch
@@ -145,12 +140,13 @@ class RunRankUpdate:
     def run(self, x: Operands) -> None:
         """**Collective.** The triangle of D = alpha (sum of the terms) + beta C."""
         if x.old is not None:
+            # D = C in the triangle
             if x.old is not x.result:
                 self._triangle.put(x.old, x.result)
                 x = replace(x, old=x.result)
             self._make_real(x.result)
         partials, result, beta = self._partials, x.result, x.beta if x.old is not None else 0.0
-        if partials is not None:
+        if partials is not None:  # D is elsewhere: D = beta D + the sums of all ranks that have partial products
             partials.begin(x)
             sums, beta = partials.part(0), 0.0
             total = sums if sums.dtype == self._total else self._arrays.like(sums, self._total)
@@ -160,7 +156,7 @@ class RunRankUpdate:
             partials.send(0)
             partials.collect(0)
             partials.end()
-        elif self._total != result.dtype:
+        elif self._total != result.dtype:  # sums in 32 bits, rounded once
             total = self._arrays.like(result, self._total)
             if x.old is not None:
                 self._arrays.assign(result, total)
@@ -170,10 +166,12 @@ class RunRankUpdate:
             self._add(x, result, beta)
             assert self._to_d is not None, "D is formed in place"
             assert self._blocks is not None, "D is formed in place"
+            # D[i, i] = the triangle of block i, which was formed beside D, + beta D[i, i]
             self._to_d.bring(self._blocks, result, Scaling(1.0, beta))
         self._make_real(result)
 
     def _add(self, x: Operands, total: Array, beta: complex) -> None:
+        # total = alpha op(A) op(B)^T + alpha op(B) op(A)^T + beta total
         for term, operands in zip(self._terms, self._operands(x), strict=False):
             term.add(operands, total, beta)
             beta = 1.0
@@ -189,8 +187,7 @@ class RunTriangleScaling:
     """Runs a rank-k update without products: K is empty, or alpha is 0. The triangle of D = beta C."""
 
     workspace_nbytes = 0
-    lends = False
-    """See `RunLocalGemm` (global)."""
+    peers_read = False
 
     def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], orders: Orders) -> None:
         self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)
@@ -198,11 +195,9 @@ class RunTriangleScaling:
         self._is_hermitian = plan.routine.startswith("he") and dtype.kind == "c"
 
     def publish(self, operands: Operands) -> bool:
-        """False: peers read nothing."""
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        """False: no agreement is needed."""
         return False
 
     def run(self, x: Operands) -> None:
@@ -220,17 +215,11 @@ class RunTriangleScaling:
 
 
 class _Block(NamedTuple):
-    """A part of the left operand that crosses the diagonal, with zeros in the other triangle.
+    """A part of the left operand that crosses the diagonal, with zeros in the other triangle."""
 
-    Args:
-        memory: the block; its zeros, and the ones of a unit diagonal, stay from execution to execution (local).
-        message: brings the elements in the triangle from the panel (local).
-        diagonal: rows and columns of the elements of a unit diagonal in it (local).
-    """
-
-    memory: Array
-    message: Message
-    diagonal: tuple[Array, Array]
+    memory: Array  # the block; its zeros, and the ones of a unit diagonal, stay from execution to execution (local)
+    message: Message  # brings the elements in the triangle from the panel (local)
+    diagonal: tuple[Array, Array]  # rows and columns of the elements of a unit diagonal in it (local)
 
 
 class RunTriangularProduct(RunSummaC):
@@ -271,7 +260,7 @@ class RunTriangularProduct(RunSummaC):
         return _Block(memory, message, (on_rows, on_columns))
 
     def run(self, x: Operands) -> None:
-        """**Collective.** D = alpha op(A) B; see `RunSummaC.run`. The first one clears the blocks."""
+        """**Collective.** D = alpha op(A) B; see `RunSummaC.run`. The first run clears the blocks."""
         blocks = [block for places in self._places for _, _, block in places if block is not None]
         for block in () if self._is_cleared else blocks:
             self._arrays.scale(0.0, block.memory)
@@ -282,7 +271,6 @@ class RunTriangularProduct(RunSummaC):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace (local)."""
         blocks = sum(int(block.memory.nbytes) for places in self._places for _, _, block in places if block)
         return super().workspace_nbytes + blocks
 
@@ -306,7 +294,7 @@ class RunTriangularProduct(RunSummaC):
             self._arrays.scale(beta, total)
         for above, (r0, r1, c0, c1, *_), block in self._places[s]:
             left = a[r0 - above : r1 - above, c0:c1]
-            if block is not None:
+            if block is not None:  # the block across the diagonal, with zeros in the other triangle
                 block.message.bring(a, block.memory, COPY)
                 left = block.memory
             # D[i, j] += alpha op(A)[i, k] B[k, j], for the k of the panel in the triangle

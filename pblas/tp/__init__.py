@@ -1,6 +1,5 @@
 """Linear layers whose weight is sharded over ranks, on arrays of NumPy, CuPy, torch and other DLPack libraries."""
 
-from pblas.tp.default import default_context
 from pblas.tp.layer import Linear
 from pblas.tp.linear import (
     Gradients,
@@ -12,6 +11,7 @@ from pblas.tp.linear import (
     linear_reduce_scatter_backward,
 )
 from pblas.tp.partitioning import local_shard
+from pblas.tp.products import default_context
 
 __all__ = [
     "Gradients",

@@ -17,6 +17,8 @@ from pblas.tp.products import rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import numpy as np
+
     from pblas.backends.dtypes import Array
     from pblas.tp.partitioning import Placed, Shape
     from pblas.tp.products import Caller
@@ -50,10 +52,10 @@ class Activation:
     def __init__(
         self,
         caller: Caller,
-        epilogue: Any,
-        bias: Any,
+        epilogue: str | Epilogue | None,
+        bias: Array | None,
         placed: Placed,
-        dtype: Any,
+        dtype: np.dtype[Any],
         *,
         out: Array | None,
         aux: Array | None,
@@ -66,8 +68,7 @@ class Activation:
                 f"{caller.verb}: 'swiglu' needs pairs of columns, gate and up; the product has {columns}; "
                 f"give weight as many rows of gate as of up"
             )
-        self.columns: int = columns // 2 if self.is_gated else columns
-        """Columns of the result on this rank (local)."""
+        self.columns: int = columns // 2 if self.is_gated else columns  # columns of the result on this rank (local)
         self._first: tuple[Epilogue, dict[str, Any]] | None = None
         self._last: tuple[Epilogue, dict[str, Any]] | None = None
         caller.call_args |= {"bias is given": bias is not None, "aux is given": aux is not None, "epilogue": None}
@@ -79,8 +80,8 @@ class Activation:
             raise errors.ArgumentError(
                 f"{caller.verb}: bias must be an array of shape {(columns,)} on rank {caller.runtime.rank}, got {got}"
             )
-        first: Any = None if bias is None else Epilogue("bias", bias=bias)
-        last: Any = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
+        first = None if bias is None else Epilogue("bias", bias=bias)
+        last = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
         split = placed.descs["y"].columns
         if isinstance(last, Epilogue) and last.is_rmsnorm and not (split.is_replicated or split.is_whole):
             raise errors.ArgumentError(
@@ -88,10 +89,10 @@ class Activation:
                 f"linear_reduce_scatter and linear_allreduce"
             )
         named = _GATED if self.is_gated else last.expression if isinstance(last, Epilogue) else None
-        if first is not None and aux is None and _takes_bias(last):
+        if first is not None and aux is None and isinstance(last, Epilogue) and _takes_bias(last):
             first, last = None, last.after_bias(bias)
 
-        def checked(epilogue: Any) -> tuple[Epilogue, dict[str, Any]] | None:
+        def checked(epilogue: Epilogue | None) -> tuple[Epilogue, dict[str, Any]] | None:
             if epilogue is None:
                 return None
             epilogue = _by_rows(caller, epilogue, placed.shapes["y"])
@@ -133,7 +134,7 @@ class Activation:
             yield (*self._last, z, y)
 
 
-def _by_rows(caller: Caller, epilogue: Any, shape: Shape) -> Any:
+def _by_rows(caller: Caller, epilogue: Epilogue, shape: Shape) -> Epilogue:
     """The epilogue, with each array of y's shape as a matrix, whose rows are all axes but the last (local)."""
     if not caller.batch or not isinstance(epilogue, Epilogue):
         return epilogue
@@ -152,9 +153,9 @@ def _by_rows(caller: Caller, epilogue: Any, shape: Shape) -> Any:
     return Epilogue(epilogue.expression, **operands)
 
 
-def _takes_bias(epilogue: Any) -> bool:
+def _takes_bias(epilogue: Epilogue) -> bool:
     """Whether a bias can become part of an epilogue: it must read x, and have no operand named bias."""
-    if not isinstance(epilogue, Epilogue) or epilogue.problem is not None or epilogue.tree is None:
+    if epilogue.problem is not None or epilogue.tree is None:
         return False
     return "bias" not in epilogue.operands and RESULT in used_names(epilogue.expression)
 
@@ -172,7 +173,7 @@ class ActivationGradient:
         ArgumentError, DTypeError: an epilogue without a known gradient, or arrays that do not fit together.
     """
 
-    def __init__(self, caller: Caller, epilogue: Any, dy: Any, aux: Any) -> None:
+    def __init__(self, caller: Caller, epilogue: str | Epilogue | None, dy: Any, aux: Any) -> None:
         self._caller, self._epilogue = caller, epilogue
         self.dz: Array = dy
         """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
@@ -212,7 +213,7 @@ class ActivationGradient:
             _apply(self._caller, step, step.operands, dy, out)
 
 
-def _name_of(epilogue: Any) -> str | None:
+def _name_of(epilogue: str | Epilogue | None) -> str | None:
     """The name of an epilogue with a known gradient, from the layer's `epilogue` argument; None for others."""
     if isinstance(epilogue, str) and epilogue == _GATED:
         return _GATED

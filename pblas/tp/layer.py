@@ -19,6 +19,9 @@ from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, local_shard
 from pblas.tp.products import Caller
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import DTypeLike
+
     from pblas.context import Context
     from pblas.tp.linear import Gradients
 
@@ -85,11 +88,11 @@ class Linear:
         max_tokens: Any = None,
         training: bool = False,
         features: int | None = None,
-        out_dtype: Any = None,
+        out_dtype: DTypeLike | None = None,
         tf32: bool = False,
         fast_accumulate: bool = False,
         autotune: bool = False,
-        wire_dtype: Any = None,
+        wire_dtype: DTypeLike | None = None,
         scale_b: Any = None,
         ctx: Context | None = None,
     ) -> None:
@@ -98,8 +101,17 @@ class Linear:
         self.bias: Any = bias
         self.epilogue: str | Epilogue | None = epilogue
         self.max_tokens: int | None = max_tokens
-        self._options = {"features": features, "tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
-        self._forward_options = {"out_dtype": out_dtype, "fast_accumulate": fast_accumulate, "scale_b": scale_b}
+        self._options: dict[str, Any] = {
+            "features": features,
+            "tf32": tf32,
+            "autotune": autotune,
+            "wire_dtype": wire_dtype,
+        }
+        self._forward_options: dict[str, Any] = {
+            "out_dtype": out_dtype,
+            "fast_accumulate": fast_accumulate,
+            "scale_b": scale_b,
+        }
         kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
         is_kind = isinstance(kind_value, str) and kind_value in _KINDS
         self._layer, self._forward, self._backward = _KINDS[kind if is_kind else "allgather"]
@@ -247,7 +259,7 @@ class Linear:
         }
         return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in operands.items()})
 
-    def _zeros(self, m: int, n: int, like: Any, dtype: Any = None) -> Any:
+    def _zeros(self, m: int, n: int, like: Any, dtype: np.dtype[Any] | None = None) -> Any:
         """An m x n array of zeros, of the library of `like`, and of its dtype if that is None (local)."""
         backend, x = self._ctx.runtime.backend, empty((m, n), like, dtype)
         x = backend.new((m, n), dtype or backend.as_array(like).dtype) if x is None else x

@@ -25,6 +25,8 @@ from pblas.tp.partitioning import GATHER, REDUCE, SCATTER
 from pblas.tp.products import Caller, Options, Product, rows
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from pblas.context import Context
     from pblas.epilogues import Epilogue
     from pblas.tp.partitioning import Layer
@@ -57,11 +59,11 @@ def allgather_linear(
     aux: Any = None,
     tokens: int | None = None,
     features: int | None = None,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
     tf32: bool = False,
     fast_accumulate: bool = False,
     autotune: bool = False,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
     scale_a: Any = None,
     scale_b: Any = None,
     scale_d: Any = None,
@@ -125,11 +127,11 @@ def linear_reduce_scatter(
     out: ArrayT | None = None,
     aux: Any = None,
     features: int | None = None,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
     tf32: bool = False,
     fast_accumulate: bool = False,
     autotune: bool = False,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
     scale_a: Any = None,
     scale_b: Any = None,
     scale_d: Any = None,
@@ -170,11 +172,11 @@ def linear_allreduce(
     out: ArrayT | None = None,
     aux: Any = None,
     features: int | None = None,
-    out_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
     tf32: bool = False,
     fast_accumulate: bool = False,
     autotune: bool = False,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
     scale_a: Any = None,
     scale_b: Any = None,
     scale_d: Any = None,
@@ -216,7 +218,7 @@ def allgather_linear_backward(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients[ArrayT]:
@@ -257,7 +259,7 @@ def linear_reduce_scatter_backward(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients[ArrayT]:
@@ -288,7 +290,7 @@ def linear_allreduce_backward(
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
-    wire_dtype: Any = None,
+    wire_dtype: DTypeLike | None = None,
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients[ArrayT]:
@@ -307,7 +309,16 @@ def linear_allreduce_backward(
     return _backward(REDUCE, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
-def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: Any, aux: Any, options: Options) -> Any:
+def _forward(
+    layer: Layer,
+    x: ArrayT,
+    weight: Any,
+    bias: Any,
+    epilogue: str | Epilogue | None,
+    out: ArrayT | None,
+    aux: Any,
+    options: Options,
+) -> ArrayT:
     with Caller(layer, layer.name, options.ctx, x, options.stream) as caller:
         with caller.checking():
             shards = caller.operands({"x": x, "w": weight}, options, out=out, stored=True)
@@ -341,7 +352,15 @@ def _forward(layer: Layer, x: Any, weight: Any, bias: Any, epilogue: Any, out: A
 
 
 def _backward(
-    layer: Layer, dy: Any, x: Any, weight: Any, epilogue: Any, aux: Any, needs: Any, dweight: Any, options: Options
+    layer: Layer,
+    dy: Any,
+    x: Any,
+    weight: Any,
+    epilogue: str | Epilogue | None,
+    aux: Any,
+    needs: Any,
+    dweight: Any,
+    options: Options,
 ) -> Gradients[Any]:
     with Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream) as caller:
         runtime, dx, dw, db = caller.runtime, None, None, None

@@ -127,17 +127,11 @@ def checked_sizes(
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The matrices of a layer with given sizes, and one rank's shards.
+    """The matrices of a layer with given sizes, and one rank's shards."""
 
-    Args:
-        descs: descriptors of x, w and y, stored by rows (global).
-        shapes: shapes of the rank's shards, with the batch axes (local).
-        counts: number of rows on each rank, if tokens are cut (global).
-    """
-
-    descs: Mapping[Matrix, MatrixDescriptor]
-    shapes: Mapping[Matrix, Shape]
-    counts: tuple[int, ...]
+    descs: Mapping[Matrix, MatrixDescriptor]  # descriptors of x, w and y, stored by rows (global)
+    shapes: Mapping[Matrix, Shape]  # shapes of the rank's shards, with the batch axes (local)
+    counts: tuple[int, ...]  # number of rows on each rank, if tokens are cut (global)
 
 
 @lru_cache(1024)

@@ -28,19 +28,19 @@ from pblas.matmul.scales import Scales
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of, spelled
-from pblas.tp.default import default_context
 from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, argument_name, checked_sizes, communicated, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import TracebackType
 
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.runtime.runtime import Runtime
     from pblas.tp.partitioning import Layer, Matrix, Placed, Shape
-
 
 _MAX_TEXTS = 64
 _GRAPHS_NBYTES = 15 << 17
@@ -49,57 +49,43 @@ share one workspace, which counts nothing."""
 
 
 class Options(NamedTuple):
-    """Options that all functions of `pblas.tp` share; see `allgather_linear`.
+    """Options that all functions of `pblas.tp` share; see `allgather_linear`."""
 
-    Args:
-        lengths: lengths, over all ranks, of the axes that are cut; None if all ranks have equal lengths (global).
-        scales: scale_a, scale_b, scale_d and amax, of layers with x and weight of 8 bits.
-    """
-
+    # lengths, over all ranks, of the axes that are cut; None if all ranks have equal lengths (global)
     lengths: Mapping[str, int | None]
     tf32: bool
     autotune: bool
-    wire_dtype: Any
+    wire_dtype: DTypeLike | None
     ctx: Context | None
     stream: Any
-    out_dtype: Any = None
+    out_dtype: DTypeLike | None = None
     fast_accumulate: bool = False
+    # scale_a, scale_b, scale_d and amax, of layers with x and weight of 8 bits
     scales: tuple[Any, Any, Any, Any] = (None, None, None, None)
 
 
+class ProductOptions(NamedTuple):
+    """Checked options of a product, as `plan_matmul` takes them (global)."""
+
+    tf32: bool
+    autotune: bool
+    fast_accumulate: bool
+    wire_dtype: str
+
+
 class Product(NamedTuple):
-    """One product of a call: a matrix of the layer, or the gradient by it.
+    """One product of a call: a matrix of the layer, or the gradient by it."""
 
-    Args:
-        target: the matrix, a key of `PRODUCTS` (global).
-        a: this rank's shard of the left operand (local).
-        b: this rank's shard of the right operand (local).
-        d: receives this rank's shard of the product (local).
-        epilogue: epilogue with checked operands; None for none (local).
-        beta: factor of the old contents of d, which are added (global).
-    """
-
-    target: Matrix
-    a: Array
-    b: Array
-    d: Array
-    epilogue: Epilogue | None = None
-    beta: float = 0.0
+    target: Matrix  # the matrix, a key of `PRODUCTS` (global)
+    a: Array  # this rank's shard of the left operand (local)
+    b: Array  # this rank's shard of the right operand (local)
+    d: Array  # receives this rank's shard of the product (local)
+    epilogue: Epilogue | None = None  # epilogue with checked operands; None for none (local)
+    beta: float = 0.0  # factor of the old contents of d, which are added (global)
 
 
 class _Form(Kept):
-    """All that a call derives from shapes, dtypes and options alone, kept for like calls.
-
-    Args:
-        caller: the first such call, with its batch axes (local).
-        operands: the shards of two matrices (local).
-        options: of the call (global).
-        given: dtype of the caller's array for the result; None if there is none (global).
-        stored: see `Caller.operands` (global).
-
-    Raises:
-        as `Caller.operands`.
-    """
+    """All that a call derives from shapes, dtypes and options alone, kept for like calls."""
 
     def __init__(
         self,
@@ -124,19 +110,17 @@ class _Form(Kept):
         shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
         self.dtype: np.dtype[Any] = _result_dtype(verb, x, others[0][1], options, given) if stored else x.dtype
         """The dtype of results (global)."""
-        self.has_8_bits: bool = x.dtype in FLOAT8
-        """Whether elements of the operands have 8 bits (global)."""
+        self.has_8_bits: bool = x.dtype in FLOAT8  # whether elements of the operands have 8 bits (global)
         self.sizes: Mapping[str, int] = checked_sizes(caller.layer, shapes, caller.batch, known, rank, nprocs)
         """Numbers of tokens and features of all ranks (global)."""
         self.placed: Placed = caller.layer.placed(self.sizes, caller.batch, rank, nprocs)
         """Descriptors of the layer's matrices (global), and shapes of this rank's shards (local)."""
-        self.options: dict[str, Any] = {
-            "tf32": checked_flag(verb, "tf32", options.tf32),
-            "autotune": checked_flag(verb, "autotune", options.autotune),
-            "fast_accumulate": checked_flag(verb, "fast_accumulate", options.fast_accumulate),
-            "wire_dtype": name_of(checked_wire(verb, options.wire_dtype, self.dtype)),
-        }
-        """Options of a product (global)."""
+        self.options: ProductOptions = ProductOptions(
+            tf32=checked_flag(verb, "tf32", options.tf32),
+            autotune=checked_flag(verb, "autotune", options.autotune),
+            fast_accumulate=checked_flag(verb, "fast_accumulate", options.fast_accumulate),
+            wire_dtype=name_of(checked_wire(verb, options.wire_dtype, self.dtype)),
+        )
         self.call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
         """Arguments that must be equal on all ranks, by the names that callers know (global)."""
         self.call_args |= {"batch shape": caller.batch, "dtype": name_of(self.dtype)}
@@ -148,18 +132,12 @@ class _Form(Kept):
 class Caller:
     """One call of a function of `pblas.tp`: its ranks, its stream, the checks of its arrays, and its products.
 
-    A with block around the call: see `Runtime.call`.
-
-    Args:
-        layer: the layer whose product or gradient is computed (global).
-        verb: name of the call, for messages (global).
-        ctx: the ranks; None for `default_context` (global).
-        like: the first operand; its library makes new arrays, and has the current stream (local).
-        stream: the stream on which to run; None for the current stream of that library (local).
+    A with block around the call: see `Runtime.call`. New arrays come from the library of the first operand, `like`;
+    its current stream is the default.
     """
 
-    def __init__(self, layer: Layer, verb: str, ctx: Any, like: Any, stream: Any) -> None:
-        self.ctx: Context | Any = default_context() if ctx is None else ctx
+    def __init__(self, layer: Layer, verb: str, ctx: Context | None, like: Any, stream: Any) -> None:
+        self.ctx: Context = default_context() if ctx is None else ctx
         if not isinstance(self.ctx, Context):
             raise errors.ArgumentError(f"{verb}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
         runtime = self.ctx.runtime
@@ -172,14 +150,11 @@ class Caller:
         """Arguments that must be equal on all ranks, besides sizes, options and numbers (global)."""
         self.numbers: dict[str, Any] = {}
         """Scales and operands of the epilogue, equal on all ranks: numbers, and dtypes of arrays (global)."""
-        self.gathered: dict[Matrix, Array] = {}
-        """Matrices that have been gathered on every rank (global)."""
+        self.gathered: dict[Matrix, Array] = {}  # matrices that have been gathered on every rank (global)
         self.batch: Shape = ()
         """Lengths of the axes between tokens and features, from the first array that has tokens (global)."""
-        self.scales: Scales | None = None
-        """Scales of operands of 8 bits; set by `operands` (global)."""
-        self.form: _Form
-        """Sizes, descriptors and shards of the layer's matrices, and options; set by `operands`."""
+        self.scales: Scales | None = None  # scales of operands of 8 bits; set by `operands` (global)
+        self.form: _Form  # sizes, descriptors and shards of the layer's matrices, and options; set by `operands`
         self._key: object = None  # of the form
         self._is_agreed, self._batch_of = False, ""
 
@@ -341,7 +316,7 @@ class Caller:
         target, d = product.target, product.d
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective transfers partial products in the matrices' dtype, and not in wire_dtype.
-        rounded = travels == target and self.form.options["wire_dtype"] != name_of(self.form.dtype)
+        rounded = travels == target and self.form.options.wire_dtype != name_of(self.form.dtype)
         if rounded or not self.is_apart(travels, target):
             self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
@@ -403,7 +378,7 @@ class Caller:
         if text is None:
             if len(texts) >= _MAX_TEXTS:
                 texts.clear()
-            text = texts[key] = spelled(self.form.call_args | self.call_args | self.form.options)
+            text = texts[key] = spelled(self.form.call_args | self.call_args | self.form.options._asdict())
         return text + spelled(self.numbers) if self.numbers else text
 
     def agree(self) -> None:
@@ -420,7 +395,7 @@ class Caller:
         axes = (sizes[axis] for axis in "TIO")
         dtypes = a.dtype, product.b.dtype, product.d.dtype
         key: tuple[Any, ...] = (layer.name, product.target, *axes, self.batch, *dtypes, product.beta)
-        key += (*form.options.values(), None if self.scales is None else self.scales.kinds)
+        key += (*form.options, None if self.scales is None else self.scales.kinds)
         if epilogue is not None:
             kinds = ((name, getattr(value, "dtype", "")) for name, value in epilogue.operands.items())
             key += (epilogue.expression, *kinds)
@@ -474,34 +449,36 @@ def _has_uniform_rows(x: Array) -> bool:
 
 
 class _Planned(Kept):
-    """**Collective.** A planned product, and the descriptors that it was planned with.
-
-    Args:
-        runtime: runtime of the context (global).
-        descs: descriptors of the layer's matrices (global).
-        product: the first product; later products have arrays of the same shapes and dtypes (local).
-        options: options of the call (global).
-        scales: scales of operands of 8 bits; None for none (global).
-    """
+    """**Collective.** A planned product, and the descriptors that it was planned with."""
 
     def __init__(
         self,
         runtime: Runtime,
         descs: Mapping[Matrix, MatrixDescriptor],
         product: Product,
-        options: dict[str, Any],
+        options: ProductOptions,
         scales: Scales | None,
     ) -> None:
         left, right, transa, transb = PRODUCTS[product.target]
         self._runtime, self._adds = runtime, product.beta != 0
         self._descs = [descs[matrix] for matrix in (left, right, product.target)]
         self._workspace_slot = WorkspaceSlot(runtime.workspace_pool)
-        options = {"transa": transa, "transb": transb, "beta": product.beta, "epilogue": product.epilogue, **options}
-        if scales is not None:
-            options |= {"scale_a": scales.a, "scale_b": scales.b}
         a, b, c, d = self._matrices(product)
         with runtime.backend.taking(self._workspace_slot):
-            self._product = plan_matmul(a, b, c, out=d, **options)
+            self._product = plan_matmul(
+                *(a, b, c),
+                transa=transa,
+                transb=transb,
+                beta=product.beta,
+                epilogue=product.epilogue,
+                out=d,
+                scale_a=None if scales is None else scales.a,
+                scale_b=None if scales is None else scales.b,
+                tf32=options.tf32,
+                autotune=options.autotune,
+                fast_accumulate=options.fast_accumulate,
+                wire_dtype=options.wire_dtype,
+            )
         self._product.forget_operands()
         if runtime.backend.gpus:
             self.kept_nbytes = _GRAPHS_NBYTES
@@ -520,3 +497,23 @@ class _Planned(Kept):
     def close(self) -> None:
         """Drop the plan's workspace (local)."""
         self._product.close()
+
+
+_default: list[Context] = []
+"""The default context, or nothing before the first call without `ctx=`. MPI's end closes it."""
+
+
+def default_context() -> Context:
+    """The context over COMM_WORLD that calls without `ctx=` use; **collective** in the first call, which makes it.
+
+    It is closed when the program ends, or calls MPI.Finalize.
+    """
+    if not _default or _default[0].runtime.closed:
+        first, _default[:] = not _default, [Context()]  # its error says what to do without MPI
+        if first:
+            _default[0].runtime.backend.peers.before_end(_end)
+    return _default[0]
+
+
+def _end() -> None:
+    _default[0].close()

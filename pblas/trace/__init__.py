@@ -14,7 +14,7 @@ from pblas.backends import log
 from pblas.backends.recorder import MOST_EVENTS, Event
 from pblas.matrices import complete_files as files
 from pblas.plans.base import ranks_text
-from pblas.trace import chart, chrome
+from pblas.trace import formats
 from pblas.trace.merge import merged
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ class Trace:
 
     def _repr_html_(self) -> str:
         """The picture, for notebooks; without Matplotlib, or where there are no events, the table of `str` (local)."""
-        if not self.events or not chart.can_draw():
+        if not self.events or not formats.can_draw():
             return f"<pre>{escape(str(self) if self.events else repr(self))}</pre>"
-        svg = chart.picture(self.title, self.nprocs, self.events, "svg").decode()
+        svg = formats.picture(self.title, self.nprocs, self.events, "svg").decode()
         return svg[svg.index("<svg") :]
 
     def write(self, path: str | os.PathLike[str]) -> None:
@@ -72,9 +72,9 @@ class Trace:
         """
         suffix = _suffix(path)
         if suffix == ".json":
-            content = chrome.text(self.title, self.nprocs, self.is_whole, self.events)
+            content = formats.json_text(self.title, self.nprocs, self.is_whole, self.events)
         else:
-            content = chart.picture(self.title, self.nprocs, self.events, suffix[1:])
+            content = formats.picture(self.title, self.nprocs, self.events, suffix[1:])
         files.write(path, content)
 
     @classmethod
@@ -90,7 +90,7 @@ class Trace:
         """
         name = files.checked_path("trace", path)
         try:
-            title, nprocs, is_whole, events = chrome.read(Path(name).read_bytes())
+            title, nprocs, is_whole, events = formats.read_json(Path(name).read_bytes())
         except OSError as error:
             raise errors.FileFormatError(f"{name}: cannot be read: {error.strerror or error}") from None
         except (KeyError, TypeError, ValueError) as error:
@@ -190,5 +190,5 @@ def _suffix(path: str | os.PathLike[str], verb: str = "trace") -> str:
             f"{verb}: {text!r} must end in .json (for Perfetto), or in .png or .svg (for a picture)"
         )
     if suffix != ".json":
-        chart.check()
+        formats.check()
     return suffix

@@ -5,9 +5,8 @@ from __future__ import annotations
 from functools import lru_cache
 
 from pblas.simulation.hardware import CORE, Topology
-from pblas.triangular.base_plan import TriangularOperands
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
-from pblas.triangular.trsm_plan import TrsmPlan
+from pblas.triangular.trsm_plan import TriangularOperands, TrsmPlan
 
 _SECONDS_PER_MESSAGE = CORE.far.latency
 """Seconds between the end of a block and the begin of the next one, for each of the two messages between them."""
@@ -45,7 +44,7 @@ def choose_trsm(
     if not reads or nprocs == 1 or topology.gpus or blocks > _BLOCKS:
         return plan
     pipelined = PipelinedTrsm(operands, dtype, nprocs, width=width, transport=transport)
-    elements, nrhs = plan.order * (plan.order + 1) // 2, plan.home.columns.max_count
+    elements, nrhs = plan.order * (plan.order + 1) // 2, plan.solved.columns.max_count
     own = max(map(pipelined.own_elements, pipelined.extreme_ranks()))
     hops = (triangle.rows.nprocs > 1) + (triangle.columns.nprocs > 1)
     messages = hops * pipelined.nblocks * _SECONDS_PER_MESSAGE

@@ -19,7 +19,7 @@ from pblas.layouts.messages import received_count, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.simulation.phase import Phase, View, even
-from pblas.triangular.base_plan import TriangularSolve, spread
+from pblas.triangular.trsm_plan import TriangularSolve, spread
 
 
 class DiagonalBlock(NamedTuple):
@@ -43,7 +43,7 @@ class PipelinedTrsm(TriangularSolve):
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> from pblas.layouts.grid import Grid
-    >>> from pblas.triangular.base_plan import TriangularOperands
+    >>> from pblas.triangular.trsm_plan import TriangularOperands
     >>> t, b = MatrixDescriptor(8, 8, 4, 4, Grid(2, 2)), MatrixDescriptor(8, 1, 4, 1, Grid(2, 2))
     >>> plan = PipelinedTrsm(TriangularOperands(t, b, b), "float64", 4)
     >>> for block in plan.blocks(): print(block)
@@ -112,7 +112,6 @@ class PipelinedTrsm(TriangularSolve):
         return count + self.nrhs * self.pipelined_rows(rank)[0]
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends, or that other ranks read in its memory."""
         if not self.reads:
             return 0
         pairs = (self.operands.right, self.sums), (self.solved, self.operands.result)
@@ -162,13 +161,11 @@ class PipelinedTrsm(TriangularSolve):
     # Text
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         if not self.reads:
             return "nothing: X is 0" if prod(self.operands.right.shape) else "nothing: X is empty"
         return "B to the rows of A's triangle, sums to its diagonal, blocks of X along it, X to its layout; A stays"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The blocks."""
         if self.reads:
             yield "blocks", f"{self.nblocks} along the diagonal"
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.redistribution.scaling import Scaling
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.transfer import own_memory
-from pblas.triangular.right_hand_sides import RightHandSides
+from pblas.triangular.trsm_run import RightHandSides
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,23 +21,15 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.triangular.pipelined_trsm_plan import DiagonalBlock, PipelinedTrsm
-    from pblas.triangular.right_hand_sides import TrsmOperands
+    from pblas.triangular.trsm_run import TrsmOperands
 
 TAG_SUM, TAG_BLOCK = 1035, 1036
 
 
 class RunPipelinedTrsm:
-    """**Collective.** Runs a PipelinedTrsm plan on one rank.
+    """**Collective.** Runs a PipelinedTrsm plan on one rank."""
 
-    Args:
-        plan: the plan (global).
-        backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-        orders: storage orders of T, B and X in the plan's orientation (global).
-    """
-
-    lends = False
-    """No peer reads this rank's arrays after X has left (global)."""
+    peers_read = False  # no peer reads this rank's arrays after X has left (global)
 
     def __init__(
         self, plan: PipelinedTrsm, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
@@ -61,39 +53,40 @@ class RunPipelinedTrsm:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
         return self._right.workspace_nbytes + int(self._sums.nbytes + self._terms.nbytes)
 
     def publish(self, x: TrsmOperands) -> bool:
-        """Publish the location of B; true if it must be staged first."""
         return self._right.publish(x.right)
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage B if any rank must."""
         return self._right.prepare(scratch=scratch)
 
     def run(self, x: TrsmOperands) -> None:
-        """X := alpha T^-1 B, block after block."""
+        """**Collective.** X := alpha T^-1 B, block after block."""
         arrays, (row, column) = self._arrays, self._position
         solutions = self._right.x
         assert solutions is not None, "X is computed beside its own memory"
+        # S = alpha B on the first process column of T, 0 on the others
         arrays.scale(0.0, self._sums)
         sums = self._sums[: self._plan.sums.local_shape(self._backend.rank)[0]]
         self._right.bring(sums, Scaling(x.alpha, 0.0, x.conj[1]))
         last = self._blocks[-1]
-        before: tuple[DiagonalBlock, DiagonalBlock] | None = None
+        trailing: tuple[DiagonalBlock, DiagonalBlock] | None = None
         for block, after in zip(self._blocks, [*self._blocks[1:], last], strict=True):
+            # X[k] = T[k, k]^-1 (sum over process columns of S[k])   (sent to the process column of T[k, k])
             if block.row == row:
                 self._add_up(block, x, solutions)
-            if before is not None:
-                self._multiply_rows(before[0], self._plan.rows_after(before[1]), x, solutions)
-            before = None
+            # S[i] -= T[i, k-1] X[k-1] for the rows i after block k   (trailing update, while X[k] travels)
+            if trailing is not None:
+                self._multiply_rows(trailing[0], self._plan.rows_after(trailing[1]), x, solutions)
+            trailing = None
             if block.column == column:
                 self._receive(block, solutions)
                 if block is not last:
+                    # S[k+1] -= T[k+1, k] X[k]   (lookahead: these sums leave first)
                     if after.row == row:
                         self._multiply_rows(block, (after.k0, after.k1), x, solutions)
-                    before = block, after
+                    trailing = block, after
         for transfer in self._sending:
             self._backend.wait(transfer.done, "sending blocks of X")
         self._sending = []
@@ -124,10 +117,12 @@ class RunPipelinedTrsm:
             arriving.append(backend.channel.receive(parts[c], place.rank(row, c), TAG_SUM))
         for transfer in arriving:
             backend.wait(transfer.done, "sums of a block of X")
+        # S[k] = S_0[k] + S_1[k] + ...   (in the order of process columns)
         first, *others = block.terms or (column,)
         self._arrays.assign(parts[first], known)
         for c in others:
             self._arrays.add_scaled(1.0, parts[c], 1.0, known)
+        # X[k] = T[k, k]^-1 S[k]
         triangle = x.triangle[self._rows(block.k0, block.k1), self._columns(block)]
         uplo = plan.shape_of_t.uplo
         self._arrays.trsm(triangle, known, uplo=uplo, unit=plan.operands.unit, conj=x.conj[0])

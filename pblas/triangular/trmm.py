@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.symmetric.structured import (
     PlannedTriangularProduct,
@@ -13,6 +13,8 @@ from pblas.symmetric.structured import (
 )
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from pblas.backends.dtypes import Scalar
     from pblas.core.options import Diag, Side, Trans, Uplo
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -73,25 +75,15 @@ def plan_trmm(
     alpha: Scalar = 1.0,
     out: DistMatrix | MatrixDescriptor | None = None,
     overlap: bool = True,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
     hardware: Hardware | str | None = None,
 ) -> PlannedTriangularProduct:
     """Plan `trmm`. **Collective** with matrices; with descriptors it needs no MPI.
 
-    Args:
-        a: as for `trmm`, or its descriptor (global).
-        b: as for `trmm`, or its descriptor (global).
-        side: as for `trmm` (global).
-        uplo: as for `trmm` (global).
-        trans: as for `trmm` (global).
-        diag: as for `trmm` (global).
-        alpha: as for `trmm` (global).
-        out: as for `trmm`; with `b` itself, executions may overwrite B (global).
-        overlap: as for `trmm` (global).
-        dtype: dtype of the matrices, needed with descriptors (global).
-        nprocs: ranks, when planning from descriptors; None for the largest grid (global).
-        hardware: machine to plan for, when planning from descriptors; see `plan_matmul` (global).
+    The arguments are those of `trmm`, with descriptors for a and b if there are no matrices yet: then `dtype` is
+    needed, `nprocs` is the number of ranks (None for the largest grid), and `hardware` the machine to plan for, as in
+    `plan_matmul`. With `out=b` executions may overwrite B.
 
     Returns:
         The planned operation: `print(planned.explain())`, `planned.execute(a, b)`.

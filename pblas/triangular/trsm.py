@@ -1,16 +1,22 @@
-"""trsm and plan_trsm: solve with a triangular matrix and many right-hand sides."""
+"""Solves with a triangular matrix: trsm, plan_trsm; trsv, with one right-hand side; solve_triangular, as in SciPy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, ClassVar, overload
+
+import numpy as np
 
 from pblas import errors
-from pblas.core.call import call, planned, planned_without_context, step
+from pblas.arrays.reduction_plan import ReductionPlan
+from pblas.backends.local_step import agreed
+from pblas.core.call import call, checked_call, planned, planned_without_context, runtime_of, step
 from pblas.core.checks import (
     check_conjugation,
     check_like_planned,
     check_matrices,
+    check_matrix,
     check_operand,
     check_out,
     check_overlap,
@@ -22,25 +28,28 @@ from pblas.core.checks import (
     is_same_memory,
     shares_memory,
 )
+from pblas.core.linalg_errors import SingularMatrixError
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_factor
-from pblas.triangular.base_plan import PANEL, PANEL_ON_GPUS, TriangularOperands
+from pblas.matrices.scatter_gather import index_of
+from pblas.runtime.runtime import checked_factor, checked_flag
 from pblas.triangular.choose import choose_trsm
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
 from pblas.triangular.pipelined_trsm_run import RunPipelinedTrsm
-from pblas.triangular.right_hand_sides import TrsmOperands
-from pblas.triangular.trsm_run import RunTrsm
+from pblas.triangular.trsm_plan import PANEL, PANEL_ON_GPUS, TriangularOperands
+from pblas.triangular.trsm_run import RunTrsm, TrsmOperands
+from pblas.vectors.checks import VectorOperand, checked_vector
 
 if TYPE_CHECKING:
     from typing import Self
 
-    import numpy as np
+    from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Scalar
+    from pblas.backends.dtypes import Array, Scalar, Table, Vector
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
@@ -49,32 +58,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TriangularSolve(Operation[DistMatrix]):
-    """X = alpha op(A)^-1 B, or alpha B op(A)^-1.
-
-    Args:
-        side: as in `trsm`, like `uplo` and `trans` (global).
-        unit: whether the diagonal of A is taken as ones (global).
-        a: descriptor of A; `b` and `x` are those of B and X (global).
-        dtype: of all matrices (global).
-        conjugated: whether A, and B, are conjugated views (global).
-        reads: whether alpha is not 0 (global).
-    """
+    """X = alpha op(A)^-1 B, or alpha B op(A)^-1."""
 
     noun: ClassVar[str] = "triangular solve"
     may_overlap: ClassVar[bool] = True  # X may be B: `parts` checks
     keeps_workspace: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("reads",))
 
-    side: Side
+    side: Side  # as in `trsm`, like `uplo` and `trans` (global)
     uplo: Uplo
     trans: Trans
-    unit: bool
-    a: MatrixDescriptor
+    unit: bool  # whether the diagonal of A is taken as ones (global)
+    a: MatrixDescriptor  # descriptor of A; `b` and `x` are those of B and X (global)
     b: MatrixDescriptor
     x: MatrixDescriptor
     dtype: np.dtype[Any]
-    conjugated: tuple[bool, bool]
-    reads: bool
+    conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
+    reads: bool  # whether alpha is not 0 (global)
 
     @classmethod
     def bind(
@@ -89,10 +89,9 @@ class TriangularSolve(Operation[DistMatrix]):
         diag: Any = "N",
         alpha: Any = 1,
         out: Any = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
         nprocs: Any = None,
     ) -> Bound[DistMatrix]:
-        """The arguments of `plan_trsm`, checked on this rank."""
         if runtime is not None and nprocs is not None:
             raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
         side = checked_letter(verb, "side", side, "LR")
@@ -145,7 +144,7 @@ class TriangularSolve(Operation[DistMatrix]):
         return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
 
     def executor(self, plan: TrsmPlan | PipelinedTrsm, backend: HostRanks) -> RunTrsm | RunPipelinedTrsm:
-        a = self.a.T if plan.operands.is_turned else self.a
+        a = self.a.T if plan.operands.is_transposed else self.a
         b, x = (self.b, self.x) if self.side == "L" else (self.b.T, self.x.T)
         orders = a.order, b.order, x.order
         if isinstance(plan, PipelinedTrsm):
@@ -198,7 +197,6 @@ class PlannedTrsm(Planned[DistMatrix]):
         return self.run(lambda: self._bound(a, b, out))
 
     def _bound(self, a: Any, b: Any, out: Any) -> Bound[DistMatrix]:
-        """The arguments of an execution, compared with the planned ones on this rank."""
         runtime, operation = self._runtime, self.operation
         assert runtime is not None, "it runs"
         matrices = [("A", a, operation.a, operation.conjugated[0]), ("B", b, operation.b, operation.conjugated[1])]
@@ -221,22 +219,13 @@ def plan_trsm(
     diag: Diag = "N",
     alpha: Scalar = 1,
     out: DistMatrix | MatrixDescriptor | None = None,
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedTrsm:
     """Plan X := alpha op(A)^-1 B or alpha B op(A)^-1. **Collective** with matrices; with descriptors it needs no MPI.
 
-    Args:
-        a: A, or its descriptor (global).
-        b: B, or its descriptor (global).
-        side: as in `trsm`, like `uplo`, `trans`, `diag` and `alpha` (global).
-        uplo: see `side` (global).
-        trans: see `side` (global).
-        diag: see `side` (global).
-        alpha: see `side` (global).
-        out: X, possibly B itself, or the layout of X; None for the layout of B (global).
-        dtype: dtype of the matrices, needed with descriptors (global).
-        nprocs: number of ranks, when planning from descriptors; None for the largest grid (global).
+    The arguments are those of `trsm`, with descriptors for a and b if there are no matrices yet: then `dtype` is
+    needed, and `nprocs` is the number of ranks (None for the largest grid). `out` may be the layout of X.
 
     Returns:
         The planned solve: `print(p.explain())`, `p.execute(a, b)`.
@@ -334,3 +323,191 @@ def _overwrites_b(verb: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> b
     if not in_place and shares_memory(x, y):
         raise errors.ArgumentError(f"{verb}: out overlaps B in part; give it memory of its own, or pass B")
     return in_place
+
+
+@overload
+def trsv(
+    a: DistMatrix,
+    x: DistMatrix,
+    *,
+    uplo: Uplo = "L",
+    trans: Trans = "N",
+    diag: Diag = "N",
+    out: DistMatrix | None = None,
+) -> DistMatrix: ...
+@overload
+def trsv(a: DistMatrix, x: Array, *, uplo: Uplo = "L", trans: Trans = "N", diag: Diag = "N") -> Array: ...
+def trsv(
+    a: DistMatrix,
+    x: DistMatrix | Array,
+    *,
+    uplo: Uplo = "L",
+    trans: Trans = "N",
+    diag: Diag = "N",
+    out: DistMatrix | None = None,
+) -> DistMatrix | Array:
+    """**Collective.** op(A)^-1 x for a triangular A, as `trsm` with one right-hand side.
+
+    For a large A the triangle stays, and each rank receives O(n) elements: x is solved in blocks along the diagonal.
+    For a small A one rank solves, and receives the triangle.
+
+    Args:
+        a: n x n matrix in any layout, of which one triangle is read (global).
+        x: n x 1 or 1 x n matrix in any layout, or an array of n elements that is equal on all ranks (global).
+        uplo: "L" for a lower, "U" for an upper triangular A (global).
+        trans: "N", "T" or "C": A as it is, transposed, conjugate transposed (global).
+        diag: "U": the diagonal is 1 and not read; "N": it is read, and divided by (global).
+        out: matrix of the shape of x that receives the result; out=x works in place. None for a new one (global).
+
+    Returns:
+        `out` or a new matrix of the shape of x; for an array an array, equal on all ranks.
+
+    Raises:
+        ArgumentError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: BLAS, xTRSV.
+
+    >>> import pblas, numpy as np
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[2.0, 0.0], [1.0, 4.0]]))
+    ...     pblas.blas.trsv(A, np.array([4.0, 10.0])).tolist()
+    [2.0, 2.0]
+    """
+    matrices = {"a": a, "x": x, "out": out}
+    with checked_call("trsv", _checked_vector, matrices, a, x, out) as (runtime, vector):
+        column = vector.column
+        if column is None:
+            column = replicated_matrix("trsv", a, x[:, None])
+            return runtime.backend.reading(_column_solved(a, column, uplo, trans, diag, None).local)[:, 0].copy()
+        is_row = vector.is_row
+        target = column if out is x else out.T if is_row and isinstance(out, DistMatrix) else out
+        result = _column_solved(a, column, uplo, trans, diag, target)
+        return out if out is not None else result.T if is_row else result
+
+
+def _checked_vector(verb: str, runtime: Runtime, a: Any, x: Any, out: Any) -> VectorOperand:
+    """The right-hand side (local)."""
+    check_matrix(verb, "a", a, runtime)
+    vector = checked_vector(verb, "x", x, runtime, a.dtype)
+    if vector.column is None and out is not None:
+        raise errors.ArgumentError(f"{verb}: out is for an x that is a matrix; an array gives a new array")
+    return vector
+
+
+def _column_solved(
+    a: DistMatrix, column: DistMatrix, uplo: Uplo, trans: Trans, diag: Diag, out: DistMatrix | None
+) -> DistMatrix:
+    """**Collective.** op(A)^-1 times a column."""
+    matrices = {"a": a, "x": column, "out": out}
+    return call("trsv", TriangularSolve.bind, matrices, a, column, "L", uplo, trans, diag, 1, out)
+
+
+_TRANS = {0: "N", 1: "T", 2: "C"}
+"""SciPy's numbers of op."""
+
+
+@overload
+def solve_triangular(
+    a: DistMatrix, b: DistMatrix, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> DistMatrix: ...
+@overload
+def solve_triangular(
+    a: DistMatrix, b: Vector, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> Vector: ...
+@overload
+def solve_triangular(
+    a: DistMatrix, b: Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> DistMatrix: ...
+def solve_triangular(
+    a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+) -> DistMatrix | Array:
+    """**Collective.** Solve op(A) X = B for a triangular A, in any layouts.
+
+    Args:
+        a: n x n matrix of which one triangle is read (global).
+        b: n x nrhs matrix, or an array of one or two dimensions that is equal on all ranks (global).
+        lower: read the lower triangle of A; else the upper one (global).
+        trans: "N" or 0: A X = B; "T" or 1: A^T X = B; "C" or 2: A^H X = B (global).
+        unit_diagonal: take the diagonal of A as ones, and do not read it (global).
+
+    Returns:
+        X: a new matrix in B's layout; for an array of one dimension an array, equal on all ranks.
+
+    Raises:
+        SingularMatrixError: an element of A's diagonal is 0; `info` is the first one, from 1. B is unchanged.
+        ArgumentError, DescriptorError, DTypeError: wrong arguments; the same error on every rank. 16-bit dtypes are
+            refused: convert with `astype`.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK, xTRTRS; scipy.linalg.solve_triangular.
+
+    >>> import pblas, numpy as np
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[2.0, 1.0], [0.0, 4.0]]))
+    ...     pblas.linalg.solve_triangular(A, np.array([4.0, 8.0])).tolist()
+    [1.0, 2.0]
+    """
+    verb = "solve_triangular"
+    with runtime_of(verb, {"a": a, "b": b}).call(verb):
+        if isinstance(b, DistMatrix) or not hasattr(b, "ndim"):  # not an array: the checks raise
+            return _system_solved(verb, a, b, lower, trans, unit_diagonal)
+        is_vector = b.ndim == 1
+        x = _system_solved(
+            verb, a, replicated_matrix(verb, a, b[:, None] if is_vector else b), lower, trans, unit_diagonal
+        )
+        return a.runtime.backend.reading(x.local)[:, 0].copy() if is_vector else x
+
+
+def _system_solved(verb: str, a: DistMatrix, b: Any, lower: bool, trans: Any, unit_diagonal: bool) -> DistMatrix:
+    """**Collective.** X for a matrix B."""
+    return call(verb, RegularTriangularSolve.bind_scipy, {"a": a, "b": b}, a, b, lower, trans, unit_diagonal)
+
+
+@dataclass(frozen=True, eq=False)
+class RegularTriangularSolve(TriangularSolve):
+    """A `TriangularSolve` that raises for a zero on A's diagonal, before it solves.
+
+    The fact of a rank is n minus the index of its first zero, so that the largest fact tells the first zero of all.
+    """
+
+    @classmethod
+    def bind_scipy(
+        cls, verb: str, runtime: Runtime, a: Any, b: Any, lower: Any, trans: Any, unit_diagonal: Any
+    ) -> Bound[DistMatrix]:
+        uplo = "L" if checked_flag(verb, "lower", lower) else "U"
+        diag = "U" if checked_flag(verb, "unit_diagonal", unit_diagonal) else "N"
+        if isinstance(trans, int | np.integer) and not isinstance(trans, bool):
+            trans = _TRANS.get(int(trans), trans)
+        return cls.bind(verb, runtime, a, b, "L", uplo, trans, diag)
+
+    @classmethod
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+        if fact:
+            info = cls(*form).a.n - fact + 1
+            text = f"element ({info - 1}, {info - 1}) of A's diagonal is 0, so A is singular (info={info})"
+            raise agreed(SingularMatrixError(f"solve_triangular: {text}", info))
+        return form
+
+    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        bound = super().parts(verb, runtime, bound)
+        if self.unit:
+            return bound
+        arrays, (places, rows, columns) = runtime.backend.arrays, _diagonal(self.a, runtime.rank)
+        arrays.begin()
+        zeros = places[arrays.take(bound.reads["A"].stored(verb), rows, columns) == 0]
+        return bound._replace(fact=self.a.n - int(zeros[0]) if zeros.size else 0)
+
+
+@lru_cache(8)
+def _diagonal(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array, Array]:
+    """Indices of the elements of the diagonal that a rank has, ascending, and their local rows and columns."""
+    ranges = ReductionPlan(desc, "diagonal", None, "float64", desc.nprocs).diagonal_ranges(rank)
+    places = np.arange(desc.n)[index_of(ranges)]
+    return places, *desc.local_index(places, places)
+
+
+def first_zero(a: DistMatrix) -> int:
+    """**Collective.** The place, from 1, of the first zero on the diagonal, equal on all ranks; 0 if there is none."""
+    zeros = np.flatnonzero(a.diagonal() == 0)
+    return int(zeros[0]) + 1 if zeros.size else 0

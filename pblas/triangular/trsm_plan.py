@@ -8,15 +8,201 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from math import prod
-from typing import ClassVar
+from functools import lru_cache
+from math import isqrt, prod
+from typing import ClassVar, Literal
 
-from pblas.layouts.messages import received_count, sends
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.messages import received_count, receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
+from pblas.layouts.trapezoid import Trapezoid
 from pblas.matmul.summa_plan import cut, cut_count, same_place
-from pblas.simulation.phase import Phase, View, even
-from pblas.triangular.base_plan import TriangularSolve, spread
+from pblas.plans.base import Plan
+from pblas.redistribution.redistribution_plan import described
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, Traffic, View, even
+
+PANEL = 256
+"""Default width of a panel: BLAS solves with a diagonal block of this order at 0.9 of the rate of a GEMM, and GEMMs of
+this inner length run at their full rate."""
+PANEL_ON_GPUS = 1024
+"""The same on GPUs, which read and write the right-hand sides once for each panel."""
+_ALL_RANKS = 32
+"""Largest number of ranks that are all examined to find the busiest."""
+
+
+@dataclass(frozen=True, slots=True)
+class TriangularOperands:
+    """The operands of X := alpha op(A)^-1 B (side "L") or X := alpha B op(A)^-1 (side "R"), as the user gives them."""
+
+    a: MatrixDescriptor  # distribution of A, n x n (global)
+    b: MatrixDescriptor  # distribution of B, m x n or n x m (global)
+    x: MatrixDescriptor  # distribution of X, of the shape of B (global)
+    side: Literal["L", "R"] = "L"  # "L" or "R", where op(A) stands (global)
+    uplo: Literal["L", "U"] = "L"  # "L" or "U", the triangle of A that is read (global)
+    trans: Literal["N", "T", "C"] = "N"  # "N", "T" or "C": op (global)
+    unit: bool = False  # whether the diagonal of A is taken as ones, and not read (global)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether T is stored as its transpose: op(A) is transposed, or A stands on the right, but not both."""
+        return (self.trans != "N") != (self.side == "R")
+
+    @property
+    def lower(self) -> bool:
+        """Whether T is lower triangular, so that X is computed from its first row on."""
+        return (self.uplo == "L") != self.is_transposed
+
+    @property
+    def triangle(self) -> Placement:
+        """The placement of T."""
+        place = Placement.of(self.a)
+        return place.T if self.is_transposed else place
+
+    @property
+    def right(self) -> Placement:
+        """The placement of the right-hand sides as columns: of B, or of B^T if A stands on the right."""
+        return self._columns(self.b)
+
+    @property
+    def result(self) -> Placement:
+        """The placement of the solutions as columns: of X, or of X^T."""
+        return self._columns(self.x)
+
+    def _columns(self, desc: MatrixDescriptor) -> Placement:
+        place = Placement.of(desc)
+        return place if self.side == "L" else place.T
+
+
+@dataclass(frozen=True, slots=True)
+class TriangularSolve(Plan):
+    """X := alpha op(A)^-1 B or alpha B op(A)^-1: the fields of all plans."""
+
+    operands: TriangularOperands  # the operands (global)
+    dtype: str
+    nprocs: int
+    reads: bool = True  # alpha is not 0, and X has elements; else nothing is read or moves (global)
+    width: int = PANEL  # largest width of a panel (global)
+    transport: Transport = "message"
+
+    @property
+    def order(self) -> int:
+        """Rows of T."""
+        return self.operands.right.rows.n
+
+    @property
+    def shape_of_t(self) -> Trapezoid:
+        """The elements of T that are read; with a unit diagonal those of the diagonal travel too, and are not read."""
+        return Trapezoid("L" if self.operands.lower else "U")
+
+    def own_elements(self, rank: int) -> int:
+        """Elements of the triangle that `rank` holds."""
+        return _own_elements(self.operands.triangle, self.shape_of_t, rank)
+
+    @property
+    def flops(self) -> int:
+        # n^2 for each right-hand side
+        n, nrhs = self.operands.right.shape
+        return n * n * nrhs * (4 if self.dtype.startswith("complex") else 1) if self.reads else 0
+
+    @property
+    def lower_bound(self) -> float:
+        """Lower bound on the elements that the busiest rank receives, under any plan.
+
+        A rank that multiplies F elements touches a elements of T and s of X with a s^2 >= F^2 (Loomis, Whitney, 1949).
+        It has received those that it does not hold.
+        """
+        n, nrhs = self.operands.right.shape
+        triangle = n * (n + 1) // 2
+        if not self.reads or self.nprocs == 1:
+            return 0.0
+        f = triangle * nrhs / self.nprocs
+        s = min(float(n * nrhs), max((2 * f * f) ** (1 / 3), f / max(1, isqrt(triangle))))
+        ranks, operands = self.extreme_ranks(), self.operands
+        held = max(self.own_elements(rank) + prod(operands.right.local_shape(rank)) for rank in ranks)
+        if self.operands.b != self.operands.x:
+            held += max(prod(operands.result.local_shape(rank)) for rank in ranks)
+        return max(0.0, f * f / (s * s) + s - held)
+
+    def operands_nbytes(self, rank: int) -> int:
+        operands = self.operands
+        places = operands.triangle, operands.right, operands.result
+        return self.itemsize * sum(prod(place.local_shape(rank)) for place in places)
+
+    def _redistribution(self, view: View, source: Placement, target: Placement) -> Phase:
+        """One step without a GEMM, in which right-hand sides or solutions change their placement."""
+        received = self.itemsize * received_count(source, target, view.rank)
+        peers = [move.peer for move in receives(source, target, view.rank) if move.peer != view.rank]
+        copied = 2 * self.itemsize * prod(target.local_shape(view.rank))
+        return Phase(1, before=spread(view, peers, received), copied=copied)
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """Whether ranks compute while messages are under way."""
+        return self.reads and self.nprocs > 1 and self.transport in ("message", "mixed")
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """The placements whose largest shares decide which rank is the busiest (global)."""
+        return self.operands.triangle, self.operands.right, self.operands.result
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks if there are few, else those around the first and the last block of each placement."""
+        if self.nprocs <= _ALL_RANKS:
+            return set(range(self.nprocs))
+        ranks = {0, self.nprocs - 1}
+        for place in self.placements:
+            rows, columns = (_around(split) for split in (place.rows, place.columns))
+            ranks |= {place.rank(r, c, z) for r in rows for c in columns for z in {0, place.copies - 1}}
+        return ranks
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.order} x {self.order}, {self.operands.right.columns.n} right-hand sides"
+
+    def title(self) -> str:
+        operands = self.operands
+        m, n = operands.x.shape
+        return f"X = alpha {'op(A)^-1 B' if operands.side == 'L' else 'B op(A)^-1'}, {m} x {n}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        operands = self.operands
+        triangle = f"{'lower' if operands.uplo == 'L' else 'upper'} triangle{', unit diagonal' * operands.unit}"
+        yield "A", f"{described(operands.a)}, {triangle}, trans={operands.trans!r}"
+        yield "B", described(operands.b)
+        if operands.b != operands.x:
+            yield "X", described(operands.x)
+
+
+def spread(view: View, peers: list[int], nbytes: int) -> Traffic:
+    """Traffic of some bytes that come in equal parts from some ranks."""
+    traffic = Traffic()
+    for i, peer in enumerate(peers):
+        traffic += view.traffic(peer, nbytes * (i + 1) // len(peers) - nbytes * i // len(peers))
+    return traffic
+
+
+def _around(split: Split) -> set[int]:
+    """Coordinates around the first block and the last block, which include the largest and smallest shares."""
+    last = split.src + max(split.nblocks - 1, 0)
+    return {p % split.nprocs for p in (0, split.src, split.src + 1, last - 1, last, last + 1, split.nprocs - 1)}
+
+
+@lru_cache(1024)
+def _own_elements(place: Placement, triangle: Trapezoid, rank: int) -> int:
+    """Elements of a triangle that `rank` holds; takes time in proportion to the blocks that cross the diagonal."""
+    position, total = place.coordinates(rank), 0
+    if position is None:
+        return 0
+    rows, columns = place.rows, place.columns
+    for j0, j1 in columns.runs(position[1]):
+        before, after = (rows.local_start(j, position[0]) for j in (j0, j1))
+        beside = before if triangle.uplo == "U" else rows.count(position[0]) - after
+        across = (triangle.count(i0, i1, j0, j1) for i0, i1 in rows.runs(position[0], j0, j1))
+        total += beside * (j1 - j0) + sum(across)
+    return total
+
 
 _UNEVEN = 1.25
 """Largest share of the right-hand sides, over an even share, with which X stays where it is."""
@@ -48,7 +234,7 @@ class TrsmPlan(TriangularSolve):
     """X := alpha op(A)^-1 B or alpha B op(A)^-1: each rank solves for some right-hand sides, to which A is sent.
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
-    >>> from pblas.triangular.base_plan import TriangularOperands
+    >>> from pblas.triangular.trsm_plan import TriangularOperands
     >>> columns = MatrixDescriptor.column_wise(8, 8, 4)
     >>> plan = TrsmPlan(TriangularOperands(columns, columns, columns), "float64", 4, width=4)
     >>> plan.stays, plan.received_nbytes(1)
@@ -61,7 +247,7 @@ class TrsmPlan(TriangularSolve):
     name: ClassVar[str] = "TrsmPlan"
     why: ClassVar[str] = "right-hand sides are independent: each rank solves for its own, and only the triangle travels"
 
-    home: Placement = field(init=False)
+    solved: Placement = field(init=False)
     """The placement in which X is computed: its columns are split over the ranks, from coordinate 0 on (global)."""
 
     def __post_init__(self) -> None:
@@ -69,23 +255,23 @@ class TrsmPlan(TriangularSolve):
         result = self.operands.result
         (n, nrhs), columns = result.shape, result.columns
         even = max(1, -(-nrhs // self.nprocs))
-        home = Placement(Split(n, max(n, 1), 1), Split(nrhs, even, self.nprocs), (1, 1, 1))
+        solved = Placement(Split(n, max(n, 1), 1), Split(nrhs, even, self.nprocs), (1, 1, 1))
         is_fair = columns.max_count <= _UNEVEN * even and (columns.src == 0 or columns.nblocks >= columns.nprocs)
         if result.rows.canonical.nprocs == 1 and result.copies == 1 and is_fair:
-            home = Placement(home.rows, columns, result.strides, 1, result.start, result.ranks)
-        object.__setattr__(self, "home", home)
+            solved = Placement(solved.rows, columns, result.strides, 1, result.start, result.ranks)
+        object.__setattr__(self, "solved", solved)
 
     # The work of the ranks
 
     @property
     def stays(self) -> bool:
         """Whether X is computed in its own memory; else in workspace, and then redistributed."""
-        return same_place(self.home, self.operands.result)
+        return same_place(self.solved, self.operands.result)
 
     @property
     def nsolvers(self) -> int:
-        """Number of ranks that have right-hand sides: those at the first coordinates of `home`."""
-        return min(self.home.columns.nprocs, self.home.columns.nblocks)
+        """Number of ranks that have right-hand sides: those at the first coordinates of `solved`."""
+        return min(self.solved.columns.nprocs, self.solved.columns.nblocks)
 
     @property
     def looks_left(self) -> bool:
@@ -106,32 +292,31 @@ class TrsmPlan(TriangularSolve):
     def at_solvers(self, rows: int, columns: int) -> Placement:
         """A part of T, with these numbers of rows and columns, on every rank that has right-hand sides."""
         down, across = (Split(size, max(size, 1), 1) for size in (rows, columns))
-        home = self.home
-        return Placement(down, across, (1, 1, home.strides[1]), max(1, self.nsolvers), home.start, home.ranks)
+        solved = self.solved
+        return Placement(down, across, (1, 1, solved.strides[1]), max(1, self.nsolvers), solved.start, solved.ranks)
 
     # Elements that move
 
     def is_solver(self, rank: int) -> bool:
         """Whether a rank has right-hand sides."""
-        return self.home.local_shape(rank)[1] > 0
+        return self.solved.local_shape(rank)[1] > 0
 
     def received_elements(self, rank: int) -> int:
         """Elements of the triangle, of B and of X that `rank` receives from other ranks, or reads in their memory."""
         if not self.reads:
             return 0
-        count = received_count(self.operands.right, self.home, rank)
-        count += 0 if self.stays else received_count(self.home, self.operands.result, rank)
+        count = received_count(self.operands.right, self.solved, rank)
+        count += 0 if self.stays else received_count(self.solved, self.operands.result, rank)
         if self.is_solver(rank):
             count += self.order * (self.order + 1) // 2 - self.own_elements(rank)
         return count
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends, or that other ranks read in its memory; of copies of A each sends its share."""
         if not self.reads:
             return 0
-        pairs = [(self.operands.right, self.home)]
+        pairs = [(self.operands.right, self.solved)]
         if not self.stays:
-            pairs.append((self.home, self.operands.result))
+            pairs.append((self.solved, self.operands.result))
         count = sum(prod(move.shape) for pair in pairs for move in sends(*pair, rank))
         readers = self.nsolvers - self.is_solver(rank)
         return count + self.own_elements(rank) * readers // self.operands.triangle.copies
@@ -145,12 +330,12 @@ class TrsmPlan(TriangularSolve):
         if not self.reads:
             yield Phase(1, copied=itemsize * prod(operands.result.local_shape(view.rank)))
             return
-        yield self._redistribution(view, operands.right, self.home)
+        yield self._redistribution(view, operands.right, self.solved)
         triangle, n = operands.triangle, self.order
         if self.is_solver(view.rank):
             arrives = itemsize * (n * (n + 1) // 2 - self.own_elements(view.rank))
             split = triangle.rows if self.looks_left else triangle.columns
-            steps, columns = max(1, cut_count(split, 0, n, self.width)), self.home.local_shape(view.rank)[1]
+            steps, columns = max(1, cut_count(split, 0, n, self.width)), self.solved.local_shape(view.rank)[1]
             peers = [rank for rank in self.extreme_ranks() if rank != view.rank and self.own_elements(rank)]
             for many, depth, nbytes in even(steps, n, arrives):
                 traffic = spread(view, peers, nbytes)
@@ -158,7 +343,7 @@ class TrsmPlan(TriangularSolve):
                 # X[i] -= T[i, k] X[k]   (panel k of T, this rank's columns of X)
                 yield Phase(many, (n // 2, columns, depth), traffic, copied=copied)
         if not self.stays:
-            yield self._redistribution(view, self.home, operands.result)
+            yield self._redistribution(view, self.solved, operands.result)
 
     @property
     def workspace_nbytes(self) -> int:
@@ -167,7 +352,7 @@ class TrsmPlan(TriangularSolve):
             return 0
         operands, n, ranks = self.operands, self.order, self.extreme_ranks()
         triangle, width = operands.triangle, min(self.width, n)
-        count = 0 if self.stays else n * self.home.columns.max_count
+        count = 0 if self.stays else n * self.solved.columns.max_count
         count += 2 * width * (n + width)
         if self.transport == "mixed":  # a host receives once what its ranks need
             count += 3 * width * (n + width)
@@ -176,7 +361,7 @@ class TrsmPlan(TriangularSolve):
                 count += place.rows.max_count * place.columns.max_count
         if self.transport != "shared" and self.nprocs > 1:
             count += _SPARE * 2 * width * (n + width) * (1 + self.nsolvers)
-            pairs = (operands.right, self.home), (self.home, operands.result)
+            pairs = (operands.right, self.solved), (self.solved, operands.result)
             for source, target in pairs:
                 count += max(
                     received_count(source, target, rank) + sum(prod(move.shape) for move in sends(source, target, rank))
@@ -187,24 +372,22 @@ class TrsmPlan(TriangularSolve):
     @property
     def placements(self) -> tuple[Placement, ...]:
         """Those of the operands, and that in which X is computed."""
-        return self.home, self.operands.triangle, self.operands.right, self.operands.result
+        return self.solved, self.operands.triangle, self.operands.right, self.operands.result
 
     # Text
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         if not self.reads:
-            return "nothing: X is 0" if prod(self.home.shape) else "nothing: X is empty"
+            return "nothing: X is 0" if prod(self.solved.shape) else "nothing: X is empty"
         panels = f"panels of A's triangle to the {self.nsolvers} ranks that have right-hand sides"
         if self.nsolvers == self.nprocs:
             panels = "panels of A's triangle to all ranks"
         if self.stays:
-            same = same_place(self.operands.right, self.home)
+            same = same_place(self.operands.right, self.solved)
             return panels if same else f"B to the layout of X, then {panels}"
         return f"B to an even split of its right-hand sides, then {panels}, then X to its layout"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The panels."""
         looking = "rows (left-looking)" if self.looks_left else "columns (right-looking)"
         if self.reads:
             yield "panels", f"{self.width} {looking}, {'forwards' if self.operands.lower else 'backwards'}"

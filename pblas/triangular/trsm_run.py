@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas.matmul.summa_panels import SLOTS, Panels
-from pblas.redistribution.scaling import Scaling
-from pblas.redistribution.transfer import Movement, SourceMatrix
-from pblas.triangular.right_hand_sides import RightHandSides
+from pblas.redistribution.packing import COPY, Scaling
+from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,39 +14,130 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
-    from pblas.triangular.right_hand_sides import TrsmOperands
     from pblas.triangular.trsm_plan import TrsmPlan, TrsmStep
 
-TAG_BLOCK, TAG_BESIDE = 1031, 1032
+TAG_B, TAG_X = 1033, 1034
+
+
+class TrsmOperands(NamedTuple):
+    """Local arrays of one execution, in the plan's orientation."""
+
+    triangle: Array  # T (local)
+    right: Array  # the right-hand sides as columns: B, or B^T if A stands on the right (local)
+    result: Array  # the solutions as columns (local)
+    alpha: complex  # scalar (global)
+    conj: tuple[bool, bool]  # conjugate T, B (global)
+    in_place: bool  # `right` and `result` are the same memory (local)
+
+
+class RightHandSides:
+    """**Collective.** B arrives at the placement `target`; X leaves from `solved`, or is computed in its memory (None).
+
+    Without `right` X begins with other elements. `lld` is the leading dimension of a workspace in order "F".
+    """
+
+    def __init__(
+        self,
+        backend: HostRanks,
+        right: Placement | None,
+        result: Placement,
+        dtype: np.dtype[Any],
+        orders: tuple[Literal["F", "C"], Literal["F", "C"]],
+        *,
+        target: Placement,
+        solved: Placement | None,
+        lld: int | None = None,
+    ) -> None:
+        self._backend, self._arrays = backend, backend.arrays
+        self.buffers = Buffers(backend)  # memory of messages, which movements of T may share (local)
+        self._bring: Movement | None = None
+        if right is not None:  # near ranks read B in place
+            self._bring = Movement(
+                SourceMatrix(backend, right, dtype, orders[0]), target, buffers=self.buffers, tag=TAG_B
+            )
+        self.x: Array | None = None  # memory in which X is computed; None: X's own (local)
+        if solved is not None:
+            height = lld or solved.rows.max_count
+            self._memory = backend.allocate_scratch(
+                max(1, height * solved.columns.max_count) * dtype.itemsize, window=backend.shared
+            )
+            m_loc, n_loc = solved.local_shape(backend.rank)
+            shape = (lld or m_loc) if m_loc else 0, n_loc
+            self.x = backend.peer_block(self._memory, backend.rank, 0, shape, dtype, orders[1])[:m_loc]
+            self._solved = SourceMatrix(backend, solved, dtype, orders[1])
+            self._solved.publish(self.x)
+            self._deliver = Movement(self._solved, result, buffers=self.buffers, tag=TAG_X)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Bytes of this rank's workspace."""
+        copy = 0 if self._bring is None else self._bring.source_matrix.workspace_nbytes
+        return self.buffers.nbytes + copy + (0 if self.x is None else int(self.x.nbytes))
+
+    def publish(self, b: Array | None) -> bool:
+        """Publish the location of B; true if it must be staged first (local)."""
+        return self._bring is not None and b is not None and self._bring.source_matrix.publish(b)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Stage B if any rank must; whether it did."""
+        if self._bring is not None:
+            self._bring.source_matrix.prepare(scratch=scratch)
+        return scratch
+
+    def bring(self, out: Array, put: Scaling) -> None:
+        """Out := alpha B, this rank's elements of the target placement."""
+        assert self._bring is not None, "there is a B"
+        arrays = self._arrays
+        self._backend.sync()
+        self._bring.begin()
+        self._bring.finish(out, put)
+        with arrays.on_side_lane():
+            brought = arrays.mark()
+        arrays.follow(brought)
+
+    def deliver(self, result: Array, what: str, put: Scaling = COPY) -> None:
+        """Send the solutions to the owners of X, if they are elsewhere; from now on B may be overwritten."""
+        if self.x is not None:
+            self._deliver_to(result, what, put)
+        if self._bring is not None:
+            self._bring.source_matrix.release()
+
+    def _deliver_to(self, result: Array, what: str, put: Scaling) -> None:
+        backend, arrays = self._backend, self._arrays
+        if backend.shared and backend.size > 1:
+            arrays.synchronize()
+            backend.sync()
+            backend.agree(f"{what}: solved")  # no rank reads B any more, and every X can be read
+        solved = arrays.mark()
+        with arrays.on_side_lane():
+            arrays.follow(solved)
+        self._deliver.begin()
+        self._deliver.finish(result, put)
+
+
+TAG_BLOCK, TAG_RECTANGLE = 1031, 1032
 
 
 class RunTrsm:
-    """**Collective.** Runs a TrsmPlan on one rank.
-
-    Args:
-        plan: the plan (global).
-        backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-        orders: storage orders of T, B and X in the plan's orientation (global).
-    """
+    """**Collective.** Runs a TrsmPlan on one rank."""
 
     def __init__(
         self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
     ) -> None:
         self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
-        self.lends: bool = plan.reads and plan.stays
+        self.peers_read: bool = plan.reads and plan.stays
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
         if not plan.reads:
             return
         order_t, order_b, order_x = orders
         self._right = RightHandSides(
             *(backend, operands.right, operands.result, dtype, (order_b, order_x)),
-            target=plan.home,
-            solved=None if plan.stays else plan.home,
+            target=plan.solved,
+            solved=None if plan.stays else plan.solved,
         )
         self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
         self._steps = list(plan.steps())
-        self._blocks, self._beside = self._panels(block=True), self._panels(block=False)
+        self._blocks, self._rectangles = self._panels(block=True), self._panels(block=False)
 
     def _panels(self, *, block: bool) -> Panels:
         """The diagonal blocks of T, or the rectangles next to them, on the ranks that have right-hand sides."""
@@ -65,7 +155,7 @@ class RunTrsm:
                 *(self._triangle, target, (i0, i1, j0, j1)),
                 trapezoid=plan.shape_of_t if block else None,
                 buffers=self._right.buffers,
-                tag=TAG_BLOCK if block else TAG_BESIDE,
+                tag=TAG_BLOCK if block else TAG_RECTANGLE,
                 slot=s % SLOTS + (0 if block else SLOTS),
             )
             steps.append([movement])
@@ -74,58 +164,58 @@ class RunTrsm:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
         if not self._plan.reads:
             return 0
-        panels = self._blocks.nbytes + self._beside.nbytes
+        panels = self._blocks.nbytes + self._rectangles.nbytes
         return self._right.workspace_nbytes + self._triangle.workspace_nbytes + panels
 
     def publish(self, x: TrsmOperands) -> bool:
-        """Publish the locations of A and B; true if one must be staged first."""
         return self._plan.reads and any([self._triangle.publish(x.triangle), self._right.publish(x.right)])
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Stage A and B if any rank must."""
         if self._plan.reads:
             self._triangle.prepare(scratch=scratch)
             self._right.prepare(scratch=scratch)
         return scratch and self._plan.reads
 
     def run(self, x: TrsmOperands) -> None:
-        """X := alpha T^-1 B, for this rank's right-hand sides, which are then sent to the owners of X."""
+        """**Collective.** X := alpha T^-1 B, for this rank's right-hand sides, which then go to the owners of X."""
         plan, arrays = self._plan, self._arrays
         if not plan.reads:
             arrays.scale(0, x.result)
             return
         solutions = x.result if self._right.x is None else self._right.x
+        # X = alpha B   (from the ranks that hold B)
         if x.in_place and self._right.x is None:
             arrays.scale(x.alpha, solutions)
         else:
             self._right.bring(solutions, Scaling(x.alpha, 0.0, x.conj[1]))
+        self._begin(0)
         for s, step in enumerate(self._steps):
-            for panels in (self._blocks, self._beside):
-                if s == 0:
-                    panels.begin(s)
-                if s + 1 < len(self._steps):
-                    panels.begin(s + 1)
-            # T[k, k] and T[i, k] (or T[k, j]) arrive from the ranks that have them
-            block, beside = self._blocks.fetch(s), self._beside.fetch(s)
-            if block is not None:
-                self._solve(step, block, beside, solutions, conj=x.conj[0])
-        for panels in (self._blocks, self._beside):
+            self._begin(s + 1)  # lookahead: the next panel travels while this one is used
+            # T[k, k] and the panel T[i, k], or T[k, j]   (from the ranks that hold them)
+            block, panel = self._blocks.fetch(s), self._rectangles.fetch(s)
+            if block is None:  # this rank has no right-hand sides
+                continue
+            if not plan.looks_left:
+                self._solve(step, block, solutions, x)  # X[k] = T[k, k]^-1 X[k]
+            if panel is not None:
+                (i, j), conj = (slice(*step.rows), slice(*step.columns)), (x.conj[0], False)
+                # X[i] -= T[i, k] X[k]; left-looking: X[k] -= T[k, j] X[j]
+                arrays.gemm(-1, panel, solutions[j], 1, solutions[i], conj=conj)
+            if plan.looks_left:
+                self._solve(step, block, solutions, x)  # X[k] = T[k, k]^-1 X[k]
+        for panels in (self._blocks, self._rectangles):
             panels.end()
         self._right.deliver(x.result, plan.name)
         self._triangle.release()
 
-    def _solve(self, step: TrsmStep, block: Array, beside: Array | None, x: Array, *, conj: bool) -> None:
-        """One step on this rank's right-hand sides."""
-        arrays, plan = self._arrays, self._plan
-        options: Any = {"uplo": plan.shape_of_t.uplo, "unit": plan.operands.unit, "conj": conj}
-        known = x[step.k0 : step.k1]
-        if not plan.looks_left:
-            arrays.trsm(block, known, **options)  # X[k] := T[k, k]^-1 X[k]
-        if beside is not None:
-            rows, columns = (x[start:stop] for start, stop in (step.rows, step.columns))
-            arrays.gemm(-1, beside, columns, 1, rows, conj=(conj, False))  # X[i] -= T[i, j] X[j]
-        if plan.looks_left:
-            arrays.trsm(block, known, **options)
+    def _begin(self, s: int) -> None:
+        """Start the messages of a step, if there is one."""
+        if s < len(self._steps):
+            for panels in (self._blocks, self._rectangles):
+                panels.begin(s)
+
+    def _solve(self, step: TrsmStep, block: Array, solutions: Array, x: TrsmOperands) -> None:
+        uplo, unit = self._plan.shape_of_t.uplo, self._plan.operands.unit
+        self._arrays.trsm(block, solutions[step.k0 : step.k1], uplo=uplo, unit=unit, conj=x.conj[0])

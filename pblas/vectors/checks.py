@@ -25,21 +25,13 @@ if TYPE_CHECKING:
 
 
 class VectorKind(NamedTuple):
-    """The properties of a vector on which plans depend.
+    """The properties of a vector on which plans depend."""
 
-    Args:
-        size: number of elements (global).
-        column: descriptor of the matrix as m x 1; None for an array (global).
-        dtype: of the matrix, or to which the array was converted (global).
-        conjugated: whether the matrix is a conjugated view (global).
-        is_row: whether the matrix is 1 x n (global).
-    """
-
-    size: int
-    column: MatrixDescriptor | None
-    dtype: np.dtype[Any]
-    conjugated: bool = False
-    is_row: bool = False
+    size: int  # number of elements (global)
+    column: MatrixDescriptor | None  # descriptor of the matrix as m x 1; None for an array (global)
+    dtype: np.dtype[Any]  # of the matrix, or to which the array was converted (global)
+    conjugated: bool = False  # whether the matrix is a conjugated view (global)
+    is_row: bool = False  # whether the matrix is 1 x n (global)
 
     def __repr__(self) -> str:
         if self.column is None:
@@ -49,20 +41,13 @@ class VectorKind(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
-    """A checked vector: a matrix of one column, or an array.
+class VectorOperand:
+    """A checked vector: a matrix of one column, or an array."""
 
-    Args:
-        size: number of elements (global).
-        column: the matrix as m x 1, a view; None for an array (global).
-        elements: the array, in host memory; None for a matrix (global).
-        is_row: whether the matrix is 1 x n (global).
-    """
-
-    size: int
-    column: DistMatrix | None
-    elements: Array | None = None
-    is_row: bool = False
+    size: int  # number of elements (global)
+    column: DistMatrix | None  # the matrix as m x 1, a view; None for an array (global)
+    elements: Array | None = None  # the array, in host memory; None for a matrix (global)
+    is_row: bool = False  # whether the matrix is 1 x n (global)
 
     @property
     def kind(self) -> VectorKind:
@@ -127,7 +112,7 @@ class Columns:
 
 def checked_vector(
     verb: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
-) -> Vector:
+) -> VectorOperand:
     """A value as a vector (local)."""
     kinds = "m x 1 or 1 x n DistMatrix" + (" or an array of one dimension" if arrays else "")
     if isinstance(value, DistMatrix):
@@ -140,15 +125,15 @@ def checked_vector(
                 f"{verb}: {name} is {value.dtype.name}, expected {dtype.name}; give all operands one dtype"
             )
         value.computed(verb)
-        return Vector(m * n, value if n == 1 else value.T, is_row=n != 1)
+        return VectorOperand(m * n, value if n == 1 else value.T, is_row=n != 1)
     if not arrays or np.ndim(value) != 1:
         got = f"{type(value).__name__} of {np.ndim(value)} dimensions" if arrays else type(value).__name__
         raise errors.ArgumentError(f"{verb}: {name} must be an {kinds}, got {got}")
     elements = runtime.backend.reading(runtime.backend.as_array(value))
-    return Vector(len(elements), None, elements if dtype is None else converted_array(verb, elements, dtype))
+    return VectorOperand(len(elements), None, elements if dtype is None else converted_array(verb, elements, dtype))
 
 
-def check_size(verb: str, name: str, vector: Vector, size: int, what: str) -> None:
+def check_size(verb: str, name: str, vector: VectorOperand, size: int, what: str) -> None:
     """Raise DescriptorError unless a vector has this number of elements (local)."""
     if vector.size != size:
         raise errors.DescriptorError(f"{verb}: {name} has {vector.size} elements, {what} {size}; make them agree")

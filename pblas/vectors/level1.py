@@ -10,8 +10,8 @@ from pblas.arrays.reductions import Reduction, described, dotted, norm, reductio
 from pblas.core.call import call, checked_call
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import Redistribution, redistributed
+from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_run import RedistributionOperands
-from pblas.redistribution.scaling import Scaling
 from pblas.runtime.runtime import checked_scalar
 from pblas.vectors.checks import checked_columns
 
@@ -226,13 +226,11 @@ class _Scaled(Redistribution):
 def _bind_update(
     verb: str, runtime: Runtime, operands: Mapping[str, Any], alpha: Any, beta: float
 ) -> Bound[DistMatrix]:
-    """y := alpha x + beta y: the arguments, checked on this rank."""
     a, b = checked_columns(verb, runtime, operands, ("y",))
     return Redistribution.bind(verb, runtime, a, None, b, "N", alpha, beta)
 
 
 def _bind_scaling(verb: str, runtime: Runtime, x: Any, alpha: Any) -> Bound[DistMatrix]:
-    """X := alpha x: the arguments, checked on this rank."""
     (a,) = checked_columns(verb, runtime, {"x": x}, ("x",))
     alpha = checked_scalar(verb, "alpha", alpha, a.dtype)
     bound = Redistribution.bind(verb, runtime, a, None, a, "N", 0.0, alpha)
@@ -240,7 +238,6 @@ def _bind_scaling(verb: str, runtime: Runtime, x: Any, alpha: Any) -> Bound[Dist
 
 
 def _bind_norm(verb: str, runtime: Runtime, x: Any) -> Bound[Any]:
-    """The root of the sum of squares: the argument, checked on this rank."""
     (a,) = checked_columns(verb, runtime, {"x": x})
     return Reduction.bind(verb, runtime, "norm", a, ord="fro")
 

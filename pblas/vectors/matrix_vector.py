@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
-from pblas.arrays.reduction_run import PreparedReduction, combined, index_of
+from pblas.arrays.reduction_run import PreparedReduction, combined
 from pblas.collectives.api import Exchange, Exchanging, add_up
 from pblas.core.call import call as perform
 from pblas.core.checks import check_matrix, check_not_conjugated, checked_letter, checked_trans
@@ -18,7 +18,8 @@ from pblas.core.operation import Bound, Operation
 from pblas.core.options import MatrixOrArray, Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.redistribution.scaling import Scaling
+from pblas.matrices.scatter_gather import index_of
+from pblas.redistribution.packing import Scaling
 from pblas.runtime.runtime import checked_scalar, name_of
 from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
 from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
@@ -229,33 +230,19 @@ def trmv(
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The arguments of a product, not checked; see `gemv` and `trmv`.
+    """The arguments of a product, not checked; see `gemv` and `trmv`."""
 
-    Args:
-        verb: "gemv", "symv", "hemv" or "trmv", or one of them with "a" in front for absolute values (global).
-        a: the matrix (global).
-        x: the vector (global).
-        y: the vector that is added (global).
-        out: of the result (global).
-        trans: of A (global).
-        alpha: scalar (global).
-        beta: scalar (global).
-        uplo: the triangle of A (global).
-        diag: of a triangular A (global).
-        absolute: as in `MatrixVectorPlan`; with it y and the result are real (global).
-    """
-
-    verb: str
-    a: DistMatrix
-    x: Any
-    y: Any = None
-    out: Any = None
+    verb: str  # "gemv", "symv", "hemv" or "trmv", or one of them with "a" in front for absolute values (global)
+    a: DistMatrix  # the matrix (global)
+    x: Any  # the vector (global)
+    y: Any = None  # the vector that is added (global)
+    out: Any = None  # of the result (global)
     trans: Any = "N"
-    alpha: Any = 1.0
-    beta: Any = None
-    uplo: Any = None
-    diag: Any = "N"
-    absolute: str = ""
+    alpha: Any = 1.0  # scalar (global)
+    beta: Any = None  # scalar (global)
+    uplo: Any = None  # the triangle of A (global)
+    diag: Any = "N"  # of a triangular A (global)
+    absolute: str = ""  # as in `MatrixVectorPlan`; with it y and the result are real (global)
 
     @property
     def kind(self) -> str:
@@ -284,23 +271,7 @@ class _Operands(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class MatrixVector(Operation[Any]):
-    """alpha op(A) x + beta y.
-
-    Args:
-        kind: "gemv", "symv", "hemv" or "trmv" (global).
-        absolute: as in `MatrixVectorPlan` (global).
-        trans: of A (global).
-        part: the part of A that is read (global).
-        unit: whether the diagonal of a triangular A is 1 (global).
-        matrix: descriptor of A (global).
-        dtype: of A (global).
-        conjugated: whether A is a conjugated view (global).
-        x: the vector (global).
-        y: the vector that is added; None for none (global).
-        out: of the result; None for a new one (global).
-        reads_x: whether alpha is not 0 (global).
-        reads_y: whether there is a y, and beta is not 0 (global).
-    """
+    """alpha op(A) x + beta y."""
 
     noun: ClassVar[str] = "product"
     may_overlap: ClassVar[bool] = True
@@ -308,23 +279,22 @@ class MatrixVector(Operation[Any]):
     expected: ClassVar[tuple[type[BaseException], ...]] = (errors.PblasError, KeyboardInterrupt)
     derived: ClassVar[frozenset[str]] = frozenset(("kind", "absolute", "reads_x", "reads_y"))
 
-    kind: str
-    absolute: str
+    kind: str  # "gemv", "symv", "hemv" or "trmv" (global)
+    absolute: str  # as in `MatrixVectorPlan` (global)
     trans: Trans
-    part: Part
-    unit: bool
+    part: Part  # the part of A that is read (global)
+    unit: bool  # whether the diagonal of a triangular A is 1 (global)
     matrix: MatrixDescriptor
     dtype: np.dtype[Any]
-    conjugated: bool
-    x: VectorKind
-    y: VectorKind | None
-    out: VectorKind | None
-    reads_x: bool
-    reads_y: bool
+    conjugated: bool  # whether A is a conjugated view (global)
+    x: VectorKind  # the vector (global)
+    y: VectorKind | None  # the vector that is added; None for none (global)
+    out: VectorKind | None  # of the result; None for a new one (global)
+    reads_x: bool  # whether alpha is not 0 (global)
+    reads_y: bool  # whether there is a y, and beta is not 0 (global)
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, call: Product) -> Bound[Any]:
-        """The arguments of a product, checked on this rank."""
         a = checked_matrix(verb, call.a, runtime, square=call.kind != "gemv")
         trans = checked_trans(verb, "trans", call.trans)
         part: Part = "all" if call.kind == "gemv" else checked_letter(verb, "uplo", call.uplo, "LU")
@@ -418,15 +388,15 @@ class RunMatrixVector(Exchanging):
     """The executor of a product of a matrix with a vector: one exchange of vectors, one of partial results."""
 
     def __init__(self, plan: MatrixVectorPlan, backend: HostRanks, operation: MatrixVector) -> None:
-        self._plan, self._backend, self._spec = plan, backend, operation
+        self._plan, self._backend, self._operation = plan, backend, operation
         x, y, target = operation.x, operation.y, operation.target
         column = None if target is None else target.column
         self._multiplies = operation.reads_x and plan.vector_length > 0 and plan.length > 0
         old = None if y is None or not operation.reads_y else y.column
-        self._old_is_own = old is not None and column is not None and old.same_distribution(column)
+        self._y_is_local = old is not None and column is not None and old.same_distribution(column)
         kinds = [x] if self._multiplies and x.column is not None else []
-        self._brings_old = old is not None and not self._old_is_own
-        if self._brings_old:
+        self._gathers_y = old is not None and not self._y_is_local
+        if self._gathers_y:
             assert y is not None, "it is read"
             kinds.append(y)
         self._vectors = Columns(kinds, plan.nprocs, backend.rank) if kinds else None
@@ -448,10 +418,9 @@ class RunMatrixVector(Exchanging):
         return LocalProduct(self._plan, self._backend.rank)
 
     def publish(self, x: _Operands) -> bool:
-        """Lay out the vectors, or if no vector is distributed the partial results; see `Executor`."""
         if self._vectors is not None:
-            columns = [x.x] if self._multiplies and self._spec.x.column is not None else []
-            if self._brings_old:
+            columns = [x.x] if self._multiplies and self._operation.x.column is not None else []
+            if self._gathers_y:
                 assert x.y is not None, "it is read"
                 columns.append(x.y)
             self._vectors.lay_out(x.runtime, x.verb, columns)
@@ -460,17 +429,18 @@ class RunMatrixVector(Exchanging):
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Make the staging memory if there is none; see `Executor`."""
         exchange = self._exchange if self._vectors is None else self._vectors
         return exchange is not None and exchange.stage()
 
     def run(self, x: _Operands) -> Array | None:
         """**Collective.** The result as an array that all ranks have, or None: it is in the matrix of the result."""
+        # x, and y if its layout is not that of the result   (all their elements, on every rank)
         gathered = iter([] if self._vectors is None else self._vectors.collect())
         vector = self._sizes(next(gathered)) if self._gathers_x else self._sizes(x.x) if self._multiplies else None
         old = next(gathered, None)
         if self._multiplies and self._vectors is not None:
             assert vector is not None, "it is multiplied"
+            # y_r = op(A_r) x   (this rank's elements of A)
             if self._exchange is None:
                 self._multiply(x, vector)
             else:
@@ -479,9 +449,11 @@ class RunMatrixVector(Exchanging):
                 x.runtime.backend.agree(f"{x.verb}: sums")
                 if self._exchange.stage():
                     x.runtime.backend.agree(f"{x.verb}: staged")
+        # y_0 + y_1 + ... + y_{P-1}
         total = self._total(x, vector)
+        # out = alpha total + beta y
         if x.result is None:
-            result = np.empty((len(total), 1), self._spec.result_dtype)
+            result = np.empty((len(total), 1), self._operation.result_dtype)
             if x.y is not None:
                 result[:, 0] = x.y
             x.put(total[:, None], result)
@@ -492,11 +464,11 @@ class RunMatrixVector(Exchanging):
     @property
     def _gathers_x(self) -> bool:
         """Whether the vector is distributed, and multiplied (global)."""
-        return self._multiplies and self._spec.x.column is not None
+        return self._multiplies and self._operation.x.column is not None
 
     def _sizes(self, vector: Array) -> Array:
         """The vector that is multiplied, or the sizes of its elements (global)."""
-        return absolute_values(vector, self._spec.absolute) if self._spec.absolute else vector
+        return absolute_values(vector, self._operation.absolute) if self._operation.absolute else vector
 
     def _multiply(self, x: _Operands, vector: Array) -> None:
         """y_r = op(A_r) x: this rank's partial results, laid out for the other ranks (local)."""
@@ -515,7 +487,7 @@ class RunMatrixVector(Exchanging):
         assert partial is not None, "it was multiplied"
         assert vector is not None, "it was multiplied"
         if plan.stays:
-            return partial + vector[self._rows] if self._spec.unit else partial
+            return partial + vector[self._rows] if self._operation.unit else partial
         if self._exchange is None:
             total = np.empty_like(partial)
             add_up(x.runtime, f"{x.verb}: sums", "", partial, total, None, algorithm="two_shot")
@@ -526,7 +498,7 @@ class RunMatrixVector(Exchanging):
             total = parts[0].copy()
             for part in parts[1:]:
                 total += part
-        return total + vector if self._spec.unit else total
+        return total + vector if self._operation.unit else total
 
     def _store(self, x: _Operands, total: Array, old: Array | None) -> None:
         """Out := alpha total + beta y in this rank's part of the result; `old` is a y that was gathered (local)."""
@@ -535,11 +507,11 @@ class RunMatrixVector(Exchanging):
             return
         rows, out = self._rows, backend.reading(part)
         out = out if out is part else out.copy()
-        if self._old_is_own:
+        if self._y_is_local:
             assert x.y is not None, "it is read"
-            assert self._spec.y is not None, "it is read"
+            assert self._operation.y is not None, "it is read"
             own = backend.reading(x.y)
-            out[...] = np.conj(own) if self._spec.y.conjugated else own
+            out[...] = np.conj(own) if self._operation.y.conjugated else own
         elif x.y is not None:
             out[:, 0] = (x.y if old is None else old)[rows]
         x.put((total if self._plan.stays else total[rows])[:, None], out)

@@ -94,7 +94,6 @@ class MatrixVectorPlan(StationaryPlan):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of a partial result."""
         return ITEMSIZE[self.partial_dtype]
 
     @property
@@ -149,7 +148,6 @@ class MatrixVectorPlan(StationaryPlan):
         return vector + (self.nprocs - 1) * own + self.length - own
 
     def sent_elements(self, rank: int) -> int:
-        """Elements to all other ranks: this rank's part of x and of the sums to each, and terms of their sums."""
         if self.nprocs == 1:
             return 0
         own = self._part(self.length, rank)
@@ -166,12 +164,10 @@ class MatrixVectorPlan(StationaryPlan):
 
     @property
     def lower_bound(self) -> float:
-        """The results that some rank does not compute, if all ranks get them all."""
         return self.length - self.length // self.nprocs if self.nprocs > 1 and not self.stays else 0
 
     @property
     def flops(self) -> int:
-        """Two for each element and product."""
         m, n = self.a.shape
         elements = m * n if self.part == "all" else min(m, n) * (min(m, n) + 1) // 2
         return 2 * elements * len(self.terms)
@@ -193,7 +189,6 @@ class MatrixVectorPlan(StationaryPlan):
         return self.itemsize * (self.vector_length + results)
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         if self.nprocs == 1:
             return "nothing"
         vector = "" if self.replicated else f"x, {self.vector_length:,} elements, to all ranks"
@@ -202,7 +197,6 @@ class MatrixVectorPlan(StationaryPlan):
         return f"{vector}{'; ' * bool(vector)}partial results, of {self.length:,} elements, added on all ranks"
 
     def title(self) -> str:
-        """The operation and its sizes."""
         what = {"all": "matrix", "U": "upper triangle of a matrix", "L": "lower triangle of a matrix"}[self.part]
         return f"{what} times vector, {self.sizes}"
 
@@ -232,12 +226,10 @@ class LocalPlan(StationaryPlan):
         return sum(column.m - prod(column.local_shape(rank)) for column in self.columns)
 
     def sent_elements(self, rank: int) -> int:
-        """This rank's elements of the vectors, to each other rank."""
         return (self.nprocs - 1) * sum(prod(column.local_shape(rank)) for column in self.columns)
 
     @property
     def lower_bound(self) -> float:
-        """None is known."""
         return 0
 
     @property
@@ -246,11 +238,9 @@ class LocalPlan(StationaryPlan):
         return ITEMSIZE[self.dtype] * sum(column.m for column in self.columns)
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         if self.nprocs == 1 or not self.columns:
             return "nothing"
         return f"vectors, {sum(column.m for column in self.columns):,} elements, to all ranks"
 
     def title(self) -> str:
-        """The operation and its sizes."""
         return f"{self.what}, {self.sizes}"

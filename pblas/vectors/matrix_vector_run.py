@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.arrays.reduction_run import index_of
 from pblas.layouts.triangle import Part, flipped, rectangles
+from pblas.matrices.scatter_gather import global_indices, index_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -36,29 +36,14 @@ def absolute_values(x: Array, kind: str) -> Array:
     return np.abs(x)
 
 
-def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
-    """Global rows and columns of a rank's local array (local)."""
-    rows, columns = desc.global_ranges(rank)
-    return np.arange(desc.m)[index_of(rows)], np.arange(desc.n)[index_of(columns)]
-
-
 class LocalPart:
-    """This rank's elements of a part of a matrix, as rectangles of its local array. It serves any number of calls.
-
-    Args:
-        desc: distribution of the matrix (global).
-        part: all of it, or a triangle (global).
-        rank: this rank (local).
-        width: the most columns of a rectangle; None: as `rectangles` (global).
-    """
+    """This rank's elements of a part of a matrix, as rectangles of its local array. It serves any number of calls."""
 
     def __init__(self, desc: MatrixDescriptor, part: Part, rank: int, width: int | None = None) -> None:
         self._desc, self._part, self._rank = desc, part, rank
         rows, columns = desc.global_ranges(rank)
-        self.rows: Any = index_of(rows)
-        """Global indices of the rows of the local array: a slice, or an array (local)."""
-        self.columns: Any = index_of(columns)
-        """Global indices of its columns (local)."""
+        self.rows: Any = index_of(rows)  # global indices of the rows of the local array: a slice, or an array (local)
+        self.columns: Any = index_of(columns)  # global indices of its columns (local)
         self.rectangles: list[tuple[slice, slice, bool]] = [
             (slice(*r.rows), slice(*r.columns), r.meets_diagonal) for r in rectangles(desc, rank, part, width)
         ]
@@ -91,23 +76,15 @@ class LocalPart:
 
 
 class LocalProduct(LocalPart):
-    """A product on one rank: the elements that it multiplies.
-
-    Args:
-        plan: of the product (global).
-        rank: this rank (local).
-    """
+    """A product on one rank: the elements that it multiplies."""
 
     def __init__(self, plan: MatrixVectorPlan, rank: int) -> None:
-        self.turns: bool = plan.a.order == "C"
+        self.transposes: bool = plan.a.order == "C"
         """Whether the transposed local array is multiplied: panels of its columns are contiguous in memory (global)."""
-        self.plan: MatrixVectorPlan = plan.T if self.turns else plan
-        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)
-        """Of the partial results (global)."""
-        self.length: int = plan.length
-        """Elements of the result (global)."""
-        self.contributes: bool = plan.contributes(rank)
-        """Whether this rank multiplies any elements (local)."""
+        self.plan: MatrixVectorPlan = plan.T if self.transposes else plan
+        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)  # of the partial results (global)
+        self.length: int = plan.length  # elements of the result (global)
+        self.contributes: bool = plan.contributes(rank)  # whether this rank multiplies any elements (local)
         self.is_whole: bool = plan.is_whole
         """Whether its partial results are those of all elements, or of its rows of op(A) (global)."""
         super().__init__(self.plan.a, self.plan.part, rank, plan.width)
@@ -118,7 +95,7 @@ def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -
     plan, dtype = local.plan, local.dtype
     if not local.contributes:
         return np.zeros(local.length if local.is_whole else 0, dtype)
-    if local.turns:
+    if local.transposes:
         x = x.T
     vector = np.ascontiguousarray(vector)
     indices = local.rows, local.columns
@@ -166,25 +143,19 @@ def _prepared(plan: MatrixVectorPlan, term: Term, block: Array, dtype: np.dtype[
 
 
 class LocalUpdate(LocalPart):
-    """A rank-k update on one rank: the elements that it writes.
-
-    Args:
-        desc: distribution of the matrix (global).
-        part: all of it, or the triangle that is written (global).
-        rank: this rank (local).
-    """
+    """A rank-k update on one rank: the elements that it writes."""
 
     def __init__(self, desc: MatrixDescriptor, part: Part, rank: int) -> None:
-        self.turns: bool = desc.order == "C"
+        self.transposes: bool = desc.order == "C"
         """Whether the transposed local array is updated: panels of its columns are contiguous in memory (global)."""
-        if self.turns:
+        if self.transposes:
             desc, part = desc.T, flipped(part)
         super().__init__(desc, part, rank)
 
 
 def update(local: LocalUpdate, backend: HostRanks, z: Array, x: Array, y: Array, *, hermitian: bool = False) -> None:
     """Z += X Y in a part of the matrix; a Hermitian one gets a real diagonal (local)."""
-    if local.turns:
+    if local.transposes:
         z, x, y = z.T, y.T, x.T
     x_loc, y_loc = x[local.rows], y[:, local.columns]
     for number, (i, j, meets_diagonal) in enumerate(local.rectangles):

@@ -133,36 +133,25 @@ class _Operands(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class RankUpdate(Operation[DistMatrix]):
-    """A := A + X Y in a part of A, where X and Y are made of one or two vectors.
-
-    Args:
-        name: of the routine (global).
-        part: the part of A that is updated (global).
-        matrix: descriptor of A (global).
-        dtype: of A (global).
-        x: the first vector (global).
-        y: the second vector; None if there is one only (global).
-        reads: whether alpha is not 0 (global).
-    """
+    """A := A + X Y in a part of A, where X and Y are made of one or two vectors."""
 
     noun: ClassVar[str] = "update"
     may_overlap: ClassVar[bool] = True
     meets: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("name", "reads"))
 
-    name: str
-    part: Part
+    name: str  # of the routine (global)
+    part: Part  # the part of A that is updated (global)
     matrix: MatrixDescriptor
     dtype: np.dtype[Any]
-    x: VectorKind
-    y: VectorKind | None
-    reads: bool
+    x: VectorKind  # the first vector (global)
+    y: VectorKind | None  # the second vector; None if there is one only (global)
+    reads: bool  # whether alpha is not 0 (global)
 
     @classmethod
     def bind(
         cls, verb: str, runtime: Runtime, matrix: Any, names: Mapping[str, Any], uplo: Any, scalar: Any
     ) -> Bound[DistMatrix]:
-        """The arguments of an update, checked on this rank."""
         is_general = verb.startswith("ge")
         a = checked_matrix(verb, matrix, runtime, square=not is_general)
         part: Part = "all" if is_general else checked_letter(verb, "uplo", uplo, "LU")
@@ -213,7 +202,7 @@ class RunRankUpdate(Exchanging):
     """The executor of an update: one exchange of the vectors."""
 
     def __init__(self, plan: LocalPlan, backend: HostRanks, operation: RankUpdate) -> None:
-        self._spec = operation
+        self._operation = operation
         self._updates = operation.reads and 0 not in operation.matrix.shape
         self._moved = [i for i, kind in enumerate(operation.vectors) if kind.column is not None and self._updates]
         kinds = [operation.vectors[i] for i in self._moved]
@@ -221,13 +210,11 @@ class RunRankUpdate(Exchanging):
         self._local = LocalUpdate(plan.a, operation.part, backend.rank)
 
     def publish(self, x: _Operands) -> bool:
-        """Lay out the vectors; see `Executor`."""
         if self._columns is not None:
             self._columns.lay_out(x.runtime, x.verb, [x.vectors[i] for i in self._moved])
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Make the staging memory if there is none; see `Executor`."""
         return self._columns is not None and self._columns.stage()
 
     def run(self, x: _Operands) -> None:
@@ -238,8 +225,8 @@ class RunRankUpdate(Exchanging):
         for i, column in zip(self._moved, self._columns.collect() if self._columns else (), strict=True):
             elements[i] = column
         # A_r += X[rows] Y[:, columns]
-        left, right = _factors(self._spec.name, x.alpha, elements)
-        hermitian = self._spec.name.startswith("he")
+        left, right = _factors(self._operation.name, x.alpha, elements)
+        hermitian = self._operation.name.startswith("he")
         update(self._local, x.runtime.backend, x.a, left, right, hermitian=hermitian)
 
 

@@ -140,7 +140,7 @@ def broken_later(**settings: Any) -> Iterator[pblas.Context]:
     try:
         yield context
     finally:
-        context.runtime.poison("a test has broken the protocol")
+        context.runtime.mark_broken("a test has broken the protocol")
         context.close()
 
 

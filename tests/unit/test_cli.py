@@ -13,7 +13,7 @@ import pytest
 from pblas.backends.cuda import device
 from pblas.backends.gpu_info import QUEUES_VARIABLE, Diagnostics, Gpu, Platform
 from pblas.cli import gpus, main
-from pblas.cli.accuracy import gauge
+from pblas.cli.demo import gauge
 from pblas.cli.output import launcher_rank
 from pblas.layouts import MatrixDescriptor
 from pblas.matmul.api import plan_matmul

@@ -19,7 +19,7 @@ import pytest
 
 import pblas
 from pblas.launch import channel, job
-from pblas.launch.segments import segments_of
+from pblas.launch.channel import segments_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 3

@@ -14,7 +14,7 @@ from pblas.backends.recorder import Arrival
 from pblas.backends.traced import marks
 from pblas.cli import main
 from pblas.matrices import complete_files as files
-from pblas.trace import chart
+from pblas.trace import formats
 from pblas.trace.merge import messages
 
 LEFT_OUT = ("self", "lane")  # the recorder knows the lane
@@ -41,7 +41,7 @@ def test_notebooks_show_the_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert html.startswith("<svg")
     assert ET.fromstring(html).tag.endswith("svg")
     assert Trace("a < b", 2)._repr_html_() == "<pre>&lt;Trace &#x27;a &lt; b&#x27;: 0 events of 2 ranks&gt;</pre>"
-    monkeypatch.setattr(chart, "can_draw", lambda: False)
+    monkeypatch.setattr(formats, "can_draw", lambda: False)
     assert trace._repr_html_() == f"<pre>{trace}</pre>"
     assert "\n" not in repr(trace)
 
@@ -107,8 +107,8 @@ def test_a_picture_is_drawn_from_a_file(nprocs: int, tmp_path: Path, capsys: Cap
     assert png.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
     text = svg.read_text()
     assert text.rstrip().endswith("</svg>")
-    assert all(colour in text for colour in (chart.COLOURS[kind] for kind in ("gemm", "wait", "message")))
-    assert chart.COLOURS["sum"] not in text
+    assert all(colour in text for colour in (formats.COLOURS[kind] for kind in ("gemm", "wait", "message")))
+    assert formats.COLOURS["sum"] not in text
     assert "another" in capsys.readouterr().out
     assert main(["trace", str(tmp_path / "trace.json")]) == 0
     assert "ms on the main lane" in capsys.readouterr().out
@@ -146,7 +146,7 @@ def test_wrong_arguments_are_one_line(
 
 
 def test_pictures_need_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(chart, "find_spec", lambda _: None)
+    monkeypatch.setattr(formats, "find_spec", lambda _: None)
     with pytest.raises(pblas.BackendError, match=r"pip install 'pblas\[plot\]'"):
         some_trace().write(tmp_path / "x.png")
     some_trace().write(tmp_path / "x.json")

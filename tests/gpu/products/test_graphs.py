@@ -625,7 +625,7 @@ def doomed(seconds: float = 3.0) -> Iterator[pblas.Context]:
         yield ctx
         gc.collect()  # an exception keeps the arguments of the call that raised it in a cycle
     finally:
-        ctx.runtime.poison("a test has broken the protocol")
+        ctx.runtime.mark_broken("a test has broken the protocol")
         ctx.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import pblas
 from pblas import ArgumentError, Context, pmatmul
-from pblas.runtime import open_contexts
+from pblas.runtime import runtime as runtimes
 from tests.common import public
 from tests.common.ranks import COMM, check_product, culprits, few, raises_on_all_ranks, some_wrong
 
@@ -28,7 +28,7 @@ def with_numbers(function: Callable[..., Any]) -> object:
 @pytest.fixture
 def only(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> Context:
     """A context beside which the process has no other, whatever other tests have left open."""
-    monkeypatch.setattr(open_contexts, "OPEN", WeakSet([ctx.runtime]))
+    monkeypatch.setattr(runtimes, "OPEN", WeakSet([ctx.runtime]))
     return ctx
 
 
@@ -69,7 +69,7 @@ def test_with_several_contexts_or_none_the_rank_raises_alone(ctx: Context, monke
                     pmatmul(1, 2)  # type: ignore[arg-type]
     assert second.runtime.closed
     check_product(ctx)
-    monkeypatch.setattr(open_contexts, "OPEN", WeakSet([second.runtime]))
+    monkeypatch.setattr(runtimes, "OPEN", WeakSet([second.runtime]))
     if COMM.rank == 0:
         with pytest.raises(ArgumentError, match="must be a DistMatrix"):
             pblas.blas.dot(1, 2)  # type: ignore[arg-type]

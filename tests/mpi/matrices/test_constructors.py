@@ -13,7 +13,7 @@ import pytest
 
 from pblas import Context, DistMatrix, Grid, MatrixDescriptor
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, LayoutError, MismatchError
-from pblas.matrices.random import random_entries
+from pblas.matrices.creation import random_entries
 from tests.common.gauge import NAMES, dtype_of, entries
 from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import Mistake, check_mistake, some_descriptor
@@ -143,7 +143,7 @@ def test_parts_are_stacked_in_the_order_of_ranks(contexts: Contexts, setting: st
 
 def test_large_parts_move_in_several_messages(contexts: Contexts, monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = contexts["message"]
-    monkeypatch.setattr("pblas.matrices.parts._PANEL_NBYTES", 100)
+    monkeypatch.setattr("pblas.matrices.constructors._PANEL_NBYTES", 100)
     x = entries((10 * ctx.nprocs, 7), np.dtype(float), 1)
     mine = x if ctx.rank == ctx.nprocs - 1 else x[:0]
     check(ctx.from_parts(mine), x, MatrixDescriptor.row_wise(len(x), 7, ctx.nprocs))

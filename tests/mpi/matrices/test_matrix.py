@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas import ArgumentError, Context, ContextError, DistMatrix, MatrixDescriptor, WorkspaceError
 from pblas.matrices import scatter_gather as transfer
-from pblas.matrices.random import random_entries
+from pblas.matrices.creation import random_entries
 from pblas.runtime.runtime import checked_dtype
 from tests.common.ranks import (
     COMM,

@@ -194,7 +194,7 @@ def test_an_execution_with_operands_of_its_own_is_traced_into_one_file(folder: P
 def test_errors_are_the_same_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Context() as ctx:
         a = ctx.random(MatrixDescriptor.row_wise(M, M, P))
-        monkeypatch.setattr("pblas.trace.chart.find_spec", lambda _: None)
+        monkeypatch.setattr("pblas.trace.formats.find_spec", lambda _: None)
         cases: list[tuple[Callable[[], Any], type[pblas.PblasError], str]] = [
             (lambda: ctx.trace("x.gif").__enter__(), pblas.ArgumentError, "must end in .json"),
             (lambda: ctx.trace(3).__enter__(), pblas.ArgumentError, "path must be"),  # type: ignore[arg-type]

@@ -290,7 +290,7 @@ def test_epilogues_follow_the_product(mode_ctx: pblas.Context) -> None:
 
 
 @pytest.mark.mpi(min_size=2)  # nothing is added up on one rank
-@pytest.mark.parametrize("step", ["collective_run.fold", "gathering_run.Gathering.run"])
+@pytest.mark.parametrize("step", ["collective_run.fold", "collective_run.Gathering.run"])
 def test_an_error_in_a_layer_names_the_layer(step: str) -> None:
     """Also if the error is raised by the collective with which the layer begins or ends."""
     adding = tp.linear_allreduce, tp.linear_reduce_scatter

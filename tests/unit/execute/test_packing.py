@@ -16,8 +16,7 @@ from pblas.layouts.split import Split
 from pblas.layouts.strided import StridedRun, strided_runs
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.redistribution.assembly import Assembly
-from pblas.redistribution.packing import Message
-from pblas.redistribution.scaling import COPY, Scaling
+from pblas.redistribution.packing import COPY, Message, Scaling
 from tests.common.gauge import NAMES, dtype_of, entries
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas.collectives.collective_plan import SLOT_NBYTES, Rounds, aligned, choose, shares, width_of
-from pblas.collectives.flat_run import Flat, spans
+from pblas.collectives.staging_run import Flat, spans
 
 COUNTS = st.integers(0, 200)
 

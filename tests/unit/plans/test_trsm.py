@@ -10,9 +10,8 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor
-from pblas.triangular.base_plan import TriangularOperands
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
-from pblas.triangular.trsm_plan import TrsmPlan
+from pblas.triangular.trsm_plan import TriangularOperands, TrsmPlan
 
 
 def some_plan(seed: int) -> TrsmPlan:
@@ -104,7 +103,7 @@ def test_elements_of_the_triangle_are_counted_as_the_layout_has_them(seed: int) 
 @pytest.mark.parametrize("seed", range(60))
 def test_bounds_and_text(seed: int) -> None:
     plan = some_plan(seed)
-    assert {plan.home.coordinates(rank) for rank in range(plan.nprocs)} != {None}
+    assert {plan.solved.coordinates(rank) for rank in range(plan.nprocs)} != {None}
     assert sum(map(plan.is_solver, range(plan.nprocs))) == plan.nsolvers
     for each in (plan, pipelined(seed)):
         check_bounds_and_text(each)

@@ -1,4 +1,4 @@
-"""`solve`: solve the equations of two files."""
+"""`matmul`: multiply the matrices of two files into a third; `solve`: solve the equations of two files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.settings import TIMEOUT
-from pblas.cli.output import add_command, check_output, dtype, make_progress
+from pblas.cli.layout import on_grids
+from pblas.cli.output import add_command, check_output, dtype, make_progress, pairs, scalar, trans
 from pblas.config import bytes_text
 from pblas.errors import BackendError, FileFormatError
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
     from rich.console import Console
 
     from pblas.backends.dtypes import Array
@@ -21,7 +24,84 @@ if TYPE_CHECKING:
     from pblas.layouts import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
 
-_DETAILS = """\
+_MATMUL_DETAILS = """\
+Every rank reads and writes only its own part of the files, so matrices may be larger than one rank's memory.
+
+--grid is the process grid of the stored A and B (process rows x process columns):
+  Px1      row-wise: each rank has whole rows (the default, with P ranks)
+  1xP      column-wise: each rank has whole columns
+  1xP,Px1  A column-wise, B row-wise
+  PxQ      blocks over P process rows and Q process columns
+--block MBxNB deals out rows in blocks of MB and columns in blocks of NB; without it each rank has one block. D gets the
+layout that moves the fewest bytes, and C the layout of D. `plan` with the same --grid and --block prints what moves.
+"""
+
+
+def add_matmul(commands: Any, rank: int) -> None:
+    parser = add_command(
+        commands,
+        "matmul",
+        rank,
+        run_matmul,
+        text="D = alpha op(A) op(B) + beta C, with .npy or .h5 files.",
+        details=_MATMUL_DETAILS,
+    )
+    parser.add_argument("a", metavar="A.npy")
+    parser.add_argument("b", metavar="B.npy")
+    parser.add_argument("-o", "--output", required=True, metavar="D.npy")
+    parser.add_argument("--transa", type=trans, default="N", help="N, T or C (%(default)s)")
+    parser.add_argument("--transb", type=trans, default="N", help="N, T or C (%(default)s)")
+    parser.add_argument("--alpha", type=scalar, default=1.0, help="factor of op(A) op(B) (%(default)s)")
+    parser.add_argument("--beta", type=scalar, help="factor of C (1 with --c, else 0)")
+    parser.add_argument("--c", metavar="C.npy", help="matrix to add")
+    parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="see above")
+    parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="see above")
+    parser.add_argument("--dtype", type=dtype, help="convert the matrices to this dtype")
+    parser.add_argument(
+        "--order", choices=("F", "C"), default="F", help="storage order of local arrays and of D.npy (%(default)s)"
+    )
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
+
+
+def run_matmul(arguments: Namespace, console: Console) -> int:
+    """Read, multiply, write."""
+    from pblas.context import Context
+    from pblas.matmul.api import plan_matmul
+
+    check_output("matmul", arguments.output)
+    with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
+        bar = progress.add_task("read", total=4)
+        layouts = on_grids(arguments.grid or ((ctx.nprocs, 1), (ctx.nprocs, 1)), arguments.block)
+        a, b = (
+            ctx.load(path, layout.descriptor(*_shape(path), order=arguments.order), arguments.dtype)
+            for path, layout in zip((arguments.a, arguments.b), layouts, strict=True)
+        )
+        options = {"transa": arguments.transa, "transb": arguments.transb, "alpha": arguments.alpha}
+        c = None
+        if arguments.c:
+            layout = plan_matmul(a, b, **options).out
+            c = ctx.load(arguments.c, layout, arguments.dtype)
+        progress.update(bar, advance=1, description="plan")
+        planned = plan_matmul(a, b, c, beta=arguments.beta, **options)
+        console.print(planned.explain(), soft_wrap=True)
+        progress.update(bar, advance=1, description="multiply")
+        start = time.perf_counter()
+        d = planned.execute(a, b, c)
+        seconds = time.perf_counter() - start
+        progress.update(bar, advance=1, description="write")
+        d.save(arguments.output)
+        product = planned.plan.product
+        flops = (8 if d.dtype.kind == "c" else 2) * product.m * product.n * product.k
+    console.print(
+        f"{arguments.output}: {d.shape[0]} x {d.shape[1]} {d.dtype.name}, "
+        f"{bytes_text(d.dtype.itemsize * d.shape[0] * d.shape[1])}, multiplied in {seconds:.3g} s "
+        f"({flops / max(seconds, 1e-9) / 1e9:.1f} GFLOP/s)",
+        soft_wrap=True,
+    )
+    return 0
+
+
+_SOLVE_DETAILS = """\
 Every rank reads and writes only its own part of the files, so A may be larger than one rank's memory. A is read into
 the layout in which it is factored, and is factored in place. Under MPI start it as
 
@@ -35,9 +115,10 @@ has one dimension too (a column, in an .h5 file).
 """
 
 
-def add_parser(commands: Any, rank: int) -> None:
-    """Add the command."""
-    parser = add_command(commands, "solve", rank, run, text="Solve A x = b, with .npy or .h5 files.", details=_DETAILS)
+def add_solve(commands: Any, rank: int) -> None:
+    parser = add_command(
+        commands, "solve", rank, run_solve, text="Solve A x = b, with .npy or .h5 files.", details=_SOLVE_DETAILS
+    )
     parser.add_argument("a", metavar="A.npy")
     parser.add_argument("b", metavar="b.npy")
     parser.add_argument("-o", "--output", required=True, metavar="x.npy")
@@ -46,7 +127,7 @@ def add_parser(commands: Any, rank: int) -> None:
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
 
 
-def run(arguments: Any, console: Console) -> int:
+def run_solve(arguments: Namespace, console: Console) -> int:
     """Read, factor, solve, write."""
     from pblas.context import Context
     from pblas.factor.arguments import check_rows, check_square
