@@ -15,15 +15,12 @@ from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
 from pblas.core.progress import StageReport
 from pblas.factor import arguments
-from pblas.factor.cholesky_qr_run import RunCholeskyQr
 from pblas.factor.cholesky_run import RunCholesky
 from pblas.factor.choose import FactorizationAlgorithm, choose_factorization
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.lu_run import RunLu
-from pblas.factor.pivoted_qr_run import RunPivotedQr
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
-from pblas.factor.qr_run import RunQr
-from pblas.factor.tsqr_run import RunTsqr
+from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_run import RunFactorization
-    from pblas.factor.tsqr_run import Tree
+    from pblas.factor.qr_run import Tree
     from pblas.runtime.calls import CollectiveCall
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Transport

@@ -10,12 +10,11 @@ from pblas.core.call import step
 from pblas.core.operation import Bound
 from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
-from pblas.factor.cholesky_qr import CholeskyQrFactor, orthonormalized
-from pblas.factor.cholesky_qr_run import RunCholeskyQr
-from pblas.factor.choose_qr import Algorithm, choose_qr
+from pblas.factor.choose import Algorithm, choose_qr
 from pblas.factor.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
-from pblas.factor.qr_factor import QrFactor
+from pblas.factor.qr_factor import CholeskyQrFactor, QrFactor, orthonormalized
 from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
+from pblas.factor.qr_run import RunCholeskyQr
 from pblas.factor.with_factor import Reflectors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix

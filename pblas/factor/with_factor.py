@@ -11,18 +11,22 @@ from pblas.core.call import step
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Side, Trans
 from pblas.core.progress import StageReport
-from pblas.factor.reflectors_plan import PanelReflectorsPlan, TreeReflectorsPlan
-from pblas.factor.reflectors_run import ReflectorsOperands, RunPanelReflectors, RunTreeReflectors
-from pblas.factor.substitution_plan import SubstitutionPlan, Sweep
-from pblas.factor.substitution_run import RunSubstitution, SubstitutionOperands
-from pblas.factor.with_factor_run import global_indices
+from pblas.factor.with_factor_plan import PanelReflectorsPlan, SubstitutionPlan, Sweep, TreeReflectorsPlan
+from pblas.factor.with_factor_run import (
+    ReflectorsOperands,
+    RunPanelReflectors,
+    RunSubstitution,
+    RunTreeReflectors,
+    SubstitutionOperands,
+    global_indices,
+)
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.factor.tsqr_run import Tree
+    from pblas.factor.qr_run import Tree
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 

@@ -6,16 +6,18 @@ B is brought to X, on the ranks that compute with the factor, X is changed in pl
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple
 
+from pblas.factor.factorization_plan import Panel, columns_from, panels
+from pblas.factor.qr_plan import TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import Plan
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
 from pblas.simulation.hardware import Transport
-from pblas.simulation.phase import Phase, View
+from pblas.simulation.phase import Phase, Traffic, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +156,276 @@ class WithFactorPlan(Plan):
         """What moves while X is changed, as text: panels of the factor, unless a plan says otherwise."""
         in_place = self.transport in ("shared", "push")
         return f"panels of the factor {'are read in place' if in_place else 'to every rank with columns of X'}"
+
+
+_DEALT = 8
+"""Columns of the identity that a rank gets at a time, so that all ranks have about as many zeros to leave out."""
+
+
+class Sweep(NamedTuple):
+    """One triangular solve: X := op(T)^-1 X for the lower or upper triangle T of the factor."""
+
+    uplo: Literal["L", "U"]
+    trans: Literal["N", "T", "C"] = "N"
+    unit: bool = False
+
+    @property
+    def ascends(self) -> bool:
+        """Whether the first rows of X are solved first."""
+        return (self.uplo == "L") == (self.trans == "N")
+
+    def rows(self, panel: Panel, n: int) -> tuple[int, int]:
+        """Rows (start, stop) of a panel in the triangle, with the whole diagonal block (global)."""
+        return (panel.start, n) if self.uplo == "L" else (0, panel.stop)
+
+
+@dataclass(frozen=True, slots=True)
+class SubstitutionPlan(WithFactorPlan):
+    """X = op(A)^-1 B with a factor of A in block columns: every rank solves for columns of its own.
+
+    X is on 1 x P ranks by columns. Each rank needs all panels of the factor, and no result of another rank. Each rank
+    may sort the columns of an identity with exchanged rows by their first element that is not 0, so that the first
+    sweep leaves the zeros out.
+
+    Args:
+        sweeps: the triangular solves, in order (global).
+
+    >>> w, b = MatrixDescriptor.column_wise(8, 8, 2, nb=2), MatrixDescriptor.row_wise(8, 6, 2)
+    >>> plan = SubstitutionPlan(w, b, "float64", 2, "message", sweeps=(Sweep("L"), Sweep("L", "C")))
+    >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(2)]
+    ((8, 3), [32, 48])
+    """
+
+    name: ClassVar[str] = "SubstitutionPlan"
+    why: ClassVar[str] = "each rank solves for columns of its own, and needs no result of another rank"
+
+    sweeps: tuple[Sweep, ...] = ()
+
+    @property
+    def x(self) -> MatrixDescriptor:
+        """Distribution of X: columns in even blocks, as far apart as those of the factor.
+
+        Sorted columns of the identity are dealt out a few at a time.
+        """
+        x = MatrixDescriptor.column_wise(*self.b.shape, self.nprocs, nb=_DEALT if self.begins == "sorted" else None)
+        return replace(x, lld=self.w.lld)
+
+    @property
+    def stays(self) -> bool:
+        """Whether X is computed in the memory of the result, which for an inverse may be that of its factor."""
+        return self.begins in ("B", "array") and self._is_in_layout
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """Whether ranks compute while messages are under way: the next panel arrives meanwhile."""
+        return self.nprocs > 1 and self.transport in ("message", "mixed")
+
+    def parts(self) -> Iterator[tuple[Sweep, Panel]]:
+        """The panels that every rank with columns of X needs, in order."""
+        columns = panels(self.w)
+        for sweep in self.sweeps:
+            for panel in columns if sweep.ascends else reversed(columns):
+                yield sweep, panel
+
+    def needs(self, rank: int) -> bool:
+        """Whether a rank has columns of X."""
+        return self.x.local_shape(rank)[1] > 0
+
+    def exchanged_elements(self, rank: int) -> int:
+        """Elements of panels of other ranks."""
+        return self._elements(lambda owner: owner != rank) if self.needs(rank) else 0
+
+    def lent_elements(self, rank: int) -> int:
+        """Elements of this rank's panels, once for each rank that reads them."""
+        readers = sum(self.needs(peer) for peer in range(self.nprocs) if peer != rank)
+        return readers * self._elements(lambda owner: owner == rank)
+
+    def _elements(self, counts: Callable[[int], bool]) -> int:
+        """Elements of the panels whose owners count."""
+        rows = ((panel, sweep.rows(panel, self.w.m)) for sweep, panel in self.parts() if counts(panel.owner))
+        return sum((i1 - i0) * panel.width for panel, (i0, i1) in rows)
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """Each step is a GEMM of a panel with a rank's right-hand sides."""
+        n_loc = self.x.local_shape(view.rank)[1]
+        for sweep, panel in self.parts() if n_loc else ():
+            i0, i1 = sweep.rows(panel, self.w.m)
+            traffic = view.traffic(panel.owner, self.itemsize * (i1 - i0) * panel.width) if i1 > i0 else Traffic()
+            # X[i] -= T[i, k] X[k]   (panel k of the factor, this rank's columns of X)
+            yield Phase(1, (i1 - i0, n_loc, panel.width), before=traffic)
+
+    @property
+    def panel_nbytes(self) -> int:
+        """Two panels of other ranks, unless they are read in place."""
+        buffers = 2 if self.transport != "shared" and self.nprocs > 1 else 0
+        return self.itemsize * buffers * self.w.m * min(self.w.nb, self.w.n)
+
+    @property
+    def flops(self) -> int:
+        """Real additions and multiplications, to first order."""
+        multiplications = len(self.sweeps) * self.w.m**2 * self.b.n // 2
+        multiplications -= (self.begins == "sorted") * self.w.m**3 // 3  # of n^3 / 2 in the first sweep
+        return multiplications * (8 if self.dtype.startswith("complex") else 2)
+
+    def title(self) -> str:
+        """The operation and its sizes."""
+        return f"X = op(A)^-1 B, {self.b.m} equations, {self.b.n} right-hand sides"
+
+
+@dataclass(frozen=True, slots=True)
+class ReflectorsPlan(WithFactorPlan):
+    """X := op(Q) X for the Q of one factorization.
+
+    Args:
+        adjoint: X := Q^H X (global).
+        conj: X is multiplied with the conjugate of Q or Q^H (global).
+    """
+
+    why: ClassVar[str]
+
+    adjoint: bool = False
+    conj: bool = False
+
+    @property
+    @abstractmethod
+    def reflectors(self) -> int:
+        """Number of reflectors, min(m, n)."""
+
+    @property
+    def flops(self) -> int:
+        """Real additions and multiplications, to first order."""
+        m, n = self.x.shape
+        k = self.reflectors
+        multiplications = (2 * m - k) * k * n // (1 if self.reads or n != k else 2)
+        return multiplications * (8 if self.dtype.startswith("complex") else 2)
+
+    def title(self) -> str:
+        """The product and its sizes."""
+        q = {(False, False): "Q", (True, False): "Q^H", (True, True): "Q^T", (False, True): "conj(Q)"}
+        return f"X = {q[self.adjoint, self.conj]}{' X' * self.reads}, {self.sizes}"
+
+
+@dataclass(frozen=True, slots=True)
+class PanelReflectorsPlan(ReflectorsPlan):
+    """X := op(Q) X with the factor of a `QrPlan`: each rank multiplies columns of its own with all panels.
+
+    >>> w = MatrixDescriptor.column_wise(10, 8, 2, nb=2)
+    >>> plan = PanelReflectorsPlan(w, MatrixDescriptor.row_wise(8, 6, 2), "float64", 2, "message")
+    >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(2)]
+    ((8, 3), [24, 32])
+    """
+
+    name: ClassVar[str] = "PanelReflectorsPlan"
+    why: ClassVar[str] = "each rank multiplies columns of its own, and needs no result of another rank"
+
+    @property
+    def x(self) -> MatrixDescriptor:
+        """Columns in even blocks; cyclic ones where Q is made, since the last panels change the last columns only."""
+        nb = None if self.reads else self.w.nb
+        return MatrixDescriptor.column_wise(*self.right.shape, self.nprocs, nb=nb)
+
+    @property
+    def reflectors(self) -> int:
+        """min(m, n) of the factored matrix."""
+        return min(self.right.m, self.w.n)
+
+    @property
+    def overlaps_messages(self) -> bool:
+        """Whether ranks compute while messages are under way: the next panel arrives meanwhile."""
+        return self.nprocs > 1 and self.transport in ("message", "mixed")
+
+    def parts(self) -> list[Panel]:
+        """The panels, in order: Q^H begins with the first."""
+        steps = [panel for panel in panels(self.w) if panel.start < self.right.m]
+        return steps if self.adjoint else steps[::-1]
+
+    def columns(self, panel: Panel, rank: int) -> int:
+        """Number of a rank's last columns that a panel changes (local)."""
+        if not self.reads:
+            return columns_from(self.x, min(panel.start, self.x.n), rank)
+        return self.x.local_shape(rank)[1]
+
+    def _elements(self, panel: Panel) -> int:
+        """Elements of V and T of a panel."""
+        return (self.w.m - panel.start) * panel.width
+
+    def exchanged_elements(self, rank: int) -> int:
+        """V and T of the panels of other ranks."""
+        others = (panel for panel in self.parts() if panel.owner != rank and self.columns(panel, rank))
+        return sum(map(self._elements, others))
+
+    def lent_elements(self, rank: int) -> int:
+        """V and T of this rank's panels, once for each rank that reads them."""
+        peers = [peer for peer in range(self.nprocs) if peer != rank]
+        own = (panel for panel in self.parts() if panel.owner == rank)
+        return sum(self._elements(panel) * sum(self.columns(panel, peer) > 0 for peer in peers) for panel in own)
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """Each step multiplies a rank's columns with a panel twice: X -= V (T (V^H X))."""
+        for panel in self.parts():
+            n_loc, nbytes = self.columns(panel, view.rank), self.itemsize * (self.w.m - panel.start) * panel.width
+            if n_loc:
+                traffic = view.traffic(panel.owner, nbytes)
+                yield Phase(1, (2 * (self.x.m - panel.start), n_loc, panel.width), before=traffic)
+
+    @property
+    def panel_nbytes(self) -> int:
+        """Two panels of far ranks, and two products with V."""
+        buffers = 2 if self.transport in ("message", "mixed") and self.w.nprocs > 1 else 0
+        width = min(self.w.nb, max(self.w.n, 1))
+        return self.itemsize * width * (buffers * self.w.m + 2 * self.x.columns.max_count)
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReflectorsPlan(ReflectorsPlan):
+    """X := op(Q) X with the factor of a `TsqrPlan`: X has the rows of W, and its first rows travel through the tree.
+
+    >>> rows = MatrixDescriptor.row_wise(40, 2, 4)
+    >>> plan = TreeReflectorsPlan(rows, MatrixDescriptor.row_wise(40, 3, 4), "float64", 4, "message")
+    >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(4)]
+    ((10, 3), [12, 6, 12, 6])
+    """
+
+    name: ClassVar[str] = "TreeReflectorsPlan"
+    why: ClassVar[str] = "Q is in rows: a rank multiplies its rows, and passes only as many as Q has columns"
+
+    @property
+    def x(self) -> MatrixDescriptor:
+        """The rows of W, on the same ranks."""
+        w, n = self.w, self.right.n
+        return MatrixDescriptor(w.m, n, w.mb, max(n, 1), w.grid, w.rsrc, 0, imb=w.imb)
+
+    @property
+    def reflectors(self) -> int:
+        """The columns of the factored matrix."""
+        return self.w.n
+
+    @property
+    def factorization(self) -> TsqrPlan:
+        """The plan of a factorization with this factor: its chunks and its tree."""
+        return TsqrPlan(self.w, self.w, "the same tree", self.dtype, self.nprocs, self.transport)
+
+    def exchanged_elements(self, rank: int) -> int:
+        """The first rows of X, once for each step of the tree."""
+        return self.w.n * self.x.n * len(self.factorization.merges(rank))
+
+    def lent_elements(self, rank: int) -> int:
+        """As many as it receives: the rows come back."""
+        return self.exchanged_elements(rank)
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """A rank multiplies its rows, and the first ones once more for each step of the tree."""
+        n, (m_loc, n_loc) = self.w.n, self.x.local_shape(view.rank)
+        if m_loc and n_loc:
+            yield Phase(1, (2 * m_loc, n_loc, n))
+            for merge in self.factorization.merges(view.rank):
+                yield Phase(1, (2 * n, n_loc, n), before=view.traffic(merge.peer, self.itemsize * n * n_loc))
+
+    @property
+    def panel_nbytes(self) -> int:
+        """The first rows of another rank's X."""
+        return self.itemsize * self.w.n * self.x.n
+
+    @property
+    def _exchange(self) -> str:
+        return f"{self.w.n} rows of each rank through the tree, and back"

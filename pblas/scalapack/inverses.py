@@ -7,8 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pblas.factor import in_place
-from pblas.factor.condition import condition_of_factor
-from pblas.factor.substitution_plan import Sweep
+from pblas.factor.factors import condition_of_factor
+from pblas.factor.with_factor_plan import Sweep
 from pblas.scalapack import auxiliary, routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.pivoted_calls import PivotedCall

@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
 from pblas.core.options import Side, Trans
-from pblas.factor.choose_qr import Algorithm
+from pblas.factor.choose import Algorithm
 from pblas.factor.qr_factor import Mode
 from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, qr_ratios, ratio  # noqa: F401
 from tests.common.gauge import applied, dtype_of

@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas.errors import PlanError
-from pblas.factor.choose import choose_factorization
-from pblas.factor.choose_qr import choose_qr
+from pblas.factor.choose import choose_factorization, choose_qr
 from pblas.factor.factorization_plan import FactorizationPlan, makespan, panels
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
-from pblas.factor.reflectors_plan import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
-from pblas.factor.substitution_plan import SubstitutionPlan, Sweep
+from pblas.factor.with_factor_plan import (
+    PanelReflectorsPlan,
+    ReflectorsPlan,
+    SubstitutionPlan,
+    Sweep,
+    TreeReflectorsPlan,
+)
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.plans.base import Plan
