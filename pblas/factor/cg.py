@@ -33,16 +33,7 @@ _ITERATIONS = 10
 
 @dataclass(frozen=True, slots=True)
 class CgArguments:
-    """The checked arguments of one call.
-
-    Args:
-        a: A, a matrix or a function (global).
-        b: the right-hand sides; None if they are `vector` (global).
-        vector: one right-hand side as an n x 1 array, equal on all ranks; None if there is a matrix (global).
-        tol: largest relative residual of a column (global).
-        maxiter: largest number of iterations (global).
-        preconditioner: a matrix, a function or None (global).
-    """
+    """The checked arguments of one call: the right-hand sides are `b`, or `vector`, an n x 1 array (global)."""
 
     a: Any
     b: DistMatrix | None
@@ -209,14 +200,7 @@ def cg(
 
 
 class _Operator:
-    """P -> A P for n x k matrices with one layout: a product that is planned once, or the user's function.
-
-    Args:
-        name: of the argument (global).
-        a: a matrix, or a function (global).
-        p: a matrix like those that it is applied to (global).
-        stack: closes the planned product (local).
-    """
+    """P -> A P for n x k matrices with one layout: a product that is planned once, or the user's function."""
 
     def __init__(self, name: str, a: Any, p: DistMatrix, stack: ExitStack) -> None:
         self._name, self._a = name, a
@@ -236,13 +220,7 @@ class _Operator:
 
 
 class _Iteration:
-    """The iteration for right-hand sides of length 1, whose squares neither overflow nor underflow.
-
-    Args:
-        args: checked arguments (global).
-        b: B (global).
-        stack: closes the planned products (local).
-    """
+    """The iteration for right-hand sides of length 1, whose squares neither overflow nor underflow."""
 
     def __init__(self, args: CgArguments, b: DistMatrix, stack: ExitStack) -> None:
         self._tol, self._maxiter, self._b = args.tol, args.maxiter, b

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from math import isqrt
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.simulation.hardware import ITEMSIZE, Transport
 
+Kind = Literal["cholesky", "lu", "qr"]
 FactorizationAlgorithm = Literal["auto", "blocked", "local"]
+Algorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
+"""Of QR (global)."""
 
 _NARROWEST, _WIDEST = 64, 192
 """Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
@@ -38,7 +41,7 @@ _TAIL_ON_GPUS = 8192
 _BLOCKED_ON_A_GPU = 16384
 """Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
 
-LAYOUTS = 256
+_LAYOUTS = 256
 """Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
 
 
@@ -51,7 +54,7 @@ class _Limits(NamedTuple):
     per_column: int = 0
 
 
-@lru_cache(LAYOUTS)
+@lru_cache(_LAYOUTS)
 def choose_factorization(
     kind: Literal["cholesky", "lu"],
     a: MatrixDescriptor,
@@ -75,17 +78,18 @@ def choose_factorization(
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
     """
-    options: Any = {"gpus": gpus, "per_column": _WIDTH if kind == "cholesky" else 0, "first": None if gpus else _FIRST}
-    w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, **options)
+    per_column, first = _WIDTH if kind == "cholesky" else 0, None if gpus else _FIRST
+    target = a if uplo == "L" else a.T
+    w, why = block_columns(target, nprocs, algorithm, gpus=gpus, per_column=per_column, first=first)
     if not gpus:
         w = _apart(w, dtype)
-    plan: Any = CholeskyPlan if kind == "cholesky" else LuPlan
-    library: tuple[Any, ...] = "LAPACK", range(1, w.n + 1)
-    if gpus:
-        has_tail = kind == "cholesky" and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
-        library = "cuSOLVER", range(w.nb + 1, _TRIANGLE_ON_GPUS + 1), _TAIL_ON_GPUS if has_tail else 0
-    made: FactorizationPlan = plan(a, w, why, dtype, nprocs, transport, returns, uplo, *library)
-    return made
+    library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
+    if kind == "lu":
+        return LuPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library)
+    triangles = range(w.nb + 1, _TRIANGLE_ON_GPUS + 1) if gpus else range(1, w.n + 1)
+    has_tail = gpus and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
+    tail = _TAIL_ON_GPUS if has_tail else 0
+    return CholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library, triangles, tail)
 
 
 def block_columns(
@@ -138,17 +142,12 @@ def _apart(w: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
     return replace(w, lld=w.m + _LINE // itemsize) if is_together else w
 
 
-def panel_width(n: int, ranks: int) -> int:
-    """Columns of a panel, for so many ranks on CPUs.
+def _width(n: int, ranks: int, limits: _Limits) -> int:
+    """Columns of a panel: a multiple of 16 between the limits.
 
-    >>> panel_width(4096, 2), panel_width(1024, 2)
+    >>> _width(4096, 2, _Limits(64, 192, 128)), _width(1024, 2, _Limits(64, 192, 128))
     (192, 96)
     """
-    return _width(n, ranks, _Limits(_NARROWEST, _WIDEST, _LEAST))
-
-
-def _width(n: int, ranks: int, limits: _Limits) -> int:
-    """Columns of a panel: a multiple of 16 between the limits."""
     per_column = limits.per_column
     width = (isqrt(per_column * n // ranks) + 8) // 16 * 16 if per_column else n // (_PANELS * ranks) // 32 * 32
     return max(limits.narrowest, min(limits.widest, width))
@@ -159,8 +158,6 @@ def _is_cyclic(a: MatrixDescriptor, ranks: int, limits: _Limits) -> bool:
     by_columns = a.order == "F" and a.grid.nprow == 1 and a.grid.npcol >= ranks and a.csrc >= 0
     return by_columns and limits.narrowest // 2 <= a.nb <= min(2 * limits.widest, a.n // (2 * ranks))
 
-
-Algorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 
 _TALL = 4
 """Rows of each rank at least, over the columns of the matrix, for the tree: its merges then take little of the time."""
@@ -174,7 +171,7 @@ _QR_WIDEST_ON_GPUS = 256
 """Columns of a panel on GPUs: a block of 32 columns is multiplied with all of them, beside the updates."""
 
 
-@lru_cache(LAYOUTS)
+@lru_cache(_LAYOUTS)
 def choose_qr(
     a: MatrixDescriptor,
     dtype: str,
@@ -199,34 +196,24 @@ def choose_qr(
         assert isinstance(fallback, QrPlan), "by blocks"
         why = "a tall matrix in rows: only Gram matrices travel"
         return CholeskyQrPlan(a, _rows(a, nprocs)[0], why, dtype, nprocs, transport, fallback=fallback)
-    if gpus:
-        return _on_gpus(a, dtype, nprocs, transport, algorithm, returns)
-    if algorithm == "tsqr" or (algorithm == "auto" and not returns and 0 < _TALL * n * nprocs <= m):
+    if algorithm == "tsqr" or (algorithm == "auto" and not (gpus or returns) and 0 < _TALL * n * nprocs <= m):
         return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
     ranks = 1 if algorithm == "local" else nprocs
     kind: Literal["auto", "blocked"] = "blocked" if algorithm == "blocked" else "auto"
-    w, why = block_columns(a, ranks, kind, per_column=_QR_WIDTH, first=_QR_FIRST)
-    if w.nprocs == 1:
-        w = MatrixDescriptor.column_wise(m, n, 1, nb=panel_width(n, 1))
-        why = "algorithm='local': one rank" if algorithm == "local" else why
-    nb = w.nb if w.inb is None else max(w.nb, w.inb)
-    return QrPlan(a, replace(w, m=m + nb, mb=m + nb), why, dtype, nprocs, transport, returns)
-
-
-def _on_gpus(
-    a: MatrixDescriptor, dtype: str, nprocs: int, transport: Transport, algorithm: Algorithm, returns: bool
-) -> QrPlan:
-    """The plan on GPUs: by panels, whose kernel is faster than cuSOLVER on one GPU too, unless that is asked for."""
-    m, n = a.shape
-    kind: Literal["auto", "blocked"] = "blocked" if algorithm == "blocked" else "auto"
-    w, why = block_columns(a, 1 if algorithm == "local" else nprocs, kind, gpus=True, widest=_QR_WIDEST_ON_GPUS)
-    if max(w.nb, w.inb or 0) > _QR_WIDEST_ON_GPUS:
-        w = MatrixDescriptor.column_wise(m, n, w.nprocs, nb=_QR_WIDEST_ON_GPUS)
-    nb = max(w.nb, w.inb or 0)
-    w = replace(w, m=m + nb, mb=m + nb)
-    if algorithm == "local":
-        return QrPlan(a, w, "algorithm='local'", dtype, nprocs, transport, returns, library="cuSOLVER", tail=n)
-    return QrPlan(a, w, why, dtype, nprocs, transport, returns, library="a kernel")
+    library: Literal["LAPACK", "a kernel", "cuSOLVER"] = "LAPACK"
+    if gpus:  # by panels on one GPU too: their kernel is faster than cuSOLVER
+        w, why = block_columns(a, ranks, kind, gpus=True, widest=_QR_WIDEST_ON_GPUS)
+        if max(w.nb, w.inb or 0) > _QR_WIDEST_ON_GPUS:
+            w = MatrixDescriptor.column_wise(m, n, w.nprocs, nb=_QR_WIDEST_ON_GPUS)
+        library = "cuSOLVER" if algorithm == "local" else "a kernel"
+    else:
+        w, why = block_columns(a, ranks, kind, per_column=_QR_WIDTH, first=_QR_FIRST)
+        if w.nprocs == 1:
+            w = MatrixDescriptor.column_wise(m, n, 1, nb=_width(n, 1, _Limits(_NARROWEST, _WIDEST, _LEAST)))
+    why = "algorithm='local': one rank" if algorithm == "local" else why
+    height, tail = m + max(w.nb, w.inb or 0), n if library == "cuSOLVER" else 0
+    w = replace(w, m=height, mb=height)
+    return QrPlan(a, w, why, dtype, nprocs, transport, returns, library=library, tail=tail)
 
 
 def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:

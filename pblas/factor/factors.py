@@ -17,8 +17,8 @@ from pblas.core.options import MatrixOrArray, Trans
 from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.factorization import Factored, FactoredMatrix
-from pblas.factor.with_factor import inverted, substituted
-from pblas.factor.with_factor_plan import Sweep
+from pblas.factor.with_factor import substituted
+from pblas.factor.with_factor_plan import Triangle
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import checked_scalar, spelled
@@ -55,16 +55,16 @@ def reciprocal_condition(solve: Solve, n: int, dtype: np.dtype[Any], norm: float
         return 1 / condition if isfinite(condition) and condition > 0 else 0.0
 
 
-def condition_of_factor(a: DistMatrix, sweeps: tuple[Sweep, ...], norm: float, p: float = 1) -> float:
+def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: float, p: float = 1) -> float:
     """**Collective.** `reciprocal_condition` of a product of triangles of one matrix, which has the factor of A."""
 
     def solve(b: Array, trans: Trans) -> Array:
-        for sweep in sweeps if trans == "N" else reversed(sweeps):
-            op = sweep.trans if trans == "N" else _ADJOINT[sweep.trans]
-            b = trsv(a, b, uplo=sweep.uplo, trans=op, diag="U" if sweep.unit else "N")
+        for triangle in triangles if trans == "N" else reversed(triangles):
+            op = triangle.trans if trans == "N" else _ADJOINT[triangle.trans]
+            b = trsv(a, b, uplo=triangle.uplo, trans=op, diag="U" if triangle.unit else "N")
         return b
 
-    is_singular = not all(sweep.unit for sweep in sweeps) and first_zero(a) > 0
+    is_singular = not all(triangle.unit for triangle in triangles) and first_zero(a) > 0
     return reciprocal_condition(solve, a.shape[0], a.dtype, 0 if is_singular else norm, p)
 
 
@@ -98,12 +98,7 @@ class SlogdetResult(NamedTuple):
 
 
 class Factor(FactoredMatrix, ABC):
-    """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten.
-
-    Args:
-        factored: the factor (global).
-        desc: layout of the matrix (global).
-    """
+    """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten."""
 
     def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
         super().__init__(factored.w, desc)
@@ -122,38 +117,28 @@ class Factor(FactoredMatrix, ABC):
         return self._info
 
     @abstractmethod
-    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+    def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         """The triangular solves that give op(A)^-1 B, in order (global)."""
 
     def _solved(self, b: MatrixOrArray, trans: Any, progress: ProgressTarget) -> MatrixOrArray:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
-        with self._runtime.call("solve"), Progress("solve", self._runtime, progress) as reports:
-            return self.solution("solve", b, trans, reports.stage("solve"))
+        verb, runtime = "solve", self._runtime
+        with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+            with runtime.local_step(verb):
+                trans, n = checked_trans(verb, "trans", trans), self._order(verb)
+                b, signature = arguments.checked_right(verb, b, n, self.dtype, runtime)
+                agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
+            if self.info:  # otherwise the first step agrees on the arguments
+                runtime.agree(verb + agrees, {})
+            return self.solution(verb, b, trans, reports.stage("solve"), agrees)
 
-    def solution(self, verb: str, b: MatrixOrArray, trans: Any = "N", progress: StageReport = None) -> MatrixOrArray:
-        """**Collective.** `solve` inside another call, with the report of a stage."""
-        runtime = self._runtime
-        with runtime.local_step(verb):
-            trans, n = checked_trans(verb, "trans", trans), self._order(verb)
-            if isinstance(b, DistMatrix):
-                arguments.check_matrix(verb, "B", b, runtime, self.dtype)
-                arguments.check_rows(verb, n, b.shape[0], "rows")
-                signature: Any = b.signature()
-            else:
-                b = arguments.checked_vector(verb, b, n, self.dtype, runtime)
-                signature = b.shape
-            agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
-        if self.info:  # otherwise the first step agrees on the arguments
-            runtime.agree(verb + agrees, {})
-        return self.agreed_solution(verb, b, trans, progress, agrees)
-
-    def agreed_solution(
+    def solution(
         self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
     ) -> MatrixOrArray:
         """**Collective.** `solve` inside another call, of checked arguments; a vector is an n x 1 array."""
         self._check_invertible(verb)
-        sweeps, backward = self._sweeps(trans), trans != "N"
-        x = substituted(verb, self._w, b, sweeps, self._pivots, backward=backward, progress=progress, agrees=agrees)
+        triangles, backward = self._triangles(trans), trans != "N"
+        x = substituted(verb, self._w, b, triangles, self._pivots, backward=backward, progress=progress, agrees=agrees)
         if isinstance(b, DistMatrix):
             return x
         return self._runtime.backend.reading(x.stored(verb))[:, 0].copy()
@@ -168,23 +153,22 @@ class Factor(FactoredMatrix, ABC):
             DescriptorError: A is not square.
             SingularMatrixError: A is singular.
         """
-        with self._runtime.call("inv"), Progress("inv", self._runtime, progress) as reports:
-            return self.inverse("inv", progress=reports.stage("invert"))
-
-    def inverse(
-        self, verb: str, out: DistMatrix | None = None, progress: StageReport = None, *, is_agreed: bool = False
-    ) -> DistMatrix:
-        """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
-        agrees = ""
-        if not is_agreed:
-            with self._runtime.local_step(verb):
+        verb, runtime = "inv", self._runtime
+        with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+            with runtime.local_step(verb):
                 self._order(verb)
                 agrees = spelled(self._w.signature())
             if self.info:  # otherwise the first step agrees on the arguments
-                self._runtime.agree(verb + agrees, {})
+                runtime.agree(verb + agrees, {})
+            return self.inverse(verb, None, reports.stage("invert"), agrees)
+
+    def inverse(
+        self, verb: str, out: DistMatrix | None = None, progress: StageReport = None, agrees: str = ""
+    ) -> DistMatrix:
+        """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
         self._check_invertible(verb)
-        options: Any = {"out": out, "progress": progress, "agrees": agrees}
-        return inverted(verb, self._w, self._desc, self._sweeps("N"), self._pivots, **options)
+        options = self._w, self._desc, self._triangles("N"), self._pivots
+        return substituted(verb, *options, out=out, progress=progress, agrees=agrees)
 
     def _order(self, verb: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""
@@ -253,8 +237,8 @@ class CholeskyFactor(Factor):
 
     _check_invertible = _check_factored
 
-    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
-        return Sweep("L"), Sweep("L", "C")
+    def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
+        return Triangle("L"), Triangle("L", "C")
 
 
 class LuFactor(Factor):
@@ -345,7 +329,7 @@ class LuFactor(Factor):
         exchanges = np.count_nonzero(self.pivots != np.arange(len(self.pivots)))
         return diagonal.dtype.type(-1 if exchanges % 2 else 1)
 
-    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+    def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         if trans == "N":
-            return Sweep("L", unit=True), Sweep("U")
-        return Sweep("U", trans), Sweep("L", trans, unit=True)
+            return Triangle("L", unit=True), Triangle("U")
+        return Triangle("U", trans), Triangle("L", trans, unit=True)

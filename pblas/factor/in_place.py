@@ -20,8 +20,8 @@ from pblas.factor.factorization_plan import panels
 from pblas.factor.lu import PlannedLu
 from pblas.factor.qr import PlannedQr, copied_for_reflectors, reflectors
 from pblas.factor.qr_plan import PivotedQrPlan
-from pblas.factor.with_factor import Reflectors, identity, inverted, multiplied
-from pblas.factor.with_factor_plan import Sweep
+from pblas.factor.with_factor import Reflectors, identity, multiplied, substituted
+from pblas.factor.with_factor_plan import Triangle
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
@@ -129,7 +129,7 @@ def invert_lu(verb: str, a: DistMatrix, pivots: Array) -> int:
     if not info:
         factoring = prepared(PlannedLu, verb, a, returns=True)
         w = redistributed(verb, a, factoring.plan.w, agrees=factoring.agrees)
-        inverted(verb, w, a.desc, (Sweep("L", unit=True), Sweep("U")), pivots, out=a)
+        substituted(verb, w, a.desc, (Triangle("L", unit=True), Triangle("U")), pivots, out=a)
     return info
 
 
@@ -205,7 +205,7 @@ def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
                 of_panel, t = tau[panel.start : panel.stop], columns[m : m + panel.width]
                 arrays.block_of_reflectors(columns[panel.start : m], of_panel, t)
         arrays.synchronize()
-    return Reflectors(w, None, is_tree=False)
+    return Reflectors(w)
 
 
 def multiply_q(verb: str, v: DistMatrix, tau: Array, c: DistMatrix, side: Side, trans: Trans) -> None:

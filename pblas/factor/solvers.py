@@ -19,6 +19,7 @@ from pblas.factor.factorization import PlannedFactorization, prepared
 from pblas.factor.factors import CholeskyFactor, Factor, LuFactor
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
+from pblas.factor.with_factor import zeros
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
@@ -78,20 +79,14 @@ def solve(
                 raise errors.ArgumentError(f"{verb}: assume_a must be 'gen' or 'pos', got {assume_a!r}")
             arguments.check_matrix(verb, "A", a, runtime)
             arguments.check_square(verb, a.desc)
-            if isinstance(b, DistMatrix):  # before the factorization, which takes long
-                arguments.check_matrix(verb, "B", b, runtime, a.dtype)
-                arguments.check_rows(verb, a.shape[0], b.shape[0], "rows")
-                arguments.check_not_given_up(verb, a, b, overwrite_a)
-                signature: Any = b.signature()
-            else:
-                b = arguments.checked_vector(verb, b, a.shape[0], a.dtype, runtime)
-                signature = b.shape
+            b, signature = arguments.checked_right(verb, b, a.shape[0], a.dtype, runtime)
+            arguments.check_not_given_up(verb, a, b, overwrite_a)
         others, stage = {"assume_a": assume_a, "B": signature}, reports.stage("factor")
         is_pos = assume_a == "pos"
         kind: type[PlannedFactorization] = PlannedCholesky if is_pos else PlannedLu
         factored = prepared(kind, verb, a, overwrite_a=overwrite_a, progress=stage, others=others).factored(a)
         factor: Factor = (CholeskyFactor if is_pos else LuFactor)(factored, a.desc.without_lld)
-        return factor.agreed_solution(verb, b, progress=reports.stage("solve"))
+        return factor.solution(verb, b, progress=reports.stage("solve"))
 
 
 def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = False) -> DistMatrix:
@@ -109,10 +104,10 @@ def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = 
     """
     verb, runtime = "inv", arguments.runtime_of("inv", a)
     with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        _check_square(verb, a)
-        factoring = prepared(PlannedLu, verb, a, overwrite_a=overwrite_a, progress=reports.stage("factor"))
+        stage = reports.stage("factor")
+        factoring = prepared(PlannedLu, verb, a, square=True, overwrite_a=overwrite_a, progress=stage)
         out, stage = a if factoring.overwriting.result else None, reports.stage("invert")
-        return lu_of(factoring, a).inverse(verb, out, stage, is_agreed=True)
+        return lu_of(factoring, a).inverse(verb, out, stage)
 
 
 def det(a: DistMatrix) -> Number:
@@ -184,15 +179,7 @@ def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the
 
 def _factored(verb: str, a: DistMatrix) -> LuFactor:
     """**Collective.** The LU factor of a square matrix."""
-    _check_square(verb, a)
-    return lu_of(prepared(PlannedLu, verb, a), a)
-
-
-def _check_square(verb: str, a: DistMatrix) -> None:
-    """**Collective** after an error. Check a matrix that is to be factored and must be square."""
-    with a.runtime.local_step(verb):
-        arguments.check_matrix(verb, "A", a, a.runtime)
-        arguments.check_square(verb, a.desc)
+    return lu_of(prepared(PlannedLu, verb, a, square=True), a)
 
 
 class LstsqResult(NamedTuple, Generic[MatrixOrArray]):
@@ -312,7 +299,7 @@ def _solved(
     (m, n), r, residuals = a.shape, factor.triangle(verb), np.empty(0, np.zeros(0, a.dtype).real.dtype)
     _check_rank(verb, r, a.shape)
     if m < n:
-        z = _zeros(verb, b, n)
+        z = zeros(verb, resized(b.desc, (n, b.shape[1])), b)
         triangle_solved(verb, r, b, uplo="U", trans="C", out=z[:m, :])
         return factor.applied(verb, z, "N", progress), residuals
     y = factor.applied(verb, b, "C", progress)
@@ -333,12 +320,3 @@ def _check_rank(verb: str, r: DistMatrix, shape: tuple[int, int]) -> None:
             f"leave out rows or columns that depend on others, or scale those that are tiny"
         )
         raise agreed(SingularMatrixError(text, k))
-
-
-def _zeros(verb: str, like: DistMatrix, m: int) -> DistMatrix:
-    """**Collective.** A zero matrix with m rows, on the grid of another one."""
-    runtime, desc = like.runtime, resized(like.desc, (m, like.shape[1]))
-    z = DistMatrix(desc, runtime.empty(runtime.place(desc, like.dtype)), runtime)
-    with runtime.local_step(verb):
-        runtime.backend.clear(z.stored(verb))
-    return z

@@ -1,12 +1,13 @@
-"""The base of plans that apply a factor to a matrix, as values of integers.
+"""Plans that apply a factor: solves with its triangles, and products with the Q of a QR factorization.
 
 B is brought to X, on the ranks that compute with the factor, X is changed in place, and leaves for the layout of B.
+C op(Q) is computed as the conjugate transpose of op(Q)^H C^H.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
@@ -17,7 +18,10 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import Plan
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
 from pblas.simulation.hardware import Transport
-from pblas.simulation.phase import Phase, Traffic, View
+from pblas.simulation.phase import Phase, View
+
+_DEALT = 8
+"""Columns of the identity that a rank gets at a time, so that all ranks have about as many zeros to leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,8 @@ class WithFactorPlan(Plan):
             columns each rank may sort ("sorted"); only B is brought (global).
         side: where the factor stands (global).
     """
+
+    why: ClassVar[str]
 
     w: MatrixDescriptor
     b: MatrixDescriptor
@@ -99,15 +105,12 @@ class WithFactorPlan(Plan):
         return [RedistributionPlan(*pair, self.dtype, self.nprocs, trans, transport=self.transport) for pair in pairs]
 
     def received_elements(self, rank: int) -> int:
-        """Elements of the factor or of X, and of the redistributions."""
         return self.exchanged_elements(rank) + sum(plan.received_elements(rank) for plan in self.redistributions)
 
     def sent_elements(self, rank: int) -> int:
-        """Elements of the factor or of X, and of the redistributions."""
         return self.lent_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
 
     def phases(self, view: View) -> Iterator[Phase]:
-        """B to X, the changes of X, X to the distribution of B."""
         *to_x, back = self.redistributions
         for redistribution in to_x:
             yield from redistribution.phases(view)
@@ -115,7 +118,6 @@ class WithFactorPlan(Plan):
         yield from back.phases(view)
 
     def operands_nbytes(self, rank: int) -> int:
-        """Bytes of the factor, of B and of the result on a rank."""
         return self.itemsize * (prod(self.w.local_shape(rank)) + (1 + self.reads) * prod(self.b.local_shape(rank)))
 
     @property
@@ -131,38 +133,29 @@ class WithFactorPlan(Plan):
         return self.itemsize * x + self.panel_nbytes + moved
 
     def extreme_ranks(self) -> set[int]:
-        """All ranks of few; of many, the first ones and the last."""
         return set(range(self.nprocs)) if self.nprocs <= 64 else {0, 1, 2, self.w.nprocs - 1, self.nprocs - 1}
 
     @property
     def sizes(self) -> str:
-        """Rows and columns of X, as text."""
         return f"{self.x.m} x {self.x.n}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions of the factor, of B and of X."""
         yield "factor", described(self.w)
         yield "B", described(self.b)
         yield "X", f"{described(self.x)}; changed in place"
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         if self.nprocs == 1:
             return "nothing"
         return f"{'B to X, ' * self.reads}{self._exchange}, X to the distribution of B"
 
     @property
     def _exchange(self) -> str:
-        """What moves while X is changed, as text: panels of the factor, unless a plan says otherwise."""
         in_place = self.transport in ("shared", "push")
         return f"panels of the factor {'are read in place' if in_place else 'to every rank with columns of X'}"
 
 
-_DEALT = 8
-"""Columns of the identity that a rank gets at a time, so that all ranks have about as many zeros to leave out."""
-
-
-class Sweep(NamedTuple):
+class Triangle(NamedTuple):
     """One triangular solve: X := op(T)^-1 X for the lower or upper triangle T of the factor."""
 
     uplo: Literal["L", "U"]
@@ -179,19 +172,88 @@ class Sweep(NamedTuple):
         return (panel.start, n) if self.uplo == "L" else (0, panel.stop)
 
 
+class FactorStep(NamedTuple):
+    """A step of a plan with panels: rows i0..i1-1 of a panel change X, in a solve with a triangle (global)."""
+
+    panel: Panel
+    i0: int
+    i1: int
+    triangle: Triangle | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements of the rows of the panel."""
+        return (self.i1 - self.i0) * self.panel.width
+
+
 @dataclass(frozen=True, slots=True)
-class SubstitutionPlan(WithFactorPlan):
+class WithPanelsPlan(WithFactorPlan):
+    """Each rank changes columns of its own with the panels of a factor in block columns, one after the other."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> list[FactorStep]:
+        """The steps, in order (global)."""
+
+    def columns(self, panel: Panel, rank: int) -> int:
+        """Number of a rank's last columns that a panel changes (local)."""
+        return self.x.local_shape(rank)[1]
+
+    def multiplied_rows(self, step: FactorStep) -> int:
+        """Rows of the GEMM of a step."""
+        return step.i1 - step.i0
+
+    def readers(self, panel: Panel) -> list[int]:
+        """The ranks other than its owner that need a panel (global)."""
+        return [rank for rank in range(self.nprocs) if rank != panel.owner and self.columns(panel, rank)]
+
+    @property
+    def overlaps_messages(self) -> bool:
+        return self.nprocs > 1 and self.transport in ("message", "mixed")
+
+    def exchanged_elements(self, rank: int) -> int:
+        """Elements of panels of other ranks."""
+        others = (step for step in self.steps if step.panel.owner != rank and self.columns(step.panel, rank))
+        return sum(step.elements for step in others)
+
+    def lent_elements(self, rank: int) -> int:
+        """Elements of this rank's panels, once for each rank that reads them."""
+        own = (step for step in self.steps if step.panel.owner == rank)
+        return sum(step.elements * len(self.readers(step.panel)) for step in own)
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """Each step multiplies a rank's columns with a panel."""
+        for step in self.steps:
+            n_loc = self.columns(step.panel, view.rank)
+            if n_loc:
+                traffic = view.traffic(step.panel.owner, self.itemsize * step.elements)
+                yield Phase(1, (self.multiplied_rows(step), n_loc, step.panel.width), before=traffic)
+
+    @property
+    def panel_nbytes(self) -> int:
+        """Two panels of other ranks."""
+        return self._buffers_nbytes
+
+    @property
+    def _buffers_nbytes(self) -> int:
+        """Bytes of two panels of other ranks, unless they are read in place."""
+        buffers = 2 if self.transport != "shared" and self.nprocs > 1 else 0
+        return self.itemsize * buffers * self.w.m * min(self.w.nb, self.w.n)
+
+
+@dataclass(frozen=True, slots=True)
+class SubstitutionPlan(WithPanelsPlan):
     """X = op(A)^-1 B with a factor of A in block columns: every rank solves for columns of its own.
 
     X is on 1 x P ranks by columns. Each rank needs all panels of the factor, and no result of another rank. Each rank
     may sort the columns of an identity with exchanged rows by their first element that is not 0, so that the first
-    sweep leaves the zeros out.
+    triangle leaves the zeros out.
 
     Args:
-        sweeps: the triangular solves, in order (global).
+        triangles: the triangular solves, in order (global).
 
     >>> w, b = MatrixDescriptor.column_wise(8, 8, 2, nb=2), MatrixDescriptor.row_wise(8, 6, 2)
-    >>> plan = SubstitutionPlan(w, b, "float64", 2, "message", sweeps=(Sweep("L"), Sweep("L", "C")))
+    >>> plan = SubstitutionPlan(w, b, "float64", 2, "message", triangles=(Triangle("L"), Triangle("L", "C")))
     >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(2)]
     ((8, 3), [32, 48])
     """
@@ -199,14 +261,11 @@ class SubstitutionPlan(WithFactorPlan):
     name: ClassVar[str] = "SubstitutionPlan"
     why: ClassVar[str] = "each rank solves for columns of its own, and needs no result of another rank"
 
-    sweeps: tuple[Sweep, ...] = ()
+    triangles: tuple[Triangle, ...] = ()
 
     @property
     def x(self) -> MatrixDescriptor:
-        """Distribution of X: columns in even blocks, as far apart as those of the factor.
-
-        Sorted columns of the identity are dealt out a few at a time.
-        """
+        """Columns in even blocks, or dealt out a few at a time, as far apart in memory as those of the factor."""
         x = MatrixDescriptor.column_wise(*self.b.shape, self.nprocs, nb=_DEALT if self.begins == "sorted" else None)
         return replace(x, lld=self.w.lld)
 
@@ -216,59 +275,22 @@ class SubstitutionPlan(WithFactorPlan):
         return self.begins in ("B", "array") and self._is_in_layout
 
     @property
-    def overlaps_messages(self) -> bool:
-        """Whether ranks compute while messages are under way: the next panel arrives meanwhile."""
-        return self.nprocs > 1 and self.transport in ("message", "mixed")
-
-    def parts(self) -> Iterator[tuple[Sweep, Panel]]:
-        """The panels that every rank with columns of X needs, in order."""
+    def steps(self) -> list[FactorStep]:
+        """The panels of each triangle, in order: X[i] -= T[i, k] X[k] for the rows i of panel k."""
         columns = panels(self.w)
-        for sweep in self.sweeps:
-            for panel in columns if sweep.ascends else reversed(columns):
-                yield sweep, panel
-
-    def needs(self, rank: int) -> bool:
-        """Whether a rank has columns of X."""
-        return self.x.local_shape(rank)[1] > 0
-
-    def exchanged_elements(self, rank: int) -> int:
-        """Elements of panels of other ranks."""
-        return self._elements(lambda owner: owner != rank) if self.needs(rank) else 0
-
-    def lent_elements(self, rank: int) -> int:
-        """Elements of this rank's panels, once for each rank that reads them."""
-        readers = sum(self.needs(peer) for peer in range(self.nprocs) if peer != rank)
-        return readers * self._elements(lambda owner: owner == rank)
-
-    def _elements(self, counts: Callable[[int], bool]) -> int:
-        """Elements of the panels whose owners count."""
-        rows = ((panel, sweep.rows(panel, self.w.m)) for sweep, panel in self.parts() if counts(panel.owner))
-        return sum((i1 - i0) * panel.width for panel, (i0, i1) in rows)
-
-    def changes(self, view: View) -> Iterator[Phase]:
-        """Each step is a GEMM of a panel with a rank's right-hand sides."""
-        n_loc = self.x.local_shape(view.rank)[1]
-        for sweep, panel in self.parts() if n_loc else ():
-            i0, i1 = sweep.rows(panel, self.w.m)
-            traffic = view.traffic(panel.owner, self.itemsize * (i1 - i0) * panel.width) if i1 > i0 else Traffic()
-            # X[i] -= T[i, k] X[k]   (panel k of the factor, this rank's columns of X)
-            yield Phase(1, (i1 - i0, n_loc, panel.width), before=traffic)
-
-    @property
-    def panel_nbytes(self) -> int:
-        """Two panels of other ranks, unless they are read in place."""
-        buffers = 2 if self.transport != "shared" and self.nprocs > 1 else 0
-        return self.itemsize * buffers * self.w.m * min(self.w.nb, self.w.n)
+        return [
+            FactorStep(panel, *triangle.rows(panel, self.w.m), triangle)
+            for triangle in self.triangles
+            for panel in (columns if triangle.ascends else reversed(columns))
+        ]
 
     @property
     def flops(self) -> int:
-        """Real additions and multiplications, to first order."""
-        multiplications = len(self.sweeps) * self.w.m**2 * self.b.n // 2
-        multiplications -= (self.begins == "sorted") * self.w.m**3 // 3  # of n^3 / 2 in the first sweep
+        multiplications = len(self.triangles) * self.w.m**2 * self.b.n // 2
+        multiplications -= (self.begins == "sorted") * self.w.m**3 // 3  # of n^3 / 2 with the first triangle
         return multiplications * (8 if self.dtype.startswith("complex") else 2)
 
     def title(self) -> str:
-        """The operation and its sizes."""
         return f"X = op(A)^-1 B, {self.b.m} equations, {self.b.n} right-hand sides"
 
 
@@ -281,32 +303,23 @@ class ReflectorsPlan(WithFactorPlan):
         conj: X is multiplied with the conjugate of Q or Q^H (global).
     """
 
-    why: ClassVar[str]
-
     adjoint: bool = False
     conj: bool = False
 
     @property
-    @abstractmethod
-    def reflectors(self) -> int:
-        """Number of reflectors, min(m, n)."""
-
-    @property
     def flops(self) -> int:
-        """Real additions and multiplications, to first order."""
-        m, n = self.x.shape
-        k = self.reflectors
+        """Real additions and multiplications, to first order, with min(m, n) reflectors."""
+        (m, n), k = self.x.shape, min(self.right.m, self.w.n)
         multiplications = (2 * m - k) * k * n // (1 if self.reads or n != k else 2)
         return multiplications * (8 if self.dtype.startswith("complex") else 2)
 
     def title(self) -> str:
-        """The product and its sizes."""
         q = {(False, False): "Q", (True, False): "Q^H", (True, True): "Q^T", (False, True): "conj(Q)"}
         return f"X = {q[self.adjoint, self.conj]}{' X' * self.reads}, {self.sizes}"
 
 
 @dataclass(frozen=True, slots=True)
-class PanelReflectorsPlan(ReflectorsPlan):
+class PanelReflectorsPlan(ReflectorsPlan, WithPanelsPlan):
     """X := op(Q) X with the factor of a `QrPlan`: each rank multiplies columns of its own with all panels.
 
     >>> w = MatrixDescriptor.column_wise(10, 8, 2, nb=2)
@@ -325,55 +338,26 @@ class PanelReflectorsPlan(ReflectorsPlan):
         return MatrixDescriptor.column_wise(*self.right.shape, self.nprocs, nb=nb)
 
     @property
-    def reflectors(self) -> int:
-        """min(m, n) of the factored matrix."""
-        return min(self.right.m, self.w.n)
-
-    @property
-    def overlaps_messages(self) -> bool:
-        """Whether ranks compute while messages are under way: the next panel arrives meanwhile."""
-        return self.nprocs > 1 and self.transport in ("message", "mixed")
-
-    def parts(self) -> list[Panel]:
-        """The panels, in order: Q^H begins with the first."""
-        steps = [panel for panel in panels(self.w) if panel.start < self.right.m]
+    def steps(self) -> list[FactorStep]:
+        """The panels, in order, with V and T: Q^H begins with the first."""
+        steps = [FactorStep(panel, panel.start, self.w.m) for panel in panels(self.w) if panel.start < self.right.m]
         return steps if self.adjoint else steps[::-1]
 
     def columns(self, panel: Panel, rank: int) -> int:
-        """Number of a rank's last columns that a panel changes (local)."""
+        """Number of a rank's last columns that a panel changes: of an identity, those from the panel's first on."""
         if not self.reads:
             return columns_from(self.x, min(panel.start, self.x.n), rank)
         return self.x.local_shape(rank)[1]
 
-    def _elements(self, panel: Panel) -> int:
-        """Elements of V and T of a panel."""
-        return (self.w.m - panel.start) * panel.width
-
-    def exchanged_elements(self, rank: int) -> int:
-        """V and T of the panels of other ranks."""
-        others = (panel for panel in self.parts() if panel.owner != rank and self.columns(panel, rank))
-        return sum(map(self._elements, others))
-
-    def lent_elements(self, rank: int) -> int:
-        """V and T of this rank's panels, once for each rank that reads them."""
-        peers = [peer for peer in range(self.nprocs) if peer != rank]
-        own = (panel for panel in self.parts() if panel.owner == rank)
-        return sum(self._elements(panel) * sum(self.columns(panel, peer) > 0 for peer in peers) for panel in own)
-
-    def changes(self, view: View) -> Iterator[Phase]:
-        """Each step multiplies a rank's columns with a panel twice: X -= V (T (V^H X))."""
-        for panel in self.parts():
-            n_loc, nbytes = self.columns(panel, view.rank), self.itemsize * (self.w.m - panel.start) * panel.width
-            if n_loc:
-                traffic = view.traffic(panel.owner, nbytes)
-                yield Phase(1, (2 * (self.x.m - panel.start), n_loc, panel.width), before=traffic)
+    def multiplied_rows(self, step: FactorStep) -> int:
+        """The rows of X twice: X -= V (T (V^H X))."""
+        return 2 * (self.x.m - step.i0)
 
     @property
     def panel_nbytes(self) -> int:
-        """Two panels of far ranks, and two products with V."""
-        buffers = 2 if self.transport in ("message", "mixed") and self.w.nprocs > 1 else 0
-        width = min(self.w.nb, max(self.w.n, 1))
-        return self.itemsize * width * (buffers * self.w.m + 2 * self.x.columns.max_count)
+        """Two panels of other ranks, and two products with V."""
+        products = 2 * min(self.w.nb, self.w.n) * self.x.columns.max_count
+        return self.itemsize * products + self._buffers_nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,11 +380,6 @@ class TreeReflectorsPlan(ReflectorsPlan):
         return MatrixDescriptor(w.m, n, w.mb, max(n, 1), w.grid, w.rsrc, 0, imb=w.imb)
 
     @property
-    def reflectors(self) -> int:
-        """The columns of the factored matrix."""
-        return self.w.n
-
-    @property
     def factorization(self) -> TsqrPlan:
         """The plan of a factorization with this factor: its chunks and its tree."""
         return TsqrPlan(self.w, self.w, "the same tree", self.dtype, self.nprocs, self.transport)
@@ -410,7 +389,6 @@ class TreeReflectorsPlan(ReflectorsPlan):
         return self.w.n * self.x.n * len(self.factorization.merges(rank))
 
     def lent_elements(self, rank: int) -> int:
-        """As many as it receives: the rows come back."""
         return self.exchanged_elements(rank)
 
     def changes(self, view: View) -> Iterator[Phase]:

@@ -1,4 +1,4 @@
-"""Base of executors that apply a factor: B is brought to X, X is changed in place, and leaves for its owners.
+"""Executors that apply a factor: solves with its triangles, and products with the Q of a QR factorization.
 
 X := B                        (or other elements, where there is no B)
 X := f(W) X                   (columns, or rows, of this rank's own)
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from pblas.factor.factorization_run import BlockColumns, Part
+from pblas.factor.factorization_run import PanelBroadcast, PanelRows
 from pblas.factor.qr_run import apply_block
+from pblas.factor.with_factor_plan import WithPanelsPlan
 from pblas.layouts.placement import Placement
 from pblas.redistribution.scaling import Scaling
 from pblas.redistribution.transfer import SourceMatrix, own_memory
@@ -24,19 +25,21 @@ from pblas.triangular.right_hand_sides import RightHandSides
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.factor.factorization_plan import Panel
     from pblas.factor.qr_run import Tree
     from pblas.factor.with_factor_plan import (
+        FactorStep,
         PanelReflectorsPlan,
         ReflectorsPlan,
         SubstitutionPlan,
-        Sweep,
         TreeReflectorsPlan,
         WithFactorPlan,
     )
     from pblas.layouts.descriptor import MatrixDescriptor
+
+TAG_ROWS = 1043
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +67,11 @@ OperandsT = TypeVar("OperandsT", bound=FactorOperands)
 
 
 class RunWithFactor(ABC, Generic[OperandsT]):
-    """**Collective.** Runs a plan with a factor on one rank.
+    """**Collective.** Runs a plan with a factor on one rank."""
 
-    Args:
-        plan: what to run (global).
-        backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-        parts: of the factor, which ranks read one after the other (global).
-    """
-
-    def __init__(self, plan: WithFactorPlan, backend: HostRanks, dtype: np.dtype[Any], parts: Sequence[Part]) -> None:
+    def __init__(self, plan: WithFactorPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self._backend, self._arrays, self._rank, self._plan_name = backend, backend.arrays, backend.rank, plan.name
-        self._home = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
+        self._source = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
         place, right = Placement.of(plan.x), Placement.of(plan.right)
         self._right = RightHandSides(
             *(backend, right if plan.reads else None, right, dtype, (plan.right.order, "F")),
@@ -83,18 +79,20 @@ class RunWithFactor(ABC, Generic[OperandsT]):
             solved=None if plan.stays else place,
             lld=plan.x.lld,
         )
-        self.lends: bool = plan.stays and bool(plan.reads or parts)
+        panels: list[PanelRows] = []
+        if isinstance(plan, WithPanelsPlan):
+            panels = [PanelRows(panel, i0, i1, plan.readers(panel)) for panel, i0, i1, _ in plan.steps]
+        self.lends: bool = plan.stays and bool(plan.reads or panels)
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
-        self._columns: BlockColumns = BlockColumns(self._home, parts)
+        self._panels: PanelBroadcast = PanelBroadcast(self._source, panels)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
-        return self._right.workspace_nbytes + self._columns.workspace_nbytes
+        return self._right.workspace_nbytes + self._panels.workspace_nbytes
 
     def publish(self, x: OperandsT) -> bool:
         """Publish the locations of B and of the factor, which the context made; true if B must be staged first."""
-        self._home.publish(x.w)
+        self._source.publish(x.w)
         return self._right.publish(x.right)
 
     def prepare(self, *, scratch: bool) -> bool:
@@ -104,13 +102,16 @@ class RunWithFactor(ABC, Generic[OperandsT]):
     def run(self, x: OperandsT) -> None:
         """Result := f(W) B."""
         columns = x.result if self._right.x is None else self._right.x
+        # X := B
         if x.right is None:
             self.begin(x, columns)
         elif not (x.in_place and self._right.x is None):
             self._right.bring(columns, Scaling(1.0, 0.0, x.conj[0]))
+        # X := f(W) X
         self.change(x, columns)
-        self._columns.sent()
-        self._home.release()
+        self._panels.wait_sent()
+        self._source.release()
+        # result := X
         self._right.deliver(x.result, self._plan_name, Scaling(1.0, 0.0, x.conj[1]))
 
     # Each plan's executor defines these
@@ -123,14 +124,23 @@ class RunWithFactor(ABC, Generic[OperandsT]):
     def change(self, x: OperandsT, columns: Array) -> None:
         """X := f(W) X, for this rank's columns, or rows."""
 
-    def fetch(self, s: int) -> Array:
-        """Part s of the factor, after its arrival; the next one begins to arrive."""
-        part = self._columns.fetch(s)
+    # They share these
+
+    def broadcast(self, steps: Sequence[FactorStep]) -> None:
+        """Start to send this rank's panels to the far ranks that read them."""
+        self._backend.sync()
+        for k, step in enumerate(steps):
+            if step.panel.owner == self._rank:
+                self._panels.send(k)
+
+    def fetch(self, k: int) -> Array:
+        """Panel k of the factor, after its arrival; the next one begins to arrive."""
+        panel = self._panels.fetch(k)
         with self._arrays.on_side_lane():
             arrived = self._arrays.mark()
         self._arrays.follow(arrived)
-        self._columns.request(s + 1)
-        return part
+        self._panels.receive(k + 1)
+        return panel
 
 
 def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
@@ -141,15 +151,16 @@ def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
     return rows, columns
 
 
+def set_identity(backend: HostRanks, desc: MatrixDescriptor, local: Array) -> None:
+    """This rank's elements of a matrix := those of the identity (local)."""
+    _, i_loc, j_loc = np.intersect1d(*global_indices(desc, backend.rank), assume_unique=True, return_indices=True)
+    backend.clear(local)
+    backend.arrays.fill(local, i_loc, j_loc, 1)
+
+
 @dataclass(frozen=True, slots=True)
 class SubstitutionOperands(FactorOperands):
-    """Local arrays of one execution.
-
-    Args:
-        array: B, if all ranks have its elements (global).
-        pivots: exchanges of rows, in LU, as `RunLu.pivots` (global).
-        backward: undo the exchanges after the solves, instead of making them before (global).
-    """
+    """Local arrays of a solve: B if all ranks have its elements, and exchanges of rows, before the solves or after."""
 
     array: Array | None
     pivots: Array | None
@@ -157,21 +168,16 @@ class SubstitutionOperands(FactorOperands):
 
 
 class RunSubstitution(RunWithFactor[SubstitutionOperands]):
-    """Runs a SubstitutionPlan on one rank.
+    """Runs a SubstitutionPlan on one rank: X := op(T)^-1 X for one triangle T after the other.
 
     The columns of the identity, whose rows have been exchanged, begin with zeros, as does their solution with L. On
     CPUs each rank sorts its columns by the number of these zeros, so that it computes with the others only: 1/3 of the
-    operations of this sweep, as LAPACK's xGETRI needs.
+    operations with this triangle, as LAPACK's xGETRI needs.
     """
 
     def __init__(self, plan: SubstitutionPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
-        n, readers = plan.w.m, [rank for rank in range(plan.nprocs) if plan.needs(rank)]
-        self._steps, self._solves, self._sorts = list(plan.parts()), plan.needs(backend.rank), plan.begins == "sorted"
-        parts = [
-            Part(panel, *sweep.rows(panel, n), [rank for rank in readers if rank != panel.owner])
-            for sweep, panel in self._steps
-        ]
-        super().__init__(plan, backend, dtype, parts)
+        super().__init__(plan, backend, dtype)
+        self._steps, self._sorts = plan.steps, plan.begins == "sorted"
         self._mine = global_indices(plan.x, backend.rank)[1]
         """The global columns of X that this rank has (local)."""
         self._order = self._starts = np.arange(0)
@@ -195,41 +201,41 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
         pivots = None if self._sorts else x.pivots  # P B, unless the identity's columns begin as those of P
         if pivots is not None and not x.backward:
             self._arrays.swap_rows(columns, pivots)
-        self._backend.sync()
-        for s, (_, panel) in enumerate(self._steps):
-            if panel.owner == self._rank:
-                self._columns.offer(s)
-        if self._solves:
-            self._columns.request(0)
-            for s, (sweep, panel) in enumerate(self._steps):
-                part, count = self.fetch(s), columns.shape[1]
-                if self._sorts and sweep is self._steps[0][0]:
-                    count = int(np.searchsorted(self._starts, panel.stop))  # the others are 0 down to this panel
-                self._solve(sweep, panel, part, columns[:, :count])
-                if x.progress is not None and s + 1 < len(self._steps):
-                    x.progress((s + 1) / len(self._steps))
+        self.broadcast(self._steps)
+        if self._mine.size:
+            self._panels.receive(0)
+            for k, step in enumerate(self._steps):
+                t, count = self.fetch(k), columns.shape[1]
+                if self._sorts and step.triangle is self._steps[0].triangle:
+                    count = int(np.searchsorted(self._starts, step.panel.stop))  # the others are 0 down to this panel
+                self._solve(step, t, columns[:, :count])
+                if x.progress is not None and k + 1 < len(self._steps):
+                    x.progress((k + 1) / len(self._steps))
         if pivots is not None and x.backward:
             self._arrays.swap_rows(columns, pivots, backward=True)
         if self._sorts:
             _move_columns(self._arrays, columns, np.argsort(self._order))
 
-    def _solve(self, sweep: Sweep, panel: Panel, part: Array, x: Array) -> None:
-        """The rows of X that belong to a panel are solved; with trans = "N" the rows after them are updated."""
-        block = x[panel.start : panel.stop]
-        if sweep.uplo == "L":
-            diagonal, beside, rest = part[: panel.width], part[panel.width :], x[panel.stop :]
+    def _solve(self, step: FactorStep, t: Array, x: Array) -> None:
+        """Solve for the rows of X that belong to panel k of T."""
+        panel, _, _, triangle = step
+        assert triangle is not None, "of a substitution"
+        trans, block, arrays = triangle.trans, x[panel.start : panel.stop], self._arrays
+        if triangle.uplo == "L":
+            diagonal, beside, rest = t[: panel.width], t[panel.width :], x[panel.stop :]
         else:
-            diagonal, beside, rest = part[panel.start :], part[: panel.start], x[: panel.start]
-        if sweep.trans != "N":  # X[k] -= op(T[i, k]) X[i]
-            self._arrays.gemm(-1, beside.T, rest, 1, block, conj=(sweep.trans == "C", False))
-        # X[k] = op(T[k, k])^-1 X[k]
-        if sweep.trans == "N":
-            self._arrays.trsm(diagonal, block, uplo=sweep.uplo, unit=sweep.unit)
+            diagonal, beside, rest = t[panel.start :], t[: panel.start], x[: panel.start]
+        if trans == "N":
+            # X[k] = T[k, k]^-1 X[k]
+            arrays.trsm(diagonal, block, uplo=triangle.uplo, unit=triangle.unit)
+            # X[i] -= T[i, k] X[k]
+            arrays.gemm(-1, beside, block, 1, rest)
         else:
-            uplo: Literal["L", "U"] = "U" if sweep.uplo == "L" else "L"
-            self._arrays.trsm(diagonal.T, block, uplo=uplo, unit=sweep.unit, conj=sweep.trans == "C")
-        if sweep.trans == "N":  # X[i] -= T[i, k] X[k]
-            self._arrays.gemm(-1, beside, block, 1, rest)
+            # X[k] -= op(T[i, k]) X[i]
+            arrays.gemm(-1, beside.T, rest, 1, block, conj=(trans == "C", False))
+            # X[k] = op(T[k, k])^-1 X[k]
+            uplo: Literal["L", "U"] = "U" if triangle.uplo == "L" else "L"
+            arrays.trsm(diagonal.T, block, uplo=uplo, unit=triangle.unit, conj=trans == "C")
 
 
 def first_rows(n: int, pivots: Array | None) -> Array:
@@ -244,7 +250,7 @@ def first_rows(n: int, pivots: Array | None) -> Array:
     return np.argsort(rows)
 
 
-def _move_columns(arrays: Any, x: Array, sources: Array) -> None:
+def _move_columns(arrays: Device, x: Array, sources: Array) -> None:
     """Column sources[j] of X becomes column j, in place and by the memory of one column (local)."""
     arrays.begin()
     kept, left = arrays.like(x[:, :1], x.dtype), dict(enumerate(sources.tolist()))
@@ -260,31 +266,21 @@ def _move_columns(arrays: Any, x: Array, sources: Array) -> None:
     arrays.synchronize()
 
 
-TAG_ROWS = 1043
-
-
 @dataclass(frozen=True, slots=True)
 class ReflectorsOperands(FactorOperands):
-    """Local arrays of one execution.
-
-    Args:
-        tree: the rest of Q in TSQR; None for block columns (local).
-    """
+    """Local arrays of a product with Q; `tree` is the rest of Q in TSQR."""
 
     tree: Tree | None
 
 
 class RunReflectors(RunWithFactor[ReflectorsOperands]):
-    """Runs a ReflectorsPlan on one rank; without a C, X begins as the first columns of the identity."""
+    """Runs a ReflectorsPlan on one rank."""
 
     plan: ReflectorsPlan
 
     def begin(self, x: ReflectorsOperands, columns: Array) -> None:
         """X := the first columns of the identity."""
-        rows, mine = global_indices(self.plan.x, self._rank)
-        _, i_loc, j_loc = np.intersect1d(rows, mine, assume_unique=True, return_indices=True)
-        self._backend.clear(columns)
-        self._arrays.fill(columns, i_loc, j_loc, 1)
+        set_identity(self._backend, self.plan.x, columns)
 
 
 class RunPanelReflectors(RunReflectors):
@@ -292,29 +288,24 @@ class RunPanelReflectors(RunReflectors):
 
     def __init__(self, plan: PanelReflectorsPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self.plan: PanelReflectorsPlan = plan
-        self._steps, ranks = plan.parts(), range(plan.nprocs)
-        parts = [
-            Part(panel, panel.start, plan.w.m, [p for p in ranks if p != panel.owner and plan.columns(panel, p)])
-            for panel in self._steps
-        ]
-        super().__init__(plan, backend, dtype, parts)
+        self._steps = plan.steps
+        super().__init__(plan, backend, dtype)
 
     def change(self, x: ReflectorsOperands, columns: Array) -> None:
         """X := H[0] H[1] ... X, or X := ... H[1]^H H[0]^H X."""
         plan, (m, n_loc) = self.plan, columns.shape
-        self._backend.sync()
-        for s, panel in enumerate(self._steps):
-            if panel.owner == self._rank:
-                self._columns.offer(s)
-        mine = [s for s, panel in enumerate(self._steps) if plan.columns(panel, self._rank)]
+        self.broadcast(self._steps)
+        mine = [k for k, step in enumerate(self._steps) if plan.columns(step.panel, self._rank)]
         if mine:
-            self._columns.request(mine[0])
-        for s in mine:
-            panel, part = self._steps[s], self.fetch(s)
-            c, k = columns[panel.start :, n_loc - plan.columns(panel, self._rank) :], min(panel.stop, m) - panel.start
-            apply_block(self._arrays, part, k, c, adjoint=plan.adjoint, conj=plan.conj)
-            if x.progress is not None and s != mine[-1]:
-                x.progress((s + 1) / len(self._steps))
+            self._panels.receive(mine[0])
+        for k in mine:
+            panel, vt = self._steps[k].panel, self.fetch(k)
+            c = columns[panel.start :, n_loc - plan.columns(panel, self._rank) :]
+            # X[k:] = (I - V T V^H) X[k:], or with T^H
+            count = min(panel.stop, m) - panel.start
+            apply_block(self._arrays, vt, count, c, adjoint=plan.adjoint, conj=plan.conj)
+            if x.progress is not None and k != mine[-1]:
+                x.progress((k + 1) / len(self._steps))
 
 
 class RunTreeReflectors(RunReflectors):
@@ -328,52 +319,48 @@ class RunTreeReflectors(RunReflectors):
         self._buffer: Any = None
         if any(merge.receives for merge in self._merges):
             self._buffer = own_memory(backend, dtype.itemsize * plan.w.n * plan.x.n)
-        super().__init__(plan, backend, dtype, [])
+        super().__init__(plan, backend, dtype)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
         return self._right.workspace_nbytes + (0 if self._buffer is None else int(self._buffer.nbytes))
 
     def change(self, x: ReflectorsOperands, columns: Array) -> None:
         """Q^H begins with the chunks and goes up the tree; Q goes down the tree and ends with the chunks."""
+        assert x.tree is not None, "the factor is a tree"
         if self.plan.conj:  # conj(Q) X = conj(Q conj(X))
             self._arrays.conjugate(columns)
         if self.plan.adjoint:
-            self._multiply_chunks(x, columns)
+            self._multiply_chunks(x.w, x.tree, columns)
         self._backend.sync()
-        self._pass_through(x, columns)
+        self._multiply_tree(x.tree, columns[: self.plan.w.n])
         if not self.plan.adjoint:
-            self._multiply_chunks(x, columns)
+            self._multiply_chunks(x.w, x.tree, columns)
         if self.plan.conj:
             self._arrays.conjugate(columns)
 
-    def _multiply_chunks(self, x: ReflectorsOperands, columns: Array) -> None:
+    def _multiply_chunks(self, w: Array, tree: Tree, columns: Array) -> None:
         """X := Q[0] Q[1] ... X, or X := ... Q[1]^H Q[0]^H X, for the chunks of this rank."""
-        n, adjoint, tree = self.plan.w.n, self.plan.adjoint, x.tree
-        assert tree is not None, "the factor is a tree"
+        n, adjoint = self.plan.w.n, self.plan.adjoint
         chunks = list(enumerate(self._chunks))
         for i, (start, stop) in chunks if adjoint else reversed(chunks):
-            v, c, t = x.w[start:stop], columns[start:stop], tree.t[:, i * n : (i + 1) * n]
+            v, c, t = w[start:stop], columns[start:stop], tree.t[:, i * n : (i + 1) * n]
             if i:
                 self._arrays.multiply_q_stacked(v, t, columns[:n], c, adjoint=adjoint)
             else:
                 self._arrays.multiply_q(v, t, c, adjoint=adjoint)
 
-    def _pass_through(self, x: ReflectorsOperands, columns: Array) -> None:
+    def _multiply_tree(self, tree: Tree, top: Array) -> None:
         """The first rows of two ranks are multiplied on one of them, for each step of the tree."""
-        n, adjoint, channel, tree = self.plan.w.n, self.plan.adjoint, self._backend.channel, x.tree
-        assert tree is not None, "the factor is a tree"
-        top = columns[:n]
-        received = iter(zip(tree.v, tree.tv, strict=True) if adjoint else zip(tree.v[::-1], tree.tv[::-1], strict=True))
-        for merge in self._merges if adjoint else reversed(self._merges):
-            if not top.size:
-                continue
+        channel, order = self._backend.channel, slice(None, None, 1 if self.plan.adjoint else -1)
+        reflectors = iter(zip(tree.v[order], tree.tv[order], strict=True))
+        for merge in self._merges[order] if top.size else ():
             if merge.receives:
-                v, t = next(received)
+                v, t = next(reflectors)
                 other = self._arrays.array(self._buffer, top.shape, self._dtype, "F")
                 self._wait(channel.receive(other, merge.peer, TAG_ROWS).done, merge.peer)
-                self._arrays.multiply_q_stacked(v, t, top, other, adjoint=adjoint, triangular=True)
+                # [X; X of the peer] = Q [X; X of the peer], or with Q^H
+                self._arrays.multiply_q_stacked(v, t, top, other, adjoint=self.plan.adjoint, triangular=True)
                 self._wait(channel.send(other, merge.peer, TAG_ROWS).done, merge.peer)
             else:
                 self._wait(channel.send(top, merge.peer, TAG_ROWS).done, merge.peer)
