@@ -9,7 +9,7 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.reductions import converted_array
 from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
-from pblas.factor.choose import Algorithm, FactorizationAlgorithm, Kind
+from pblas.factor.choose import FactorizationAlgorithm, Kind, QrAlgorithm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.open_contexts import fail_without_context
@@ -54,7 +54,7 @@ def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
 
 def check_algorithm(verb: str, kind: Kind, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
     """Raise an error for an algorithm that is unknown or does not fit, or a matrix that cannot be factored so."""
-    known = get_args(Algorithm if kind == "qr" else FactorizationAlgorithm)
+    known = get_args(QrAlgorithm if kind == "qr" else FactorizationAlgorithm)
     if algorithm not in known:
         names = ", ".join(map(repr, known))
         raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")

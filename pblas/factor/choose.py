@@ -14,8 +14,7 @@ from pblas.simulation.hardware import ITEMSIZE, Transport
 
 Kind = Literal["cholesky", "lu", "qr"]
 FactorizationAlgorithm = Literal["auto", "blocked", "local"]
-Algorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
-"""Of QR (global)."""
+QrAlgorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 
 _NARROWEST, _WIDEST = 64, 192
 """Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
@@ -177,7 +176,7 @@ def choose_qr(
     dtype: str,
     nprocs: int,
     transport: Transport,
-    algorithm: Algorithm = "auto",
+    algorithm: QrAlgorithm = "auto",
     *,
     returns: bool = False,
     gpus: bool = False,

@@ -50,16 +50,10 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
 
 
 class Factored(NamedTuple):
-    """A factored matrix.
+    """W with its factor, INFO, and the rest: pivots, from 1, of LU; the tree of TSQR; tau and order of pivoted QR.
 
-    Args:
-        w: the factor, in the internal layout (global).
-        info: of LU: 0, or the first k, counted from 1, for which U[k, k] is 0; of Cholesky: 0, since a
-            failure raises; a function that looks at it, if the look is deferred (global).
-        pivots: of LU: row i was exchanged with row pivots[i], with indices that begin with 1 (global).
-        tree: of TSQR: the rest of Q (local).
-        tau: of QR with pivoting (global).
-        order: of QR with pivoting: the column of A that each column was, from 0 (global).
+    INFO of LU is the first k, from 1, for which U[k, k] is 0; that of Cholesky is 0, since a failure raises, or a
+    function that looks at it later (global). `order` has the column of A, from 0, that each column was.
     """
 
     w: DistMatrix
@@ -184,7 +178,6 @@ class Overwriting(NamedTuple):
 
 
 KEPT = Overwriting(result=False, in_place=False)
-"""A is not overwritten (global)."""
 
 
 class Factoring(NamedTuple):

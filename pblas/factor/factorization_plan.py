@@ -64,14 +64,7 @@ def columns_from(w: MatrixDescriptor, start: int, rank: int) -> int:
 
 
 class StepWork(NamedTuple):
-    """Work of one step, in any unit.
-
-    Args:
-        owner: rank of the panel (global).
-        panel: work to factor the panel (global).
-        depth: an update of a block column by this panel is `depth` of the panel times `weight` of the column (global).
-        weight: of the panel's columns, before they are factored (global).
-    """
+    """Work to factor a panel, and to update a block column by it: `depth` of the panel times `weight` of the column."""
 
     owner: int
     panel: float

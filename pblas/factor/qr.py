@@ -10,7 +10,7 @@ from pblas.core.call import step
 from pblas.core.operation import Bound
 from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
-from pblas.factor.choose import Algorithm, Kind
+from pblas.factor.choose import Kind, QrAlgorithm
 from pblas.factor.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
 from pblas.factor.qr_factor import CholeskyQrFactor, QrFactor, orthonormalized
 from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan
@@ -129,7 +129,7 @@ def copied_for_reflectors(verb: str, a: DistMatrix, w: MatrixDescriptor, *, agre
 
 
 def plan_qr(
-    a: DistMatrix | MatrixDescriptor, *, algorithm: Algorithm = "auto", dtype: Any = None, nprocs: int | None = None
+    a: DistMatrix | MatrixDescriptor, *, algorithm: QrAlgorithm = "auto", dtype: Any = None, nprocs: int | None = None
 ) -> PlannedQr:
     """Plan a QR factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -152,7 +152,7 @@ def plan_qr(
 
 
 def qr_factor(
-    a: DistMatrix, *, algorithm: Algorithm = "auto", overwrite_a: bool = False, progress: ProgressTarget = False
+    a: DistMatrix, *, algorithm: QrAlgorithm = "auto", overwrite_a: bool = False, progress: ProgressTarget = False
 ) -> QrFactor:
     """**Collective.** A = Q R with Q as Householder reflectors, to multiply with Q without forming it.
 
@@ -192,7 +192,7 @@ def qr(
     a: DistMatrix,
     *,
     mode: Literal["reduced", "complete"] = "reduced",
-    algorithm: Algorithm = "auto",
+    algorithm: QrAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> QrResult: ...
@@ -201,7 +201,7 @@ def qr(
     a: DistMatrix,
     *,
     mode: Literal["r"],
-    algorithm: Algorithm = "auto",
+    algorithm: QrAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> DistMatrix: ...
@@ -209,7 +209,7 @@ def qr(
     a: DistMatrix,
     *,
     mode: Literal["reduced", "r", "complete"] = "reduced",
-    algorithm: Algorithm = "auto",
+    algorithm: QrAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> QrResult | DistMatrix:

@@ -86,13 +86,7 @@ class RunWithoutPanels:
 
 
 class Tree(NamedTuple):
-    """The parts of Q that are beside W on one rank.
-
-    Args:
-        t: T of each chunk of rows, side by side (local).
-        v: V of each R that this rank received, n x n, upper triangular (local).
-        tv: their T (local).
-    """
+    """Q beside W on one rank: T of each chunk of rows, side by side; V, n x n, and T of each R that it received."""
 
     t: Array
     v: list[Array]

@@ -44,15 +44,9 @@ TAG_ROWS = 1043
 
 @dataclass(frozen=True, slots=True)
 class FactorOperands:
-    """Local arrays of one execution.
+    """The factor, and B and the result, or their transposes if the factor stands on the right (local).
 
-    Args:
-        w: the factor (local).
-        right: B, or its transpose if the factor stands on the right; None if there is no B (local).
-        result: the result, or its transpose (local).
-        in_place: `right` and `result` are the same memory (global).
-        conj: B is conjugated on its way to X, and X on its way to the result (global).
-        progress: called with the done part of the work (local).
+    If `in_place`, both are the same memory. `conj`: B is conjugated on its way to X, X on that to the result (global).
     """
 
     w: Array
