@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from pblas import errors
 from pblas.arrays.reductions import converted_array
 from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
+from pblas.factor.choose import FactorizationAlgorithm, Kind, QrAlgorithm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import checked_dtype, fail_without_context
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.core.options import MatrixOrArray
     from pblas.runtime.runtime import Runtime
 
 
@@ -49,10 +51,28 @@ def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
     return checked
 
 
-def check_not_given_up(verb: str, a: DistMatrix, b: DistMatrix, overwrite_a: Any) -> None:
+def check_algorithm(verb: str, kind: Kind, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+    """Raise an error for an algorithm that is unknown or does not fit, or a matrix that cannot be factored so."""
+    known = get_args(QrAlgorithm if kind == "qr" else FactorizationAlgorithm)
+    if algorithm not in known:
+        names = ", ".join(map(repr, known))
+        raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
+    if kind == "cholesky":
+        check_square(verb, desc)
+    if algorithm == "tsqr" and gpus:
+        raise errors.BackendError(f"{verb}: algorithm='tsqr' runs on CPUs, this context is on GPUs; leave it out")
+    if algorithm in ("tsqr", "cholesky") and not desc.m >= desc.n > 0:
+        raise errors.ArgumentError(
+            f"{verb}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
+            f"{desc.m} x {desc.n}: leave algorithm out"
+        )
+
+
+def check_not_given_up(verb: str, a: DistMatrix, b: DistMatrix | Array, overwrite_a: Any) -> None:
     """Raise ArgumentError if B is in memory of A, which overwrite_a=True gives up (local)."""
-    shadows = (a.runtime.backend.shadow(x.stored(verb)) for x in (a, b))
-    if overwrite_a and shares_memory(*shadows):
+    if not overwrite_a or not isinstance(b, DistMatrix):
+        return
+    if shares_memory(*(a.runtime.backend.shadow(x.stored(verb)) for x in (a, b))):
         raise errors.ArgumentError(f"{verb}: B is in memory of A, which overwrite_a=True gives up; pass B.copy()")
 
 
@@ -76,6 +96,18 @@ def check_out(verb: str, out: Any, a: DistMatrix) -> None:
         sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, out.shape))
         raise errors.DescriptorError(f"{verb}: A and out are {sizes}; make them agree")
     check_writable(verb, out)
+
+
+def checked_right(
+    verb: str, b: MatrixOrArray, n: int, dtype: np.dtype[Any], runtime: Runtime
+) -> tuple[MatrixOrArray, object]:
+    """The right-hand sides of equations with n rows, a matrix or an n x 1 array, and their text for the agreement."""
+    if isinstance(b, DistMatrix):
+        check_matrix(verb, "B", b, runtime, dtype)
+        check_rows(verb, n, b.shape[0], "rows")
+        return b, b.signature()
+    array = checked_vector(verb, b, n, dtype, runtime)
+    return array, array.shape
 
 
 def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any], runtime: Runtime) -> Array:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
 from pblas.factor.factorization import Factoring, PlannedFactorization, planned, prepared
+from pblas.factor.factorization_plan import panels
 from pblas.factor.factors import CholeskyFactor
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -14,14 +15,14 @@ from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
-    from pblas.factor.choose import FactorizationAlgorithm
+    from pblas.factor.choose import FactorizationAlgorithm, Kind
     from pblas.factor.factorization_plan import FactorizationPlan
 
 
 class PlannedCholesky(PlannedFactorization):
     """A planned Cholesky factorization: `execute(A)` gives L, or U. Made by `plan_cholesky`."""
 
-    kind: ClassVar[Literal["cholesky", "lu"]] = "cholesky"
+    kind: ClassVar[Kind] = "cholesky"
 
     def execute(self, a: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** The Cholesky factor of a matrix like the planned one.
@@ -66,8 +67,14 @@ def plan_cholesky(
     >>> plan_cholesky(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nb
     192
     """
-    options: Any = {"dtype": dtype, "nprocs": nprocs, "algorithm": algorithm, "upper": upper}
-    return planned(PlannedCholesky, "plan_cholesky", a, returns=True, **options)
+    return planned(
+        *(PlannedCholesky, "plan_cholesky", a),
+        returns=True,
+        dtype=dtype,
+        nprocs=nprocs,
+        algorithm=algorithm,
+        upper=upper,
+    )
 
 
 def cholesky(
@@ -200,20 +207,17 @@ def brought_back(
     out: DistMatrix | None = None,
 ) -> DistMatrix:
     """**Collective.** The factor in W: as a new matrix with zeros outside the triangle, or in a triangle of `out`."""
-    back = plan.back
-    assert back is not None, "the factor is brought back"
-    assert back.trapezoid is not None, "it is a triangle"
-    return redistributed(verb, w, desc, out=out, trans=back.trans, uplo=back.trapezoid.uplo, is_temporary=True)
+    return redistributed(verb, w, desc, out=out, trans=plan.trans, uplo=plan.uplo, is_temporary=True)
 
 
 def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:
     """**Collective** after an error. Write zeros above the diagonal of a matrix with whole columns on each rank."""
     runtime = w.runtime
     with runtime.local_step(verb):
-        local, arrays, j_loc = w.stored(verb), runtime.backend.arrays, 0
-        for start, stop in w.desc.global_ranges(runtime.rank)[1]:
-            columns = local[:, j_loc : j_loc + stop - start]
-            arrays.scale(0, columns[:start])
-            arrays.lower(columns[start:stop])
-            j_loc += stop - start
+        local, arrays = w.stored(verb), runtime.backend.arrays
+        for panel in panels(w.desc):
+            if panel.owner == runtime.rank:
+                columns = local[:, panel.j_loc : panel.j_loc + panel.width]
+                arrays.scale(0, columns[: panel.start])
+                arrays.lower(columns[panel.start : panel.stop])
         arrays.synchronize()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pblas.factor.factorization_run import RunFactorization
 
@@ -27,63 +27,64 @@ class RunCholesky(RunFactorization):
     piece leaves at once. So panels travel in both directions at the same time, although each depends on the one before.
     """
 
+    takes_pieces: ClassVar[bool] = True
+
     def start(self) -> None:
         """The imaginary parts on the diagonal are not used: a NaN there would spread in the updates."""
         for panel in self._steps:
             if panel.owner == self._rank and self.w.dtype.kind == "c":
-                self._arrays.lower(self.w[panel.start : panel.stop, panel.j_loc : panel.j_loc + panel.width])
+                self._arrays.lower(self.columns_of(panel)[panel.start : panel.stop])
 
-    def factor(self, s: int) -> None:
-        """L[k, k] by LAPACK, then L[i, k]^T = conj(L[k, k])^-1 W[i, k]^T."""
-        panel = self._steps[s]
-        columns = self.w[:, panel.j_loc : panel.j_loc + panel.width]
-        diagonal, below = columns[panel.start : panel.stop], columns[panel.stop :]
-        self._arrays.cholesky(diagonal, self.panel_info(s))
-        if not self.stops(s):
-            self._arrays.solve_factored(diagonal, below.T, conj=True)
+    def factor(self, k: int) -> None:
+        """Factor the diagonal block, and solve with it for the rows below."""
+        panel = self._steps[k]
+        columns = self.columns_of(panel)
+        # A11 = L11 L11^H
+        diagonal = columns[panel.start : panel.stop]
+        self._arrays.cholesky(diagonal, self.panel_info(k))
+        if not self.stops(k):
+            # L21 = A21 L11^-H, as L21^T = conj(L11)^-1 A21^T
+            self._arrays.solve_factored(diagonal, columns[panel.stop :].T, conj=True)
 
-    @property
-    def looks_ahead_by_rows(self) -> bool:  # type: ignore[override]  # an attribute in the base
-        """Whether the next panel is factored piece by piece (global)."""
-        return self._arrays.traits.blocking
-
-    def look_ahead(self, s: int, panel: Array | None, first: int, after: int, updated: Any) -> None:
+    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: Any) -> None:
         """Update and factor the next panel; on CPUs by pieces, after each arrival."""
-        if not self.looks_ahead_by_rows:
-            super().look_ahead(s, panel, first, after, updated)
+        if not self._by_pieces:
+            super().look_ahead(k, panel, j0, j1, updated)
             return
-        assert panel is not None, "the rank has columns after panel s"
-        following, start = self._steps[s + 1], self._steps[s].stop
-        columns, width = self.w[:, first:after], following.width
+        assert panel is not None, "the rank has columns after panel k"
+        following, start = self._steps[k + 1], self._steps[k].stop
+        columns, width = self.w[:, j0:j1], following.width
         diagonal, across = columns[following.start : following.stop], panel[:width].T  # L[k + 1, k]^T
-        for i0, i1 in self.columns.arriving(s):
+        for i0, i1 in self.panels.received(k):
             if i0 == start:  # the first piece has all rows of the diagonal block
+                # A11 -= L10 L10^H, A11 = L11 L11^H
                 self._update_triangle(columns[start:], panel, [_Block(0, 0, width)], i1 - start)
-                self._arrays.cholesky(diagonal, self.panel_info(s + 1))
-                self.send_header(s + 1, near=False)
+                self._arrays.cholesky(diagonal, self.panel_info(k + 1))
+                self.send_header(k + 1, near=False)
             else:
+                # A21 -= L20 L10^H
                 rows = panel[i0 - start : i1 - start]
                 self._arrays.gemm(-1, rows, across, 1, columns[i0:i1], conj=(False, True))
-            if not self.stops(s + 1):
-                below = columns[max(i0, following.stop) : i1]
-                self._arrays.solve_factored(diagonal, below.T, conj=True)
-            self.columns.offer(s + 1, i0, i1)
-        self.send_header(s + 1, near=True)
+            if not self.stops(k + 1):
+                # L21 = A21 L11^-H
+                self._arrays.solve_factored(diagonal, columns[max(i0, following.stop) : i1].T, conj=True)
+            self.panels.send(k + 1, i0, i1)
+        self.send_header(k + 1, near=True)
 
-    def stops(self, s: int) -> bool:
+    def stops(self, k: int) -> bool:
         """Where the host knows INFO already: after a panel that is not positive definite."""
-        return self._arrays.traits.blocking and bool(self.panel_info(s)[0])
+        return self._arrays.traits.blocking and bool(self.panel_info(k)[0])
 
-    def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """W[i, j] -= L[i, k] L[j, k]^H for the block columns j, from their diagonal blocks on."""
+    def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """A22 -= L21 L21^H, in the lower triangle of the local columns j0..j1-1."""
         del pieces  # all have arrived
-        start = self._steps[s].stop
+        start = self._steps[k].stop
         blocks = [
-            _Block(step.start - start, step.j_loc - first, step.width)
-            for step in self._steps[s + 1 :]
-            if step.owner == self._rank and first <= step.j_loc < last
+            _Block(step.start - start, step.j_loc - j0, step.width)
+            for step in self._steps[k + 1 :]
+            if step.owner == self._rank and j0 <= step.j_loc < j1
         ]
-        c = self.w[start:, first:last]
+        c = self.w[start:, j0:j1]
         for together in [blocks] if _is_triangle(blocks) else [[block] for block in blocks]:
             self._update_triangle(c, panel, together, len(panel))
 
@@ -103,7 +104,8 @@ class RunCholesky(RunFactorization):
         if middle:
             self._update_triangle(c, panel, blocks[:middle], row)
             self._update_triangle(c, panel, blocks[middle:], stop)
-        right = panel[top : top + end - left].T  # L[j, k]^T of these columns
+        # C[i, j] -= L[i, k] L[j, k]^H
+        right = panel[top : top + end - left].T
         self._arrays.gemm(-1, panel[row:stop], right, 1, c[row:stop, left:end], conj=(False, True))
 
 

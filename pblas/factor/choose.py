@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from math import isqrt
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
+from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.simulation.hardware import ITEMSIZE, Transport
 
+Kind = Literal["cholesky", "lu", "qr"]
 FactorizationAlgorithm = Literal["auto", "blocked", "local"]
+QrAlgorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 
 _NARROWEST, _WIDEST = 64, 192
 """Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
@@ -37,7 +40,7 @@ _TAIL_ON_GPUS = 8192
 _BLOCKED_ON_A_GPU = 16384
 """Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
 
-LAYOUTS = 256
+_LAYOUTS = 256
 """Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
 
 
@@ -50,7 +53,7 @@ class _Limits(NamedTuple):
     per_column: int = 0
 
 
-@lru_cache(LAYOUTS)
+@lru_cache(_LAYOUTS)
 def choose_factorization(
     kind: Literal["cholesky", "lu"],
     a: MatrixDescriptor,
@@ -74,17 +77,18 @@ def choose_factorization(
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
     """
-    options: Any = {"gpus": gpus, "per_column": _WIDTH if kind == "cholesky" else 0, "first": None if gpus else _FIRST}
-    w, why = block_columns(a if uplo == "L" else a.T, nprocs, algorithm, **options)
+    per_column, first = _WIDTH if kind == "cholesky" else 0, None if gpus else _FIRST
+    target = a if uplo == "L" else a.T
+    w, why = block_columns(target, nprocs, algorithm, gpus=gpus, per_column=per_column, first=first)
     if not gpus:
         w = _apart(w, dtype)
-    plan: Any = CholeskyPlan if kind == "cholesky" else LuPlan
-    library: tuple[Any, ...] = "LAPACK", range(1, w.n + 1)
-    if gpus:
-        has_tail = kind == "cholesky" and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
-        library = "cuSOLVER", range(w.nb + 1, _TRIANGLE_ON_GPUS + 1), _TAIL_ON_GPUS if has_tail else 0
-    made: FactorizationPlan = plan(a, w, why, dtype, nprocs, transport, returns, uplo, *library)
-    return made
+    library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
+    if kind == "lu":
+        return LuPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library)
+    triangles = range(w.nb + 1, _TRIANGLE_ON_GPUS + 1) if gpus else range(1, w.n + 1)
+    has_tail = gpus and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
+    tail = _TAIL_ON_GPUS if has_tail else 0
+    return CholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library, triangles, tail)
 
 
 def block_columns(
@@ -137,17 +141,12 @@ def _apart(w: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
     return replace(w, lld=w.m + _LINE // itemsize) if is_together else w
 
 
-def panel_width(n: int, ranks: int) -> int:
-    """Columns of a panel, for so many ranks on CPUs.
+def _width(n: int, ranks: int, limits: _Limits) -> int:
+    """Columns of a panel: a multiple of 16 between the limits.
 
-    >>> panel_width(4096, 2), panel_width(1024, 2)
+    >>> _width(4096, 2, _Limits(64, 192, 128)), _width(1024, 2, _Limits(64, 192, 128))
     (192, 96)
     """
-    return _width(n, ranks, _Limits(_NARROWEST, _WIDEST, _LEAST))
-
-
-def _width(n: int, ranks: int, limits: _Limits) -> int:
-    """Columns of a panel: a multiple of 16 between the limits."""
     per_column = limits.per_column
     width = (isqrt(per_column * n // ranks) + 8) // 16 * 16 if per_column else n // (_PANELS * ranks) // 32 * 32
     return max(limits.narrowest, min(limits.widest, width))
@@ -157,3 +156,87 @@ def _is_cyclic(a: MatrixDescriptor, ranks: int, limits: _Limits) -> bool:
     """Whether a distribution is block columns of a good width on at least `ranks` ranks."""
     by_columns = a.order == "F" and a.grid.nprow == 1 and a.grid.npcol >= ranks and a.csrc >= 0
     return by_columns and limits.narrowest // 2 <= a.nb <= min(2 * limits.widest, a.n // (2 * ranks))
+
+
+_TALL = 4
+"""Rows of each rank at least, over the columns of the matrix, for the tree: its merges then take little of the time."""
+_QR_WIDTH, _QR_FIRST = 12, 32
+"""On CPUs, the square of a panel's columns over a rank's columns, and columns of the first panel, for which all other
+ranks wait. Narrower than in Cholesky and LU: half of a panel is multiplied by vectors, which is slow (measured for 1024
+and 2048 columns on 2 ranks of an AMD EPYC)."""
+_TALL_ON_GPUS, _WIDEST_OF_CHOLESKY = 32, 512
+"""On GPUs, rows of each rank at least, over the columns, and columns at most, for Cholesky factors of Gram matrices."""
+_QR_WIDEST_ON_GPUS = 256
+"""Columns of a panel on GPUs: a block of 32 columns is multiplied with all of them, beside the updates."""
+
+
+@lru_cache(_LAYOUTS)
+def choose_qr(
+    a: MatrixDescriptor,
+    dtype: str,
+    nprocs: int,
+    transport: Transport,
+    algorithm: QrAlgorithm = "auto",
+    *,
+    returns: bool = False,
+    gpus: bool = False,
+) -> QrPlan | TsqrPlan | CholeskyQrPlan:
+    """The plan of a QR factorization; block columns alone can be brought back to the layout of A (`returns`).
+
+    >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
+    (4208, 4096)
+    >>> choose_qr(MatrixDescriptor.row_wise(4096, 64, 4), "float64", 4, "shared").copy.received_nbytes(1)
+    0
+    """
+    m, n = a.shape
+    is_tall = gpus and not returns and 0 < n <= _WIDEST_OF_CHOLESKY and _TALL_ON_GPUS * n * nprocs <= m
+    if algorithm == "cholesky" or (algorithm == "auto" and is_tall):
+        fallback = choose_qr(a, dtype, nprocs, transport, "blocked", gpus=gpus)
+        assert isinstance(fallback, QrPlan), "by blocks"
+        why = "a tall matrix in rows: only Gram matrices travel"
+        return CholeskyQrPlan(a, _rows(a, nprocs)[0], why, dtype, nprocs, transport, fallback=fallback)
+    if algorithm == "tsqr" or (algorithm == "auto" and not (gpus or returns) and 0 < _TALL * n * nprocs <= m):
+        return TsqrPlan(a, *_rows(a, nprocs), dtype, nprocs, transport)
+    ranks = 1 if algorithm == "local" else nprocs
+    kind: Literal["auto", "blocked"] = "blocked" if algorithm == "blocked" else "auto"
+    library: Literal["LAPACK", "a kernel", "cuSOLVER"] = "LAPACK"
+    if gpus:  # by panels on one GPU too: their kernel is faster than cuSOLVER
+        w, why = block_columns(a, ranks, kind, gpus=True, widest=_QR_WIDEST_ON_GPUS)
+        if max(w.nb, w.inb or 0) > _QR_WIDEST_ON_GPUS:
+            w = MatrixDescriptor.column_wise(m, n, w.nprocs, nb=_QR_WIDEST_ON_GPUS)
+        library = "cuSOLVER" if algorithm == "local" else "a kernel"
+    else:
+        w, why = block_columns(a, ranks, kind, per_column=_QR_WIDTH, first=_QR_FIRST)
+        if w.nprocs == 1:
+            w = MatrixDescriptor.column_wise(m, n, 1, nb=_width(n, 1, _Limits(_NARROWEST, _WIDEST, _LEAST)))
+    why = "algorithm='local': one rank" if algorithm == "local" else why
+    height, tail = m + max(w.nb, w.inb or 0), n if library == "cuSOLVER" else 0
+    w = replace(w, m=height, mb=height)
+    return QrPlan(a, w, why, dtype, nprocs, transport, returns, library=library, tail=tail)
+
+
+def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:
+    """The internal layout of a tall matrix with columns, and the reason for it."""
+    m, n = a.shape
+    if _is_split(a):
+        w = MatrixDescriptor(m, n, a.mb, max(n, 1), a.grid, a.rsrc, 0, imb=a.imb)
+        alone = w.nprocs == 1
+        return w, "one rank has all rows" if alone else (
+            "each rank has enough rows: they stay where they are, and only R travels"
+        )
+    ranks = nprocs
+    while ranks > 1 and not _is_split(MatrixDescriptor.row_wise(m, n, ranks)):
+        ranks -= 1
+    return MatrixDescriptor.row_wise(m, n, ranks), "a tall matrix in rows: only R travels after the redistribution"
+
+
+def _is_split(a: MatrixDescriptor) -> bool:
+    """Whether a matrix is in rows, no rank has some but fewer than n, and the first n are together."""
+    if not a.is_row_wise or a.rsrc < 0 or not a.m:
+        return False
+    rows = a.rows
+    start, stop = rows.block(0)
+    together = stop - start >= a.n or rows.nprocs == 1
+    # From the owner of block 1 on counts only decrease, so the last rank with rows has least, or the first one.
+    last = (rows.src + min(rows.nblocks, rows.nprocs) - 1) % rows.nprocs
+    return together and min(rows.count(rows.src), rows.count(last)) >= a.n

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pblas import errors
 from pblas.backends.local_step import agreed
@@ -15,15 +15,12 @@ from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
 from pblas.core.progress import StageReport
 from pblas.factor import arguments
-from pblas.factor.cholesky_qr_run import RunCholeskyQr
 from pblas.factor.cholesky_run import RunCholesky
-from pblas.factor.choose import FactorizationAlgorithm, choose_factorization
+from pblas.factor.choose import Kind, choose_factorization, choose_qr
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.lu_run import RunLu
-from pblas.factor.pivoted_qr_run import RunPivotedQr
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
-from pblas.factor.qr_run import RunQr
-from pblas.factor.tsqr_run import RunTsqr
+from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
@@ -38,10 +35,9 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_run import RunFactorization
-    from pblas.factor.tsqr_run import Tree
+    from pblas.factor.qr_run import Tree
     from pblas.runtime.calls import CollectiveCall
     from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Transport
 
 _RUNNERS: dict[type[FactorizationPlan], Any] = {
     CholeskyPlan: RunCholesky,
@@ -54,16 +50,10 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
 
 
 class Factored(NamedTuple):
-    """A factored matrix.
+    """W with its factor, INFO, and the rest: pivots, from 1, of LU; the tree of TSQR; tau and order of pivoted QR.
 
-    Args:
-        w: the factor, in the internal layout (global).
-        info: of LU: 0, or the first k, counted from 1, for which U[k, k] is 0; of Cholesky: 0, since a
-            failure raises; a function that looks at it, if the look is deferred (global).
-        pivots: of LU: row i was exchanged with row pivots[i], with indices that begin with 1 (global).
-        tree: of TSQR: the rest of Q (local).
-        tau: of QR with pivoting (global).
-        order: of QR with pivoting: the column of A that each column was, from 0 (global).
+    INFO of LU is the first k, from 1, for which U[k, k] is 0; that of Cholesky is 0, since a failure raises, or a
+    function that looks at it later (global). `order` has the column of A, from 0, that each column was.
     """
 
     w: DistMatrix
@@ -75,12 +65,7 @@ class Factored(NamedTuple):
 
 
 class FactoredMatrix:
-    """The base of factor objects, which hold a factor in memory of their context.
-
-    Args:
-        w: the memory of the factor (global).
-        desc: layout of the matrix (global).
-    """
+    """The base of factor objects: W is the memory of the factor, and `desc` the layout of the matrix."""
 
     def __init__(self, w: DistMatrix, desc: MatrixDescriptor) -> None:
         self._w = w
@@ -104,34 +89,15 @@ class FactoredMatrix:
         return self._w.runtime
 
 
-class _Options(NamedTuple):
-    """Of one execution: the report of its progress, and whether to look at INFO at its end and raise its error."""
-
-    progress: StageReport
-    check: bool
-
-
 @dataclass(frozen=True, eq=False)
 class Factorization(Operation[Factored]):
-    """W := its factor, in place.
-
-    Args:
-        chosen: the plan (global).
-        dtype: of the matrix (global).
-    """
+    """W := its factor, in place."""
 
     noun: ClassVar[str] = "factorization"
     keeps_workspace: ClassVar[bool] = True
 
     chosen: FactorizationPlan
     dtype: np.dtype[Any]
-
-    @classmethod
-    def bound(
-        cls, w: DistMatrix, plan: FactorizationPlan, progress: StageReport = None, *, check: bool = True
-    ) -> Bound[Factored]:
-        """The arguments of an execution."""
-        return Bound(cls, (plan, w.dtype), {}, {}, w, local=_Options(progress, check))
 
     @property
     def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
@@ -151,19 +117,19 @@ class Factorization(Operation[Factored]):
     def arrays(
         self, verb: str, runtime: Runtime, executor: RunFactorization, bound: Bound[Factored], result: DistMatrix
     ) -> Array:
-        executor.progress = bound.local.progress
+        executor.progress, _ = bound.local
         return result.stored(verb)
 
     def finish(
         self, verb: str, runtime: Runtime, executor: Any, bound: Bound[Factored], result: DistMatrix
     ) -> Factored:
-        check = bound.local.check
+        _, check = bound.local
         executor.finish()
         executor.progress = None  # an exception in it keeps frames alive
         if isinstance(executor, RunCholesky):
             if check and executor.info:
                 raise agreed(not_positive_definite(verb, executor.info))
-            return Factored(result, 0 if check else executor.taken_info())
+            return Factored(result, 0 if check else executor.deferred_info())
         if isinstance(executor, RunLu):
             return Factored(result, executor.info, executor.pivots.copy())
         if isinstance(executor, RunTsqr):
@@ -176,37 +142,9 @@ class Factorization(Operation[Factored]):
 class PlannedFactorization(Planned[Factored]):
     """A planned factorization. Made by `plan_cholesky`, `plan_lu` and `plan_qr`; usable as a `with` block."""
 
-    kind: ClassVar[Literal["cholesky", "lu"]]
-    """The factorization, unless a subclass has its own `choose` (global)."""
+    kind: ClassVar[Kind]
     operation: Factorization
     plan: FactorizationPlan
-
-    @classmethod
-    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:  # for QR
-        """Raise an error if a matrix cannot be factored so (local)."""
-        if algorithm not in get_args(FactorizationAlgorithm):
-            names = ", ".join(map(repr, get_args(FactorizationAlgorithm)))
-            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
-        if cls.kind == "cholesky":
-            arguments.check_square(verb, desc)
-
-    @classmethod
-    def choose(
-        cls,
-        a: MatrixDescriptor,
-        dtype: str,
-        nprocs: int,
-        transport: Transport,
-        *,
-        returns: bool,
-        uplo: Literal["L", "U"],
-        algorithm: Any,
-        gpus: bool = False,
-    ) -> FactorizationPlan:
-        """The plan of a factorization; see `choose_factorization`."""
-        return choose_factorization(
-            *(cls.kind, a, dtype, nprocs, transport), returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus
-        )
 
     def factoring(self, a: Any, out: Any = None) -> Factoring:
         """**Collective.** An execution, of matrices on which the ranks have agreed, and which are as planned."""
@@ -233,32 +171,19 @@ PlannedT = TypeVar("PlannedT", bound=PlannedFactorization)
 
 
 class Overwriting(NamedTuple):
-    """The use of the memory of A by a call with overwrite_a=True.
-
-    Args:
-        result: the result may be written to A (global).
-        in_place: A has the layout of W in memory that LAPACK and the peers can use, so A is factored in place (global).
-    """
+    """The use of the memory of A, if it may be overwritten: for the result, or to factor A in place (global)."""
 
     result: bool
     in_place: bool
 
 
 KEPT = Overwriting(result=False, in_place=False)
-"""A is not overwritten (global)."""
 
 
 class Factoring(NamedTuple):
-    """A factorization whose arguments are checked, and agreed on unless `agrees` is left.
+    """A factorization whose arguments are checked, and agreed on unless the text for the first step is in `agrees`.
 
-    Args:
-        verb: name of the call (global).
-        plan: the plan (global).
-        overwriting: the use of the memory of A (global).
-        planned: a planned operation of the user that runs it; None for the one that the context keeps.
-        agrees: arguments on which the first step agrees, as text (global).
-        progress: called with the done part of the work (local).
-        check: look at INFO at the end, and raise an error (global).
+    `planned` is an operation of the user that runs it; without `check` nobody looks at INFO at the end.
     """
 
     verb: str
@@ -277,12 +202,12 @@ class Factoring(NamedTuple):
 
     def factored(self, a: DistMatrix) -> Factored:
         """**Collective.** A copy of A in the internal layout, or A itself, factored."""
-        copy, agrees = self.plan.copy, self.agrees
+        plan, agrees = self.plan, self.agrees
         if self.overwriting.in_place:
-            w = DistMatrix(self.plan.w, a.stored(self.verb), a.runtime)
+            w = DistMatrix(plan.w, a.stored(self.verb), a.runtime)
         else:
-            uplo = None if copy.trapezoid is None else copy.trapezoid.uplo
-            w = redistributed(self.verb, a, self.plan.w, trans=copy.trans, uplo=uplo, agrees=agrees)
+            uplo = None if plan.trapezoid is None else plan.trapezoid.uplo
+            w = redistributed(self.verb, a, plan.w, trans=plan.trans, uplo=uplo, agrees=agrees)
             agrees = ""
         return self.run(w, agrees)
 
@@ -290,7 +215,8 @@ class Factoring(NamedTuple):
         """**Collective.** W := its factor."""
 
         def bind() -> Bound[Factored]:
-            return Factorization.bound(w, self.plan, self.progress, check=self.check)
+            form = self.plan, w.dtype
+            return Bound(Factorization, form, {}, {}, w, local=(self.progress, self.check))
 
         if self.planned is None:
             result = step(self.verb, w.runtime, bind, agrees=agrees)
@@ -329,10 +255,9 @@ def planned(
         if dtype is None:
             raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
         checked = arguments.check_dtype(verb, "dtype", dtype)
-        ranks, uplo = enough_ranks(verb, nprocs, (a,)), _checked(cls, verb, a, upper, algorithm)
+        ranks = enough_ranks(verb, nprocs, (a,))
         topology = Topology(ranks, shared=True)
-        transport = topology.transport(ranks)
-        plan = cls.choose(a, checked.name, ranks, transport, returns=returns, uplo=uplo, algorithm=algorithm)
+        plan, _ = _chosen(cls.kind, verb, a, checked, ranks, topology, algorithm, upper, returns=returns)
         bound: Bound[Factored] = Bound(Factorization, (plan, checked), {}, {}, None)
         return cls(Factorization(plan, checked), None, ranks, topology, bound)
     runtime = arguments.runtime_of(verb, a)
@@ -354,6 +279,7 @@ def prepared(
     returns: bool = False,
     overwrite_a: Any = False,
     check: Any = True,
+    square: bool = False,
     progress: StageReport = None,
     others: Mapping[str, object] | None = None,
 ) -> Factoring:
@@ -361,19 +287,17 @@ def prepared(
 
     **Collective** where A may be overwritten: the ranks agree on that at once.
     """
-    runtime, topology = a.runtime, a.runtime.topology
+    runtime = a.runtime
     with runtime.local_step(verb):
         arguments.check_matrix(verb, "A", a, runtime)
-        uplo = _checked(cls, verb, a.desc, upper, algorithm, gpus=runtime.backend.gpus)
+        if square:
+            arguments.check_square(verb, a.desc)
         overwrite_a, check = checked_flag(verb, "overwrite_a", overwrite_a), checked_flag(verb, "check", check)
         if out is not None:
             arguments.check_out(verb, out, a)
-        plan = cls.choose(
-            *(a.desc.without_lld, a.dtype.name, runtime.nprocs, topology.transport(runtime.nprocs)),
-            returns=returns,
-            uplo=uplo,
-            algorithm=algorithm,
-            gpus=topology.gpus,
+        desc = a.desc.without_lld
+        plan, uplo = _chosen(
+            cls.kind, verb, desc, a.dtype, runtime.nprocs, runtime.topology, algorithm, upper, returns=returns
         )
         mine = _overwriting(verb, a, plan) if overwrite_a else KEPT
         signature = None if out is None else out.signature()
@@ -383,15 +307,23 @@ def prepared(
     return factoring.agreed(runtime) if overwrite_a else factoring
 
 
-def _checked(
-    cls: type[PlannedFactorization],
+def _chosen(
+    kind: Kind,
     verb: str,
     desc: MatrixDescriptor,
-    upper: Any,
+    dtype: np.dtype[Any],
+    nprocs: int,
+    topology: Topology,
     algorithm: Any,
+    upper: Any,
     *,
-    gpus: bool = False,
-) -> Literal["L", "U"]:
-    """The triangle that is read, after checks (local)."""
-    cls.check(verb, desc, algorithm, gpus=gpus)
-    return "U" if checked_flag(verb, "upper", upper) else "L"
+    returns: bool,
+) -> tuple[FactorizationPlan, Literal["L", "U"]]:
+    """The plan of a factorization, and the triangle that is read, after checks (local)."""
+    gpus = topology.gpus
+    arguments.check_algorithm(verb, kind, desc, algorithm, gpus=gpus)
+    uplo: Literal["L", "U"] = "U" if checked_flag(verb, "upper", upper) else "L"
+    ranks = dtype.name, nprocs, topology.transport(nprocs)
+    if kind == "qr":
+        return choose_qr(desc, *ranks, algorithm, returns=returns, gpus=gpus), uplo
+    return choose_factorization(kind, desc, *ranks, returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus), uplo

@@ -42,7 +42,6 @@ class Panel(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Number of columns."""
         return self.stop - self.start
 
 
@@ -65,14 +64,7 @@ def columns_from(w: MatrixDescriptor, start: int, rank: int) -> int:
 
 
 class StepWork(NamedTuple):
-    """Work of one step, in any unit.
-
-    Args:
-        owner: rank of the panel (global).
-        panel: work to factor the panel (global).
-        depth: an update of a block column by this panel is `depth` of the panel times `weight` of the column (global).
-        weight: of the panel's columns, before they are factored (global).
-    """
+    """Work to factor a panel, and to update a block column by it: `depth` of the panel times `weight` of the column."""
 
     owner: int
     panel: float
@@ -124,6 +116,11 @@ class FactorizationPlan(Plan):
     """
 
     operation: ClassVar[str]
+    equation: ClassVar[str]
+    projection: ClassVar[float]
+    """The least elements of one rank's part of the work, over (1 / P of the multiplications)^(2/3)."""
+    trapezoid: ClassVar[Trapezoid | None] = None
+    """The elements of W that are used; None for all."""
 
     a: MatrixDescriptor
     w: MatrixDescriptor
@@ -148,24 +145,10 @@ class FactorizationPlan(Plan):
     def rows(self, panel: Panel) -> tuple[int, int]:
         """Rows (start, stop) of a factored panel that other ranks read (global)."""
 
-    @abstractmethod
-    def _shared_projection(self) -> float:
-        """The least elements of one rank's part of the work, over (1 / P of the multiplications)^(2/3)."""
-
-    @property
-    @abstractmethod
-    def _trapezoid(self) -> Trapezoid | None:
-        """The elements of W that are used; None for all."""
-
     @property
     def step_work(self) -> list[StepWork]:
         """Multiplications of each step, with the costs of panels on CPUs; empty if they are not known."""
         return []
-
-    @property
-    @abstractmethod
-    def _equation(self) -> str:
-        """The factorization as an equation."""
 
     # All factorizations share these
 
@@ -184,15 +167,11 @@ class FactorizationPlan(Plan):
         return steps
 
     def piece_stops(self, s: int) -> list[int]:
-        """For each piece in which the rows of panel s travel, one past its last row (global); empty for one piece.
-
-        Panels that are read in place are one piece. Otherwise the first piece has the diagonal block, and pieces of all
-        panels end at the same rows.
-        """
+        """For each piece in which the rows of panel s travel, one past its last row (global); empty for one piece."""
         return self._stops_from(self.steps[s].stop)
 
     def _stops_from(self, row: int) -> list[int]:
-        """Ends of pieces of the rows of a panel, the first of which has all rows before `row`."""
+        """Ends of pieces, of all panels at the same rows; the first has all rows before `row`, the diagonal block."""
         m = self.w.m
         travels = self.library == "LAPACK" and self.overlaps_messages
         return [*range(-(-row // _PIECE) * _PIECE, m, _PIECE), m] if travels else []
@@ -212,23 +191,22 @@ class FactorizationPlan(Plan):
         return self.w.nprocs > 1 and self.transport in ("message", "mixed")
 
     @property
+    def trans(self) -> Literal["N", "C"]:
+        """How A is brought to W: Cholesky factors a lower triangle, that of A or of A^H."""
+        return "N" if self.uplo == "L" else "C"
+
+    @property
     def copy(self) -> RedistributionPlan:
-        """The redistribution of A to W."""
-        trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
-        return RedistributionPlan(
-            self.a, self.target, self.dtype, self.nprocs, trans, self._trapezoid, transport=self.transport
-        )
+        ranks = self.dtype, self.nprocs, self.trans, self.trapezoid
+        return RedistributionPlan(self.a, self.target, *ranks, transport=self.transport)
 
     @property
     def back(self) -> RedistributionPlan | None:
         """The redistribution of the factor to the distribution of A; None if it stays in W."""
         if not self.returns:
             return None
-        trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
-        trapezoid = None if self._trapezoid is None else Trapezoid(self.uplo)
-        return RedistributionPlan(
-            self.target, self.a, self.dtype, self.nprocs, trans, trapezoid, transport=self.transport
-        )
+        ranks = self.dtype, self.nprocs, self.trans, None if self.trapezoid is None else Trapezoid(self.uplo)
+        return RedistributionPlan(self.target, self.a, *ranks, transport=self.transport)
 
     @property
     def redistributions(self) -> list[RedistributionPlan]:
@@ -241,17 +219,19 @@ class FactorizationPlan(Plan):
         return sum((i1 - i0) * panel.width for panel, (i0, i1) in counts if self.needs(panel, rank))
 
     def received_elements(self, rank: int) -> int:
-        """Elements of panels, and of both redistributions."""
         return self.panel_elements(rank) + sum(plan.received_elements(rank) for plan in self.redistributions)
 
-    def sent_elements(self, rank: int) -> int:
-        """Elements of this rank's panels, once for each rank that reads them, and of both redistributions."""
-        total = sum(plan.sent_elements(rank) for plan in self.redistributions)
+    def sent_panel_elements(self, rank: int) -> int:
+        """Elements of this rank's panels, once for each rank that reads them."""
+        total = 0
         for panel in self.steps:
             if panel.owner == rank:
                 (i0, i1), peers = self.rows(panel), (p for p in range(self.w.nprocs) if p != rank)
                 total += (i1 - i0) * panel.width * sum(self.needs(panel, peer) for peer in peers)
         return total
+
+    def sent_elements(self, rank: int) -> int:
+        return self.sent_panel_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
 
     def phases(self, view: View) -> Iterator[Phase]:
         """Each step multiplies a rank's columns with a panel; the next panel is factored by then, and takes no time."""
@@ -271,7 +251,6 @@ class FactorizationPlan(Plan):
         return below
 
     def operands_nbytes(self, rank: int) -> int:
-        """Bytes of A, and of the factor if it is brought back, on a rank."""
         return self.itemsize * prod(self.a.local_shape(rank)) * (1 + self.returns)
 
     @property
@@ -283,7 +262,7 @@ class FactorizationPlan(Plan):
 
         Source: Irony, Toledo, Tiskin, Communication lower bounds for distributed-memory matrix multiplication, 2004.
         """
-        part = (self.multiplications / self.nprocs) ** (2 / 3) * self._shared_projection()
+        part = (self.multiplications / self.nprocs) ** (2 / 3) * self.projection
         return max(0.0, part - max(prod(self.a.local_shape(rank)) for rank in self.extreme_ranks()))
 
     @property
@@ -305,7 +284,6 @@ class FactorizationPlan(Plan):
 
     @property
     def flops(self) -> int:
-        """Real additions and multiplications, to first order; a complex multiplication and addition are 8."""
         return int(self.multiplications * (8 if self.dtype.startswith("complex") else 2))
 
     def extreme_ranks(self) -> set[int]:
@@ -317,24 +295,18 @@ class FactorizationPlan(Plan):
 
     @property
     def sizes(self) -> str:
-        """m x n, as text."""
         return f"{self.a.m} x {self.a.n}"
 
     def title(self) -> str:
-        """The factorization and its sizes."""
-        return f"{self._equation}, {self.sizes}"
+        equation = self.equation if self.uplo == "L" else "A = U^H U"
+        return f"{equation}, {self.sizes}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distribution of A, and that of W."""
-        yield "A", f"{described(self.a)}{self._read_triangle}"
+        read = f"; the {'lower' if self.uplo == 'L' else 'upper'} triangle is read" if self.trapezoid else ""
+        yield "A", f"{described(self.a)}{read}"
         yield "W", f"work matrix, {described(self.w)}; factored in place"
 
-    @property
-    def _read_triangle(self) -> str:
-        return ""
-
     def moves(self) -> str:
-        """The data that moves, as text."""
         parts = ["A to W"] if self.copy.lower_bound else []
         if self.w.nprocs > 1:
             readers = "panels to the ranks that have columns after them"
@@ -346,7 +318,6 @@ class FactorizationPlan(Plan):
         return ", ".join(parts) or "nothing"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The algorithm: by panels or by the library alone, and the lookahead."""
         count = len(self.steps)
         if self.w.nprocs == 1 and count <= 1:
             yield "algorithm", f"local: {self.library} on rank 0, which has the whole matrix"
@@ -376,6 +347,10 @@ class CholeskyPlan(FactorizationPlan):
 
     name: ClassVar[str] = "CholeskyPlan"
     operation: ClassVar[str] = "cholesky"
+    equation: ClassVar[str] = "A = L L^H"
+    projection: ClassVar[float] = 1.0
+    """The three kinds of elements may be the same elements of L."""
+    trapezoid: ClassVar[Trapezoid | None] = Trapezoid("L")
 
     @property
     def multiplications(self) -> float:
@@ -400,10 +375,6 @@ class CholeskyPlan(FactorizationPlan):
         """
         return self._stops_from(self.steps[s + 1].stop) if s + 1 < len(self.steps) else []
 
-    def _shared_projection(self) -> float:
-        """1: the three kinds may be the same elements of L."""
-        return 1.0
-
     @property
     def step_work(self) -> list[StepWork]:
         """A panel is a diagonal block and a solve; a block column is updated from its diagonal block on."""
@@ -418,18 +389,6 @@ class CholeskyPlan(FactorizationPlan):
             for panel in self.steps
         ]
 
-    @property
-    def _trapezoid(self) -> Trapezoid:
-        return Trapezoid("L")
-
-    @property
-    def _equation(self) -> str:
-        return "A = L L^H" if self.uplo == "L" else "A = U^H U"
-
-    @property
-    def _read_triangle(self) -> str:
-        return f"; the {'lower' if self.uplo == 'L' else 'upper'} triangle is read"
-
 
 @dataclass(frozen=True, slots=True)
 class LuPlan(FactorizationPlan):
@@ -443,6 +402,9 @@ class LuPlan(FactorizationPlan):
 
     name: ClassVar[str] = "LuPlan"
     operation: ClassVar[str] = "lu_factor"
+    equation: ClassVar[str] = "P A = L U"
+    projection: ClassVar[float] = 1.5
+    """Elements of L and U differ, and may be the elements that are updated."""
 
     @property
     def multiplications(self) -> float:
@@ -452,10 +414,6 @@ class LuPlan(FactorizationPlan):
     def rows(self, panel: Panel) -> tuple[int, int]:
         """The rows from the diagonal on."""
         return panel.start, self.w.m
-
-    def _shared_projection(self) -> float:
-        """1.5: elements of L and U differ, and may be the elements that are updated."""
-        return 1.5
 
     @property
     def step_work(self) -> list[StepWork]:
@@ -473,14 +431,6 @@ class LuPlan(FactorizationPlan):
             )
             for panel in (self.steps if self.a.m >= self.a.n else ())
         ]
-
-    @property
-    def _trapezoid(self) -> None:
-        return None
-
-    @property
-    def _equation(self) -> str:
-        return "P A = L U"
 
 
 def _lu_multiplications(m: int, n: int) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,17 +16,77 @@ from pblas.core.linalg_errors import SingularMatrixError, not_positive_definite
 from pblas.core.options import MatrixOrArray, Trans
 from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
-from pblas.factor.condition import reciprocal_condition
 from pblas.factor.factorization import Factored, FactoredMatrix
-from pblas.factor.substitution_plan import Sweep
-from pblas.factor.with_factor import inverted, substituted
+from pblas.factor.with_factor import substituted
+from pblas.factor.with_factor_plan import Triangle
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import checked_scalar, spelled
+from pblas.triangular.trsm import first_zero, trsv
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real
     from pblas.layouts.descriptor import MatrixDescriptor
+
+Solve = Callable[[Any, Trans], Any]
+"""solve(b, trans) is op(A)^-1 b for an array b; equal on all ranks."""
+_MOST_STEPS = 5  # as in LAPACK
+_ADJOINT: dict[Trans, Trans] = {"N": "C", "C": "N"}
+
+
+def reciprocal_condition(solve: Solve, n: int, dtype: np.dtype[Any], norm: float, p: float = 1) -> float:
+    """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)), by about five solves with A and A^H.
+
+    Source: LAPACK xGECON, xLACN2; Higham, FORTRAN codes for estimating the one-norm, 1988.
+
+    >>> a = np.diag([1.0, 4.0])
+    >>> reciprocal_condition(lambda b, trans: np.linalg.solve(a, b), 2, a.dtype, 4.0)
+    0.25
+    """
+    if not n:
+        return 1.0
+    if norm == 0:
+        return 0.0
+    with np.errstate(all="ignore"):
+        # The inf-norm of A^-1 is the 1-norm of its adjoint
+        chosen: Solve = (lambda b, trans: solve(b, _ADJOINT[trans])) if p == inf else solve
+        condition = norm * _inverse_norm(chosen, n, dtype)
+        return 1 / condition if isfinite(condition) and condition > 0 else 0.0
+
+
+def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: float, p: float = 1) -> float:
+    """**Collective.** `reciprocal_condition` of a product of triangles of one matrix, which has the factor of A."""
+
+    def solve(b: Array, trans: Trans) -> Array:
+        for triangle in triangles if trans == "N" else reversed(triangles):
+            op = triangle.trans if trans == "N" else _ADJOINT[triangle.trans]
+            b = trsv(a, b, uplo=triangle.uplo, trans=op, diag="U" if triangle.unit else "N")
+        return b
+
+    is_singular = not all(triangle.unit for triangle in triangles) and first_zero(a) > 0
+    return reciprocal_condition(solve, a.shape[0], a.dtype, 0 if is_singular else norm, p)
+
+
+def _inverse_norm(solve: Solve, n: int, dtype: np.dtype[Any]) -> float:
+    """A lower bound, which is seldom far off, of the 1-norm of A^-1, n >= 1."""
+    y = solve(np.full(n, 1 / n, dtype), "N")
+    estimate, last = float(np.abs(y).sum()), -1
+    for _ in range(_MOST_STEPS if n > 1 else 0):
+        size = np.abs(y)
+        z = np.abs(solve(np.where(size > 0, y / size, 1).astype(dtype), "C"))
+        j = int(z.argmax())
+        if last >= 0 and not z[j] > z[last]:
+            break
+        unit = np.zeros(n, dtype)
+        unit[j] = 1
+        y = solve(unit, "N")
+        larger = float(np.abs(y).sum())
+        if not larger > estimate:
+            break
+        estimate, last = larger, j
+    i = np.arange(n)
+    slowly_growing = ((-1.0) ** i * (1 + i / max(n - 1, 1))).astype(dtype)
+    return max(estimate, float(2 * np.abs(solve(slowly_growing, "N")).sum() / (3 * n)))
 
 
 class SlogdetResult(NamedTuple):
@@ -35,12 +97,7 @@ class SlogdetResult(NamedTuple):
 
 
 class Factor(FactoredMatrix, ABC):
-    """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten.
-
-    Args:
-        factored: the factor (global).
-        desc: layout of the matrix (global).
-    """
+    """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten."""
 
     def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
         super().__init__(factored.w, desc)
@@ -59,38 +116,28 @@ class Factor(FactoredMatrix, ABC):
         return self._info
 
     @abstractmethod
-    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+    def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         """The triangular solves that give op(A)^-1 B, in order (global)."""
 
     def _solved(self, b: MatrixOrArray, trans: Any, progress: ProgressTarget) -> MatrixOrArray:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
-        with self._runtime.call("solve"), Progress("solve", self._runtime, progress) as reports:
-            return self.solution("solve", b, trans, reports.stage("solve"))
+        verb, runtime = "solve", self._runtime
+        with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+            with runtime.local_step(verb):
+                trans, n = checked_trans(verb, "trans", trans), self._order(verb)
+                b, signature = arguments.checked_right(verb, b, n, self.dtype, runtime)
+                agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
+            if self.info:  # otherwise the first step agrees on the arguments
+                runtime.agree(verb + agrees, {})
+            return self.solution(verb, b, trans, reports.stage("solve"), agrees)
 
-    def solution(self, verb: str, b: MatrixOrArray, trans: Any = "N", progress: StageReport = None) -> MatrixOrArray:
-        """**Collective.** `solve` inside another call, with the report of a stage."""
-        runtime = self._runtime
-        with runtime.local_step(verb):
-            trans, n = checked_trans(verb, "trans", trans), self._order(verb)
-            if isinstance(b, DistMatrix):
-                arguments.check_matrix(verb, "B", b, runtime, self.dtype)
-                arguments.check_rows(verb, n, b.shape[0], "rows")
-                signature: Any = b.signature()
-            else:
-                b = arguments.checked_vector(verb, b, n, self.dtype, runtime)
-                signature = b.shape
-            agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
-        if self.info:  # otherwise the first step agrees on the arguments
-            runtime.agree(verb + agrees, {})
-        return self.agreed_solution(verb, b, trans, progress, agrees)
-
-    def agreed_solution(
+    def solution(
         self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
     ) -> MatrixOrArray:
         """**Collective.** `solve` inside another call, of checked arguments; a vector is an n x 1 array."""
         self._check_invertible(verb)
-        sweeps, backward = self._sweeps(trans), trans != "N"
-        x = substituted(verb, self._w, b, sweeps, self._pivots, backward=backward, progress=progress, agrees=agrees)
+        triangles, backward = self._triangles(trans), trans != "N"
+        x = substituted(verb, self._w, b, triangles, self._pivots, backward=backward, progress=progress, agrees=agrees)
         if isinstance(b, DistMatrix):
             return x
         return self._runtime.backend.reading(x.stored(verb))[:, 0].copy()
@@ -105,23 +152,22 @@ class Factor(FactoredMatrix, ABC):
             DescriptorError: A is not square.
             SingularMatrixError: A is singular.
         """
-        with self._runtime.call("inv"), Progress("inv", self._runtime, progress) as reports:
-            return self.inverse("inv", progress=reports.stage("invert"))
-
-    def inverse(
-        self, verb: str, out: DistMatrix | None = None, progress: StageReport = None, *, is_agreed: bool = False
-    ) -> DistMatrix:
-        """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
-        agrees = ""
-        if not is_agreed:
-            with self._runtime.local_step(verb):
+        verb, runtime = "inv", self._runtime
+        with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+            with runtime.local_step(verb):
                 self._order(verb)
                 agrees = spelled(self._w.signature())
             if self.info:  # otherwise the first step agrees on the arguments
-                self._runtime.agree(verb + agrees, {})
+                runtime.agree(verb + agrees, {})
+            return self.inverse(verb, None, reports.stage("invert"), agrees)
+
+    def inverse(
+        self, verb: str, out: DistMatrix | None = None, progress: StageReport = None, agrees: str = ""
+    ) -> DistMatrix:
+        """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
         self._check_invertible(verb)
-        options: Any = {"out": out, "progress": progress, "agrees": agrees}
-        return inverted(verb, self._w, self._desc, self._sweeps("N"), self._pivots, **options)
+        options = self._w, self._desc, self._triangles("N"), self._pivots
+        return substituted(verb, *options, out=out, progress=progress, agrees=agrees)
 
     def _order(self, verb: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""
@@ -190,8 +236,8 @@ class CholeskyFactor(Factor):
 
     _check_invertible = _check_factored
 
-    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
-        return Sweep("L"), Sweep("L", "C")
+    def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
+        return Triangle("L"), Triangle("L", "C")
 
 
 class LuFactor(Factor):
@@ -282,7 +328,7 @@ class LuFactor(Factor):
         exchanges = np.count_nonzero(self.pivots != np.arange(len(self.pivots)))
         return diagonal.dtype.type(-1 if exchanges % 2 else 1)
 
-    def _sweeps(self, trans: Trans) -> tuple[Sweep, ...]:
+    def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         if trans == "N":
-            return Sweep("L", unit=True), Sweep("U")
-        return Sweep("U", trans), Sweep("L", trans, unit=True)
+            return Triangle("L", unit=True), Triangle("U")
+        return Triangle("U", trans), Triangle("L", trans, unit=True)

@@ -6,18 +6,22 @@ arguments are checked and agreed on before.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from pblas.core.linalg_errors import NotPositiveDefiniteError
-from pblas.core.options import Trans, Uplo
+from pblas.core.options import Side, Trans, Uplo
 from pblas.factor import arguments
 from pblas.factor.cholesky import PlannedCholesky, brought_back
-from pblas.factor.factorization import prepared
+from pblas.factor.choose import block_columns, choose_qr
+from pblas.factor.factorization import Factoring, prepared
+from pblas.factor.factorization_plan import panels
 from pblas.factor.lu import PlannedLu
-from pblas.factor.substitution_plan import Sweep
-from pblas.factor.with_factor import identity, inverted
+from pblas.factor.qr import PlannedQr, copied_for_reflectors, reflectors
+from pblas.factor.qr_plan import PivotedQrPlan
+from pblas.factor.with_factor import Reflectors, identity, multiplied, substituted
+from pblas.factor.with_factor_plan import Triangle
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
@@ -124,7 +128,7 @@ def invert_lu(verb: str, a: DistMatrix, pivots: Array) -> int:
     if not info:
         factoring = prepared(PlannedLu, verb, a, returns=True)
         w = redistributed(verb, a, factoring.plan.w, agrees=factoring.agrees)
-        inverted(verb, w, a.desc, (Sweep("L", unit=True), Sweep("U")), pivots, out=a)
+        substituted(verb, w, a.desc, (Triangle("L", unit=True), Triangle("U")), pivots, out=a)
     return info
 
 
@@ -148,3 +152,114 @@ def _identity(verb: str, a: DistMatrix) -> DistMatrix:
         arguments.check_matrix(verb, "A", a, a.runtime)
     a.runtime.agree(f"{verb}: the identity", {})  # all ranks allocate it, or none
     return identity(verb, MatrixDescriptor.column_wise(*a.shape, a.runtime.nprocs), a)
+
+
+Orientation = Literal["QR", "LQ"]
+
+
+def factor_qr(verb: str, a: DistMatrix, orientation: Orientation = "QR") -> tuple[Reflectors, Array]:
+    """**Collective.** A := R and V with A = Q R; or L and V^H with A = L Q for "LQ".
+
+    Source: LAPACK xGEQRF, xGELQF.
+    """
+    tall = a if orientation == "QR" else a.H
+    q = reflectors(prepared(PlannedQr, verb, tall, returns=True), tall)
+    redistributed(verb, q.w[: tall.shape[0], :], out=a, trans="N" if orientation == "QR" else "C")
+    return q, _collected_tau(verb, q.w, tall.shape)
+
+
+def factor_pivoted_qr(verb: str, a: DistMatrix) -> tuple[Array, Array]:
+    """**Collective.** A := R and V with A P = Q R: the longest of the columns that remain comes next.
+
+    Source: LAPACK xGEQP3.
+    """
+    runtime, desc = a.runtime, a.desc.without_lld
+    # Block columns, as for QR without pivoting on CPUs, which do the work for GPUs too
+    w_desc, why = block_columns(desc, runtime.nprocs)
+    nprocs, transport, gpus = runtime.nprocs, runtime.transport, runtime.backend.gpus
+    plan = PivotedQrPlan(desc, w_desc, why, a.dtype.name, nprocs, transport, returns=True, on_copies=gpus)
+    w, _, _, _, tau, order = Factoring(verb, plan).factored(a)
+    redistributed(verb, w, out=a, is_temporary=True)
+    assert tau is not None, "of the reflectors"
+    assert order is not None, "of the columns"
+    return tau, order
+
+
+def reflectors_of(verb: str, v: DistMatrix, tau: Array) -> Reflectors:
+    """**Collective.** Q from what `factor_qr`, or ScaLAPACK, has left: V is copied, and the triangles T are computed.
+
+    Source: LAPACK xLARFT.
+    """
+    runtime, m = v.runtime, v.shape[0]
+    transport = runtime.topology.transport(runtime.nprocs)
+    gpus = runtime.backend.gpus
+    desc = choose_qr(v.desc.without_lld, v.dtype.name, runtime.nprocs, transport, returns=True, gpus=gpus).w
+    w = copied_for_reflectors(verb, v, desc)
+    with runtime.local_step(verb):
+        local, arrays = w.stored(verb), runtime.backend.arrays
+        arrays.begin()
+        for panel in panels(desc):
+            if panel.owner == runtime.rank:
+                columns = local[:, panel.j_loc : panel.j_loc + panel.width]
+                of_panel, t = tau[panel.start : panel.stop], columns[m : m + panel.width]
+                arrays.block_of_reflectors(columns[panel.start : m], of_panel, t)
+        arrays.synchronize()
+    return Reflectors(w)
+
+
+def multiply_q(verb: str, v: DistMatrix, tau: Array, c: DistMatrix, side: Side, trans: Trans) -> None:
+    """**Collective.** C := op(Q) C or C op(Q), with V as in `reflectors_of`.
+
+    Source: LAPACK xORMQR, xUNMQR.
+    """
+    multiplied(verb, reflectors_of(verb, v, tau), c, side=side, trans=trans, out=c)
+
+
+def make_q(verb: str, a: DistMatrix, tau: Array) -> None:
+    """**Collective.** A := the first columns of Q, whose V is in the first len(tau) columns of A.
+
+    Source: LAPACK xORGQR, xUNGQR.
+    """
+    multiplied(verb, reflectors_of(verb, a[:, : len(tau)], tau), a.desc, out=a)
+
+
+def solve_least_squares(verb: str, a: DistMatrix, b: DistMatrix, *, adjoint: bool) -> int:
+    """**Collective.** B := X, the shortest X for which the columns of B - op(A) X are shortest; A := its QR or LQ.
+
+    Source: LAPACK xGELS.
+    """
+    m, n = a.shape
+    is_tall = m >= n
+    q, _ = factor_qr(verb, a, "QR" if is_tall else "LQ")
+    k = min(m, n)
+    r, top = q.w[:k, :], b[:k, :]
+    info = first_zero(r)
+    if info:
+        return info
+    if is_tall != adjoint:  # B - F X is to be short, for the tall F = Q R that is A or A^H
+        multiplied(verb, q, b, trans="C", out=b)
+        triangle_solved(verb, r, top, uplo="U", out=top)
+    else:  # F^H X = B: X = Q R^-H B
+        triangle_solved(verb, r, top, uplo="U", trans="C", out=top)
+        rest = b[k:, :]
+        with b.runtime.local_step(verb):
+            rest.stored(verb)[...] = 0
+        multiplied(verb, q, b, out=b)
+    return 0
+
+
+def _collected_tau(verb: str, w: DistMatrix, shape: tuple[int, int]) -> Array:
+    """**Collective.** Tau of all reflectors, on all ranks: the diagonals of the triangles T below the panels of W."""
+    runtime, (m, n) = w.runtime, shape
+    tau = np.zeros(min(m, n), w.dtype)
+    with runtime.local_step(verb):
+        local, mine = w.stored(verb), []
+        for panel in panels(w.desc):
+            k = min(panel.stop, m) - panel.start
+            if panel.owner == runtime.rank and k > 0:
+                j = np.arange(k)
+                mine.append((panel.start, runtime.backend.arrays.take(local, m + j, panel.j_loc + j)))
+    runtime.agree(f"{verb}: TAU", {})
+    for start, part in (x for parts in runtime.backend.gather(mine) for x in parts):
+        tau[start : start + len(part)] = part
+    return tau

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
@@ -12,13 +12,13 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:
-    from pblas.factor.choose import FactorizationAlgorithm
+    from pblas.factor.choose import FactorizationAlgorithm, Kind
 
 
 class PlannedLu(PlannedFactorization):
     """A planned LU factorization: `execute(A)` gives the factor. Made by `plan_lu`."""
 
-    kind: ClassVar[Literal["cholesky", "lu"]] = "lu"
+    kind: ClassVar[Kind] = "lu"
 
     def execute(self, a: DistMatrix) -> LuFactor:
         """**Collective.** The LU factorization of a matrix like the planned one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -23,53 +23,54 @@ class RunLu(RunFactorization):
     One rank alone exchanges them in each step.
     """
 
+    takes_pieces: ClassVar[bool] = True
+
     def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         super().__init__(plan, backend, dtype)
         self.pivots: Array = np.empty(min(plan.w.shape), np.intc)
         """Row i was exchanged with row pivots[i], counted from 1, after `finish`; equal on all ranks (global)."""
 
-    def factor(self, s: int) -> None:
-        """P[k] W[k:, k] = L[k:, k] U[k, k] by LAPACK."""
-        panel = self._steps[s]
-        columns = self.w[panel.start :, panel.j_loc : panel.j_loc + panel.width]
-        self._arrays.lu(columns, self.panel_pivots(s), self.panel_info(s))
+    def factor(self, k: int) -> None:
+        """Factor the panel from its diagonal on, with partial pivoting."""
+        panel = self._steps[k]
+        # P [A11; A21] = [L11; L21] U11
+        self._arrays.lu(self.columns_of(panel)[panel.start :], self.panel_pivots(k), self.panel_info(k))
 
-    @property
-    def looks_ahead_by_rows(self) -> bool:  # type: ignore[override]  # an attribute in the base
-        """Whether the next panel is updated piece by piece, as the rows of the panel before arrive (global)."""
-        return self._arrays.traits.blocking
-
-    def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """C = P[k] C, then C[k] = L[k, k]^-1 C[k], and C[i] -= L[i, k] C[k] for the rows i after panel k."""
-        start, pivots, arrays = self._steps[s].start, self.panel_pivots(s), self._arrays
-        c, height = self.w[start:, first:last], len(pivots)
+    def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """Exchange rows, solve for U12 and update A22, in the local columns j0..j1-1."""
+        start, pivots, arrays = self._steps[k].start, self.panel_pivots(k), self._arrays
+        c, height = self.w[start:, j0:j1], len(pivots)
+        # [A12; A22] = P [A12; A22]
         arrays.swap_rows(c, pivots)
         for i0, i1 in pieces:
             if i0 == start:  # the first piece has all rows of the diagonal block
+                # U12 = L11^-1 A12
                 arrays.solve_factored(panel[:height, :height], c[:height], unit=True)
+            # A22 -= L21 U12
             rows = slice(max(i0 - start, height), i1 - start)
             arrays.gemm(-1, panel[rows, :height], c[:height], 1, c[rows])
 
-    def complete(self, s: int) -> None:
-        """L[i, j] = P[k] L[i, j] for the panels j before panel k, if no other rank reads them."""
+    def complete(self, k: int) -> None:
+        """Exchange the rows of the panels before panel k, if no other rank reads them."""
         if self.plan.w.nprocs == 1:
-            panel = self._steps[s]
-            self._arrays.swap_rows(self.w[panel.start :, : panel.j_loc], self.panel_pivots(s))
+            # [L10; L20] = P [L10; L20]
+            panel = self._steps[k]
+            self._arrays.swap_rows(self.w[panel.start :, : panel.j_loc], self.panel_pivots(k))
 
     def npivots(self, panel: Panel) -> int:
         """The rows of a panel's diagonal block."""
         return min(panel.stop, self.plan.w.m) - panel.start
 
     def finish(self) -> None:
-        """L[i, k] = P[later panels] L[i, k]: the exchanges of later panels in each panel."""
+        """Collect the pivots, and exchange the rows of each panel as later panels did."""
         headers = self._backend.reading(self._headers)
-        for s, panel in enumerate(self._steps):
+        for k, panel in enumerate(self._steps):
             height = self.npivots(panel)
-            self.pivots[panel.start : panel.start + height] = headers[1 : 1 + height, s] + panel.start
+            self.pivots[panel.start : panel.start + height] = headers[1 : 1 + height, k] + panel.start
         if self.plan.w.nprocs > 1:
             for panel in self._steps:
                 if panel.owner == self._rank:
-                    columns = self.w[:, panel.j_loc : panel.j_loc + panel.width]
-                    self._arrays.swap_rows(columns, self.pivots, panel.stop)
+                    # L[i, k] = P[later panels] L[i, k]
+                    self._arrays.swap_rows(self.columns_of(panel), self.pivots, panel.stop)
             self._arrays.synchronize()
         super().finish()

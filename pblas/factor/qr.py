@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
 
 from pblas import errors
 from pblas.core.call import step
 from pblas.core.operation import Bound
 from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
-from pblas.factor.cholesky_qr import CholeskyQrFactor, orthonormalized
-from pblas.factor.cholesky_qr_run import RunCholeskyQr
-from pblas.factor.choose_qr import Algorithm, choose_qr
+from pblas.factor.choose import Kind, QrAlgorithm
 from pblas.factor.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
-from pblas.factor.qr_factor import QrFactor
-from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
+from pblas.factor.qr_factor import CholeskyQrFactor, QrFactor, orthonormalized
+from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan
+from pblas.factor.qr_run import RunCholeskyQr
 from pblas.factor.with_factor import Reflectors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -24,11 +23,10 @@ from pblas.redistribution.api import Redistribution, redistributed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pblas.factor.factorization_plan import FactorizationPlan
     from pblas.redistribution.redistribution_plan import RedistributionPlan
     from pblas.redistribution.redistribution_run import RedistributionOperands
     from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Topology, Transport
+    from pblas.simulation.hardware import Topology
 
 _MODES: tuple[Any, ...] = ("reduced", "r", "complete")
 
@@ -42,6 +40,8 @@ class QrResult(NamedTuple):
 
 class PlannedQr(PlannedFactorization):
     """A planned QR factorization: `execute(A)` gives the factor. Made by `plan_qr`."""
+
+    kind: ClassVar[Kind] = "qr"
 
     def execute(self, a: DistMatrix) -> QrFactor:
         """**Collective.** The QR factorization of a matrix like the planned one.
@@ -57,36 +57,6 @@ class PlannedQr(PlannedFactorization):
         """
         with self.executing():
             return _factor(self.factoring(a), a)
-
-    @classmethod
-    def check(cls, verb: str, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
-        """Raise ArgumentError for an algorithm that is unknown or does not fit; BackendError for TSQR on GPUs."""
-        if algorithm not in get_args(Algorithm):
-            names = ", ".join(map(repr, get_args(Algorithm)))
-            raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
-        if algorithm == "tsqr" and gpus:
-            raise errors.BackendError(f"{verb}: algorithm='tsqr' runs on CPUs, this context is on GPUs; leave it out")
-        if algorithm in ("tsqr", "cholesky") and not desc.m >= desc.n > 0:
-            raise errors.ArgumentError(
-                f"{verb}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
-                f"{desc.m} x {desc.n}: leave algorithm out"
-            )
-
-    @classmethod
-    def choose(
-        cls,
-        a: MatrixDescriptor,
-        dtype: str,
-        nprocs: int,
-        transport: Transport,
-        *,
-        returns: bool,
-        uplo: Literal["L", "U"],
-        algorithm: Any,
-        gpus: bool = False,
-    ) -> FactorizationPlan:
-        """The plan of a factorization; see `choose_qr`."""
-        return choose_qr(a, dtype, nprocs, transport, algorithm, returns=returns, gpus=gpus)
 
 
 def factored(
@@ -133,7 +103,7 @@ def reflectors(factoring: Factoring, a: DistMatrix) -> Reflectors:
         copied = copied_for_reflectors if isinstance(plan, QrPlan) else redistributed
         w, agrees = copied(verb, a, plan.w, agrees=factoring.agrees), ""
     result = factoring.run(w, agrees)
-    return Reflectors(w, result.tree, is_tree=isinstance(plan, TsqrPlan))
+    return Reflectors(w, result.tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +129,7 @@ def copied_for_reflectors(verb: str, a: DistMatrix, w: MatrixDescriptor, *, agre
 
 
 def plan_qr(
-    a: DistMatrix | MatrixDescriptor, *, algorithm: Algorithm = "auto", dtype: Any = None, nprocs: int | None = None
+    a: DistMatrix | MatrixDescriptor, *, algorithm: QrAlgorithm = "auto", dtype: Any = None, nprocs: int | None = None
 ) -> PlannedQr:
     """Plan a QR factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -182,11 +152,7 @@ def plan_qr(
 
 
 def qr_factor(
-    a: DistMatrix,
-    *,
-    algorithm: Algorithm = "auto",
-    overwrite_a: bool = False,
-    progress: ProgressTarget = False,
+    a: DistMatrix, *, algorithm: QrAlgorithm = "auto", overwrite_a: bool = False, progress: ProgressTarget = False
 ) -> QrFactor:
     """**Collective.** A = Q R with Q as Householder reflectors, to multiply with Q without forming it.
 
@@ -226,7 +192,7 @@ def qr(
     a: DistMatrix,
     *,
     mode: Literal["reduced", "complete"] = "reduced",
-    algorithm: Algorithm = "auto",
+    algorithm: QrAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> QrResult: ...
@@ -235,7 +201,7 @@ def qr(
     a: DistMatrix,
     *,
     mode: Literal["r"],
-    algorithm: Algorithm = "auto",
+    algorithm: QrAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> DistMatrix: ...
@@ -243,7 +209,7 @@ def qr(
     a: DistMatrix,
     *,
     mode: Literal["reduced", "r", "complete"] = "reduced",
-    algorithm: Algorithm = "auto",
+    algorithm: QrAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> QrResult | DistMatrix:
@@ -276,8 +242,6 @@ def qr(
         with runtime.local_step(verb):
             if mode not in _MODES:
                 raise errors.ArgumentError(f"{verb}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
-            arguments.check_matrix(verb, "A", a, runtime)
-            PlannedQr.check(verb, a.desc, algorithm, gpus=runtime.backend.gpus)
         factor, overwriting = factored(
             *(verb, a),
             algorithm=algorithm,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from pblas import errors
 from pblas.arrays.stacking import resized
@@ -11,11 +14,16 @@ from pblas.core.options import Side, Trans
 from pblas.core.progress import StageReport
 from pblas.factor import arguments
 from pblas.factor.factorization import FactoredMatrix
-from pblas.factor.with_factor import Reflectors, multiplied
+from pblas.factor.qr_plan import PASSES
+from pblas.factor.with_factor import Reflectors, empty, identity, multiplied, reported, zeros
+from pblas.matmul.api import pmatmul
+from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.factor.qr_run import RunCholeskyQr
     from pblas.layouts.descriptor import MatrixDescriptor
 
 Mode = Literal["reduced", "complete"]
@@ -25,10 +33,6 @@ class QrFactor(FactoredMatrix):
     """A = Q R of an m x n matrix, in memory of its context. It keeps no reference to the matrix.
 
     Q is unitary, m x m, and a product of Householder reflectors: it is never formed unless `q` is called.
-
-    Args:
-        reflectors: Q and R (global).
-        desc: layout of A (global).
     """
 
     def __init__(self, reflectors: Reflectors, desc: MatrixDescriptor) -> None:
@@ -92,14 +96,7 @@ class QrFactor(FactoredMatrix):
             return self.formed(verb, mode)
 
     def formed(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
-        """**Collective.** `q` inside another call, with a checked mode.
-
-        Args:
-            verb: name of the call (global).
-            mode: as in `q` (global).
-            out: matrix like A for Q if it has the shape of A; None for a new one (global).
-            progress: called with the done part of the work (local).
-        """
+        """**Collective.** `q` inside another call, with a checked mode; in `out` if Q has the shape of A."""
         m = self.shape[0]
         shape = m, m if mode == "complete" else min(self.shape)
         out = out if shape == self.shape else None
@@ -144,3 +141,164 @@ class QrFactor(FactoredMatrix):
     def _signature(self) -> dict[str, Any]:
         """The description of W, which must be equal on all ranks (global)."""
         return {f"factor's {name}": value for name, value in self._w.signature().items()}
+
+
+_NEAR = 0.25
+"""norm(G - I) of the last Gram matrix at most: its Cholesky factor then makes Q orthonormal to rounding."""
+
+
+def orthonormalized(
+    verb: str, a: DistMatrix, desc: MatrixDescriptor, executor: RunCholeskyQr
+) -> tuple[DistMatrix, Array] | None:
+    """**Collective.** Q in rows and R with A = Q R, which is equal on all ranks."""
+    runtime, n = a.runtime, a.shape[1]
+    if _is_in_rows(verb, a, desc):
+        x, w = a, empty(desc, a)
+    else:
+        x = w = redistributed(verb, a, desc)
+    wide = np.result_type(w.dtype, np.float64)
+    r: Array = np.eye(n, dtype=wide)
+    for k in range(PASSES):
+        with runtime.local_step(verb):
+            own = executor.gram(x.stored(verb))
+        runtime.agree(f"{verb}: Gram matrix", {})
+        parts = runtime.backend.gather(own)
+        with np.errstate(all="ignore"):
+            gram: Any = sum(part.astype(wide) for part in parts)
+            is_last = k > 0 and bool(np.linalg.norm(gram - np.eye(n)) <= _NEAR)
+            triangle = _triangle(gram, 0)
+            if not k and (triangle is None or executor.needs_shift(triangle)):
+                triangle = _triangle(gram, executor.shift())
+        if triangle is None or (k == PASSES - 1 and not is_last):
+            return None
+        factor = triangle.astype(w.dtype)
+        with runtime.local_step(verb):
+            executor.divide(x.stored(verb), w.stored(verb), factor)
+        x = w
+        r = np.triu(factor.astype(wide) @ r)
+        if is_last:
+            break
+    runtime.agree(f"{verb}: Q", {})
+    return w, r.astype(w.dtype)
+
+
+def _is_in_rows(verb: str, a: DistMatrix, desc: MatrixDescriptor) -> bool:
+    """**Collective.** Whether all ranks have their rows of W in A, stored by columns: then A is not copied."""
+    with a.runtime.local_step(verb):
+        x = a.stored(verb)
+        by_columns = not x.size or (x.strides[0] == x.itemsize and x.strides[1] >= x.itemsize * len(x))
+        fits = by_columns and not a.conjugated and a.desc.same_distribution(desc)
+    return not a.runtime.agree(f"{verb}: rows of A", {}, maxima=(int(not fits),))[0]
+
+
+def _triangle(gram: Array, shift: float) -> Array | None:
+    """R with R^H R = G + shift norm(G) I; None if there is none."""
+    size = float(np.abs(gram).sum(0).max(initial=0.0))
+    if not np.isfinite(size):
+        return None
+    try:
+        lower = np.linalg.cholesky(gram + shift * size * np.eye(len(gram)))
+    except np.linalg.LinAlgError:
+        return None
+    upper: Array = lower.conj().T
+    return upper if np.isfinite(upper).all() else None
+
+
+class CholeskyQrFactor(QrFactor):
+    """A = Q R with the first n columns of Q, by CholeskyQR.
+
+    The m x m matrix Q is H D with D = diag(S, I), signs S, and H = I - Y M Y^H, where Y is Q S without the first n
+    columns of the identity, and M = -(Y[:n])^-H: H is unitary, and its first n columns are Q S. S makes Y[:n] well
+    conditioned, as in an LU factorization. It is computed when it is needed first.
+
+    Source: Ballard, Demmel, Grigori, Jacquelin, Knight, Nguyen, Reconstructing Householder vectors from TSQR, 2015;
+        Yamamoto, Aggregation of the compact WY representations generated by the TSQR algorithm, 2012.
+    """
+
+    def __init__(self, q: DistMatrix, r: Array, desc: MatrixDescriptor) -> None:
+        super().__init__(Reflectors(q), desc)
+        self._r = r
+
+    def applied(
+        self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
+    ) -> DistMatrix:
+        """**Collective.** op(Q) C or C op(Q) inside another call, with checked arguments; see `apply_q`."""
+        desc, conj = c.desc.without_lld, trans == "T" and self.dtype.kind == "c"
+        across: Trans = "T" if conj else "C"
+        if side == "R":  # C op(Q) = (op(Q)^H C^H)^H, and C Q^T = (Q C^T)^T
+            x = redistributed(verb, c, desc.T, trans=across)
+        else:  # Q^T C = conj(Q^H conj(C))
+            x = redistributed(verb, c.conj() if conj else c, desc)
+        self._multiply(verb, x, adjoint=(trans != "N") == (side == "L"))
+        if side == "R":
+            x = redistributed(verb, x, desc, trans=across, is_temporary=True)
+        elif conj:
+            x = redistributed(verb, x.conj(), desc, is_temporary=True)
+        return reported(x, progress)
+
+    def formed(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+        """**Collective.** `q` inside another call, with a checked mode; see `QrFactor.formed`."""
+        m, n = self.shape
+        if mode == "reduced" or m == n:
+            q = redistributed(verb, self._w, self._desc.without_lld if out is None else None, out=out)
+        else:
+            q = identity(verb, resized(self._desc, (m, m)), self._w)
+            self._multiply(verb, q, adjoint=False)
+        return reported(q, progress)
+
+    def taken(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+        """**Collective.** `formed` of a factor that is not used afterwards: W itself, if it has the layout of A."""
+        if mode == "complete" or out is not None:
+            return self.formed(verb, mode, out, progress)
+        if self._w.desc.order == self._desc.order and self._w.desc.same_distribution(self._desc):
+            return reported(DistMatrix(self._desc, self._w.stored(verb), self._runtime), progress)
+        return reported(redistributed(verb, self._w, self._desc, is_temporary=True), progress)
+
+    def triangle(self, verb: str) -> DistMatrix:
+        return self.upper(verb, self.shape[1])
+
+    def upper(self, verb: str, k: int, *, is_last: bool = False) -> DistMatrix:
+        n, like = self.shape[1], self._w
+        r = replicated_matrix(verb, like, self._r)
+        if k == n:
+            return redistributed(verb, r, resized(self._desc, (n, n)), is_temporary=True)
+        result = zeros(verb, resized(self._desc, (k, n)), like)
+        redistributed(verb, r, out=result[:n, :], is_temporary=True)
+        return result
+
+    def _multiply(self, verb: str, x: DistMatrix, *, adjoint: bool) -> None:
+        """X := Q X or Q^H X, by two products with Q."""
+        if not x.shape[1]:
+            return
+        n, (signs, middle) = self.shape[1], self._reflector
+        top = x[:n, :]
+        diagonal = self._small(verb, np.diag(signs))
+        if not adjoint:  # D X
+            redistributed(verb, pmatmul(diagonal, top), out=top, is_temporary=True)
+        m = middle.conj().T if adjoint else middle
+        # Z = M Y^H X, with Y^H X = S Q^H X - X[:n]; then X -= Q S Z, and X[:n] += Z
+        z = pmatmul(self._small(verb, m * signs), pmatmul(self._w.H, x))
+        z = pmatmul(self._small(verb, -m), top, z, beta=1, out=z)
+        pmatmul(self._w, pmatmul(diagonal, z), x, alpha=-1, beta=1, out=x)
+        pmatmul(self._small(verb, np.eye(n)), z, top, beta=1, out=top)
+        if adjoint:
+            redistributed(verb, pmatmul(diagonal, top), out=top, is_temporary=True)
+
+    def _small(self, verb: str, array: Array) -> DistMatrix:
+        """**Collective.** A small matrix on all ranks."""
+        return replicated_matrix(verb, self._w, np.asfortranarray(array.astype(self.dtype)))
+
+    @cached_property
+    def _reflector(self) -> tuple[Array, Array]:
+        """**Collective.** S and M, equal on all ranks."""
+        n = self.shape[1]
+        top: Any = self._w[:n, :].to_global(None)
+        rest = np.array(top, np.result_type(self.dtype, np.float64))
+        signs = np.ones(n)
+        for j in range(n):  # an LU factorization of Q[:n] - S, whose pivots are 1 at least
+            signs[j] = 1 if rest[j, j].real <= 0 else -1
+            rest[j, j] -= signs[j]
+            rest[j + 1 :, j] /= rest[j, j]
+            rest[j + 1 :, j + 1 :] -= np.outer(rest[j + 1 :, j], rest[j, j + 1 :])
+        y = np.asarray(top).astype(rest.dtype) * signs - np.eye(n)
+        return signs, -np.linalg.inv(y).conj().T

@@ -45,6 +45,9 @@ class QrPlan(FactorizationPlan):
 
     name: ClassVar[str] = "QrPlan"
     operation: ClassVar[str] = "qr_factor"
+    equation: ClassVar[str] = "A = Q R"
+    projection: ClassVar[float] = 0.5 ** (2 / 3)
+    """Half of the multiplications are C[i, j] -= V[i, k] W[k, j], which the inequality is about."""
 
     @property
     def steps(self) -> list[Panel]:
@@ -60,7 +63,6 @@ class QrPlan(FactorizationPlan):
 
     @property
     def multiplications(self) -> float:
-        """m n^2 - n^3 / 3 if m >= n."""
         return multiplications(*self.a.shape)
 
     def rows(self, panel: Panel) -> tuple[int, int]:
@@ -71,20 +73,7 @@ class QrPlan(FactorizationPlan):
         """All rows twice: with V^H, and with V."""
         return 2 * below
 
-    def _shared_projection(self) -> float:
-        """2^(-2/3): half of the multiplications are C[i, j] -= V[i, k] W[k, j], which the inequality is about."""
-        return float(0.5 ** (2 / 3))
-
-    @property
-    def _trapezoid(self) -> None:
-        return None
-
-    @property
-    def _equation(self) -> str:
-        return "A = Q R"
-
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distribution of A, and that of W."""
         yield "A", described(self.a)
         yield "W", f"{described(self.w)}; factored in place, the last {self.w.m - self.a.m} rows for T"
 
@@ -94,6 +83,9 @@ class FactorizationWithoutPanels(FactorizationPlan):
     """A = Q R by other messages than panels: triangles, Gram matrices or single columns, for which a rank waits."""
 
     operation: ClassVar[str] = "qr_factor"
+    equation: ClassVar[str] = "A = Q R"
+    projection: ClassVar[float] = 0.0
+    """No bound holds for all layouts: ranks may hold rows that are 0."""
 
     @property
     def steps(self) -> list[Panel]:
@@ -109,16 +101,9 @@ class FactorizationWithoutPanels(FactorizationPlan):
         """No rows: no panel moves."""
         return panel.start, panel.start
 
-    def _shared_projection(self) -> float:
-        return 0.0
-
     @property
-    def _trapezoid(self) -> None:
-        return None
-
-    @property
-    def _equation(self) -> str:
-        return "A = Q R"
+    def multiplications(self) -> float:
+        return multiplications(*self.a.shape)
 
 
 class Merge(NamedTuple):
@@ -181,15 +166,13 @@ class TsqrPlan(FactorizationWithoutPanels):
         m_loc, height = self.w.local_shape(rank)[0], max(_CHUNK * self.w.n, _SHORTEST)
         return [(start, min(start + height, m_loc)) for start in range(0, m_loc, height)]
 
-    def received_elements(self, rank: int) -> int:
-        """n^2 for each R, and those of the redistribution."""
-        received = sum(merge.receives for merge in self.merges(rank))
-        return self.w.n**2 * received + self.copy.received_elements(rank)
+    def panel_elements(self, rank: int) -> int:
+        """n^2 for each R that it receives."""
+        return self.w.n**2 * sum(merge.receives for merge in self.merges(rank))
 
-    def sent_elements(self, rank: int) -> int:
-        """n^2 for R, except on the rank that ends with it, and those of the redistribution."""
-        sent = sum(not merge.receives for merge in self.merges(rank))
-        return self.w.n**2 * sent + self.copy.sent_elements(rank)
+    def sent_panel_elements(self, rank: int) -> int:
+        """n^2 for R, except on the rank that ends with it."""
+        return self.w.n**2 * sum(not merge.receives for merge in self.merges(rank))
 
     def phases(self, view: View) -> Iterator[Phase]:
         """A rank's rows, and a triangle for each step of the tree, as GEMMs of as many operations."""
@@ -200,11 +183,6 @@ class TsqrPlan(FactorizationWithoutPanels):
         for merge in self.merges(view.rank):
             if merge.receives:
                 yield Phase(1, (-(-n // 3), n, n), before=view.traffic(merge.peer, self.itemsize * n * n))
-
-    @property
-    def lower_bound(self) -> float:
-        """0: ranks may hold rows that are 0, and no bound holds for all layouts."""
-        return 0.0
 
     @property
     def workspace_nbytes(self) -> int:
@@ -227,14 +205,12 @@ class TsqrPlan(FactorizationWithoutPanels):
         return ends | {0, 1, self.w.nprocs - 1, self.a.nprocs - 1, self.nprocs - 1}
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         parts = ["A to W"] if self.copy.lower_bound else []
         if self.members > 1:
             parts.append(f"R of {self.members - 1} ranks, {self.w.n} x {self.w.n} each, up the tree")
         return ", ".join(parts) or "nothing"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The chunks, and the tree."""
         rows = max(stop - start for start, stop in self.chunks(self.member(0)))
         depth = len(self.merges(self.member(0)))
         tree = f", then a tree of {ranks_text(self.members)} in {depth} steps" if depth else ""
@@ -265,13 +241,11 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
 
     fallback: QrPlan | None = None
 
-    def received_elements(self, rank: int) -> int:
-        """The Gram matrices of the other ranks, and those of the redistribution."""
-        return PASSES * self.w.n**2 * (self.nprocs - 1) + self.copy.received_elements(rank)
+    def panel_elements(self, rank: int) -> int:
+        """The Gram matrices of the other ranks, to which it sends its own."""
+        return PASSES * self.w.n**2 * (self.nprocs - 1)
 
-    def sent_elements(self, rank: int) -> int:
-        """The Gram matrices, to each other rank, and those of the redistribution."""
-        return PASSES * self.w.n**2 * (self.nprocs - 1) + self.copy.sent_elements(rank)
+    sent_panel_elements = panel_elements
 
     def phases(self, view: View) -> Iterator[Phase]:
         """In each pass Q^H Q of a rank's rows, the Gram matrices of the others, and Q R^-1."""
@@ -284,11 +258,6 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
             yield Phase(1, (-(-m_loc // 2), n, n), before=traffic)  # Q := Q R^-1, G = R^H R
 
     @property
-    def lower_bound(self) -> float:
-        """0: ranks may hold rows that are 0, and no bound holds for all layouts."""
-        return 0.0
-
-    @property
     def workspace_nbytes(self) -> int:
         """Q, and R."""
         return self.itemsize * (self.w.max_local_nelements + self.w.n**2) + self.copy.workspace_nbytes
@@ -299,19 +268,13 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
         m, n = self.a.shape
         return 1.5 * PASSES * m * n**2
 
-    def extreme_ranks(self) -> set[int]:
-        """The first and the last ranks, which have the largest and the smallest parts."""
-        return {0, 1 % self.nprocs, self.w.nprocs - 1, self.a.nprocs - 1, self.nprocs - 1}
-
     def moves(self) -> str:
-        """The data that moves, as text."""
         parts = ["A to W"] if self.copy.lower_bound else []
         if self.nprocs > 1:
             parts.append(f"Gram matrices, {self.w.n} x {self.w.n}, of all ranks to all")
         return ", ".join(parts) or "nothing"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The algorithm, and what is done if it fails."""
         yield (
             "algorithm",
             "CholeskyQR: the Cholesky factors of two Gram matrices, or of three with a shift, each rank its rows",
@@ -335,6 +298,7 @@ class PivotedQrPlan(FactorizationWithoutPanels):
 
     name: ClassVar[str] = "PivotedQrPlan"
     operation: ClassVar[str] = "pivoted_qr"
+    equation: ClassVar[str] = "A P = Q R"
 
     on_copies: bool = False
 
@@ -348,23 +312,10 @@ class PivotedQrPlan(FactorizationWithoutPanels):
         m, k = self.w.m, self.count
         return (2 * m * k - k * (k - 1) // 2) * (self.w.nprocs > 1)
 
-    def sent_elements(self, rank: int) -> int:
-        """As many as it receives, and those of both redistributions."""
-        return self.panel_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
-
+    sent_panel_elements = panel_elements
     phases = Plan.phases  # the time of its messages, of one column each, is not modelled
 
-    @property
-    def multiplications(self) -> float:
-        """m n^2 - n^3 / 3 if m >= n."""
-        return multiplications(*self.a.shape)
-
-    @property
-    def _equation(self) -> str:
-        return "A P = Q R"
-
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        """The algorithm."""
         yield "algorithm", f"column by column, each the longest that remains, on {ranks_text(self.w.nprocs)}"
         if self.on_copies:
             yield "memory", "each rank's CPU factors a copy of W in host memory, and brings it back to the GPU"

@@ -1,21 +1,37 @@
-"""Executor of QR by block columns: A = Q R, and the product of a block of Householder reflectors with a matrix."""
+"""Executors of QR: by block columns, by a tree of ranks (TSQR), by Gram matrices (CholeskyQR), with column pivoting."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from math import sqrt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from scipy.linalg import get_blas_funcs, get_lapack_funcs
+
+from pblas.backends.cpu.lapack import larfg
 from pblas.factor.factorization_run import RunFactorization
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
-    from pblas.factor.factorization_plan import Panel
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.factor.factorization_plan import FactorizationPlan, Panel
+    from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, TsqrPlan
+
+
+TAG_R = 1042
+_HARMLESS = 1 / 64
+"""norm(Q^H Q - I), estimated, after one pass without a shift: the next pass then is the last one."""
+_WELL_CONDITIONED = 100.0
+"""Condition of an R, in the 1-norm, with whose inverse rows are multiplied."""
+_ROWS = 1 << 17
+"""Rows that are multiplied at a time where Q takes the place of A: they are copied first."""
 
 
 def apply_block(arrays: Device, panel: Array, k: int, c: Array, *, adjoint: bool, conj: bool = False) -> None:
-    """C := H C for a block of reflectors, H = I - V T V^H."""
+    """C := H C for a block of k reflectors, H = I - V T V^H, with T in the rows of the panel below V."""
     m, n_loc = c.shape
     if k and n_loc:
         arrays.multiply_q(panel[:m, :k], panel[m : m + k, :k], c, adjoint=adjoint, conj=conj)
@@ -24,20 +40,256 @@ def apply_block(arrays: Device, panel: Array, k: int, c: Array, *, adjoint: bool
 class RunQr(RunFactorization):
     """Runs a QrPlan on one rank."""
 
-    def factor(self, s: int) -> None:
-        """W[k:, k] = H[k] R[k, k] by the library, and T[k] below it; T of each block if it takes several at once."""
-        panel = self._steps[s]
-        columns, m = self.w[:, panel.j_loc : panel.j_loc + panel.width], self.plan.a.m
-        k = self._reflectors(panel)
-        self._arrays.qr(columns[panel.start : m], columns[m : m + min(k, self.plan.w.m - m), :k])
+    def factor(self, k: int) -> None:
+        """Factor the panel from its diagonal on, by the library; T of each block if it takes several at once."""
+        panel = self._steps[k]
+        columns, m, count = self.columns_of(panel), self.plan.a.m, self._reflectors(panel)
+        # [A11; A21] = (I - V T V^H) [R11; 0]
+        self._arrays.qr(columns[panel.start : m], columns[m : m + min(count, self.plan.w.m - m), :count])
 
-    def update(self, s: int, panel: Array, first: int, last: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """C[k:] = H[k]^H C[k:]."""
+    def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """[A12; A22] := (I - V T V^H)^H [A12; A22], in the local columns j0..j1-1."""
         del pieces  # all have arrived
-        step = self._steps[s]
-        c = self.w[step.start : self.plan.a.m, first:last]
+        step = self._steps[k]
+        c = self.w[step.start : self.plan.a.m, j0:j1]
         apply_block(self._arrays, panel, self._reflectors(step), c, adjoint=True)
 
     def _reflectors(self, panel: Panel) -> int:
         """Number of reflectors of a panel: fewer than columns where the rows end (global)."""
         return min(panel.stop, self.plan.a.m) - panel.start
+
+
+class RunWithoutPanels:
+    """Base of executors that factor W in place by messages: no rank reads the memory of another."""
+
+    peers_read = False
+    workspace_nbytes = 0
+    """All memory belongs to the factor (local)."""
+
+    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        self._w, self._backend, self._arrays, self._dtype = plan.w, backend, backend.arrays, dtype
+        self.progress: Callable[[float], None] | None = None
+        """Unused: the caller reports the end of the one step (local)."""
+
+    def publish(self, w: Array) -> bool:
+        """Nothing is published."""
+        assert w.shape == self._w.local_shape(self._backend.rank), "W is as planned"
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Nothing is staged."""
+        assert not scratch, "no array is published"
+        return False
+
+    def finish(self) -> None:
+        """Nothing remains to be done."""
+
+
+class Tree(NamedTuple):
+    """Q beside W on one rank: T of each chunk of rows, side by side; V, n x n, and T of each R that it received."""
+
+    t: Array
+    v: list[Array]
+    tv: list[Array]
+
+
+class RunTsqr(RunWithoutPanels):
+    """Runs a TsqrPlan on one rank: each rank factors its rows, then pairs of ranks factor their R."""
+
+    def __init__(self, plan: TsqrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        super().__init__(plan, backend, dtype)
+        self._inner, self._chunks, self._merges = plan.inner, plan.chunks(backend.rank), plan.merges(backend.rank)
+        self.tree: Tree
+        """The rest of Q of the last execution (local)."""
+
+    def publish(self, w: Array) -> bool:
+        """Allocate the memory of the tree; nothing is published."""
+        n, received = self._w.n, [merge for merge in self._merges if merge.receives]
+        self.tree = Tree(
+            self._new(self._inner, n * len(self._chunks)),
+            [self._new(n, n) for _ in received],
+            [self._new(self._inner, n) for _ in received],
+        )
+        return super().publish(w)
+
+    def run(self, w: Array) -> None:
+        """Factor W."""
+        n, channel = self._w.n, self._backend.channel
+        for i, (start, stop) in enumerate(self._chunks):
+            t = self.tree.t[:, i * n : (i + 1) * n]
+            if i == 0:  # W[0] = Q[0] R
+                self._arrays.qr(w[start:stop], t)
+            else:  # [R; W[i]] = Q[i] [R'; 0]
+                self._arrays.qr_stacked(w[:n], w[start:stop], t)
+        self._backend.sync()
+        pairs = iter(zip(self.tree.v, self.tree.tv, strict=True))
+        for merge in self._merges:
+            if merge.receives:  # [R; R of the peer] = Q [R'; 0]
+                v, t = next(pairs)
+                arrived = channel.receive(v, merge.peer, TAG_R)
+                self._backend.wait(arrived.done, f"R of rank {merge.peer}")
+                self._arrays.qr_stacked(w[:n], v, t, triangular=True)
+            else:
+                left = channel.send(w[:n], merge.peer, TAG_R)
+                self._backend.wait(left.done, "sending R")
+
+    def taken_tree(self) -> Tree:
+        """The rest of Q, which the executor forgets (local)."""
+        tree = self.tree
+        del self.tree
+        return tree
+
+    def _new(self, m: int, n: int) -> Array:
+        """New memory of this rank, in Fortran order (local)."""
+        x: Array = self._arrays.array(self._arrays.empty(self._dtype.itemsize * m * n), (m, n), self._dtype)
+        return x
+
+
+def inverted(r: Array) -> tuple[Array, float]:
+    """R^-1 of an upper triangle, and the condition of R in the 1-norm: infinity if it has no inverse.
+
+    >>> inverted(np.array([[2.0, 0.0], [0.0, 4.0]]))[1]
+    2.0
+    """
+    trtri: Any = get_lapack_funcs("trtri", (r,))
+    inverse, info = trtri(r)
+    condition = float(np.linalg.norm(r, 1) * np.linalg.norm(inverse, 1)) if not info else np.inf
+    return inverse, condition
+
+
+class RunCholeskyQr(RunWithoutPanels):
+    """Runs a CholeskyQrPlan on one rank: Q takes the place of its rows. `orthonormalized` calls the parts of a pass."""
+
+    def __init__(self, plan: CholeskyQrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        super().__init__(plan, backend, dtype)
+        self._shape = plan.a.shape
+
+    def gram(self, w: Array) -> Array:
+        """W^H W of this rank's rows, in host memory (local)."""
+        n = self._shape[1]
+        self._arrays.begin()
+        product: Array = self._arrays.gram(w) if w.size else np.zeros((n, n), w.dtype)
+        return product
+
+    def divide(self, x: Array, w: Array, r: Array) -> None:
+        """W := X R^-1: a solve, or a faster product with R^-1, whose error grows with the condition of R."""
+        arrays, n = self._arrays, len(r)
+        if not w.size:
+            return
+        inverse, condition = inverted(r.astype(np.result_type(r, np.float64)))
+        multiplies = condition <= _WELL_CONDITIONED
+        memory = arrays.array(arrays.empty(r.nbytes), (n, n), r.dtype)
+        self._backend.copy(np.asfortranarray(inverse.astype(r.dtype) if multiplies else r), memory)
+        if not multiplies:  # W^T = R^-T X^T
+            if x is not w:
+                arrays.assign(x, w)
+            arrays.trsm(memory.T, w.T, uplo="L", inverts=False)
+        elif x is not w:
+            arrays.gemm(1, x, memory, 0, w)
+        else:
+            for start in range(0, len(w), _ROWS):
+                rows = w[start : start + _ROWS]
+                copy = arrays.scratch(rows.shape, w.dtype)
+                arrays.assign(rows, copy)
+                arrays.gemm(1, copy, memory, 0, rows)
+        arrays.synchronize()
+
+    def needs_shift(self, r: Array) -> bool:
+        """Whether Q R^-1 with the R of an unshifted Gram matrix may be far from orthonormal (global)."""
+        eps = float(np.finfo(self._dtype).eps) / 2
+        return not inverted(r)[1] ** 2 * len(r) * eps <= _HARMLESS
+
+    def shift(self) -> float:
+        """The shift of the first Gram matrix over its norm. The bound of the source is too large in 32 bits."""
+        (m, n), eps = self._shape, float(np.finfo(self._dtype).eps) / 2
+        return min(11 * (m * n + n * (n + 1)) * eps, float(np.sqrt(eps)) / 8)
+
+
+class RunPivotedQr(RunWithoutPanels):
+    """Runs a PivotedQrPlan on one rank, column by column; each rank has whole columns.
+
+    In step i, with C the columns after i from row i on:
+
+        the longest column p of i, i + 1, ... is found from the norms that all ranks keep of their columns
+        columns i and p change places; H of the new column i is sent to all ranks
+        C := H^H C, and the norms of C[1:] follow from those of C
+    """
+
+    def __init__(self, plan: PivotedQrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        super().__init__(plan, backend, dtype)
+        self._count = plan.count
+        self._nrm2 = get_blas_funcs("nrm2", dtype=dtype)
+        self._tolerance = sqrt(float(np.finfo(dtype).eps) / 2)
+        _, columns = plan.w.global_ranges(backend.rank)
+        self._columns = np.array([j for ends in columns for j in range(*ends)], np.intp)
+        """The global numbers of this rank's columns (local)."""
+        self.tau = np.zeros(plan.count, dtype)
+        """Tau of the last execution (global)."""
+        self.order = np.arange(plan.w.n)
+        """Of each column of A P, the column of A that it was (global)."""
+
+    def run(self, w: Array) -> None:
+        """Factor W, or a copy in host memory if W is in that of a GPU."""
+        host = self._backend.reading(w)
+        self._factor(host)
+        if host is not w:
+            self._backend.copy(host, w)
+
+    def _factor(self, w: Array) -> None:
+        """Factor W, in host memory."""
+        self.order = np.arange(self._w.n)
+        norms = np.array([self._nrm2(column) for column in w.T])
+        computed = norms.copy()
+        for i in range(self._count):
+            p = self._longest(norms, i)
+            column = self._exchange(w, i, p, norms, computed)
+            self.order[[i, p]] = self.order[[p, i]]
+            first = int(np.searchsorted(self._columns, i + 1))
+            c = w[i:, first:]
+            if c.size:
+                v = column[i:]
+                v[0] = 1
+                # C -= conj(tau) v (v^H C)
+                c -= np.outer(v * self.tau[i].conj(), v.conj() @ c)
+                self._update(c, norms[first:], computed[first:])
+
+    def _longest(self, norms: Array, i: int) -> int:
+        """The longest column from i on: of equal ones the first, and before all a NaN."""
+        first, mine = int(np.searchsorted(self._columns, i)), None
+        if first < len(norms):
+            k = first + int(norms[first:].argmax())
+            mine = norms[k], int(self._columns[k])
+        found = (x for x in self._backend.gather(mine) if x is not None)
+        return min(found, key=lambda x: (not np.isnan(x[0]), -x[0], x[1]))[1]
+
+    def _exchange(self, w: Array, i: int, p: int, norms: Array, computed: Array) -> Array:
+        """Columns i and p change places, with their norms; the new column i, with its reflector, on all ranks."""
+        mine: dict[int, Any] = {}
+        at = {j: int(np.searchsorted(self._columns, j)) for j in (i, p) if j in self._columns}
+        if p in at:
+            column = w[:, at[p]].copy()
+            mine[p] = column, larfg(column[i:])
+        if i in at and i != p:
+            mine[i] = w[:, at[i]].copy(), (norms[at[i]], computed[at[i]])
+        both = {j: found for part in self._backend.gather(mine) for j, found in part.items()}
+        column, self.tau[i] = both[p]
+        if i in at:
+            w[:, at[i]] = column
+        if p in at and i != p:
+            w[:, at[p]], (norms[at[p]], computed[at[p]]) = both[i]
+        return np.array(column)
+
+    def _update(self, c: Array, norms: Array, computed: Array) -> None:
+        """The norms of C[1:], from those of C: computed from the elements where cancellation would spoil them.
+
+        Source: Drmac and Bujanovic, On the failure of rank-revealing QR factorization software, 2008; LAPACK, xLAQP2.
+        """
+        nonzero = norms != 0
+        left = np.zeros_like(norms)
+        np.divide(np.abs(c[0]), norms, out=left, where=nonzero)
+        left = np.maximum(1 - left**2, 0)
+        lost = np.zeros_like(norms)
+        np.divide(norms, computed, out=lost, where=nonzero)
+        norms *= np.sqrt(left)
+        for k in np.flatnonzero(nonzero & ~(left * lost**2 > self._tolerance)):
+            norms[k] = computed[k] = self._nrm2(c[1:, k]) if len(c) > 1 else 0

@@ -11,33 +11,29 @@ from pblas.core.call import step
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Side, Trans
 from pblas.core.progress import StageReport
-from pblas.factor.reflectors_plan import PanelReflectorsPlan, TreeReflectorsPlan
-from pblas.factor.reflectors_run import ReflectorsOperands, RunPanelReflectors, RunTreeReflectors
-from pblas.factor.substitution_plan import SubstitutionPlan, Sweep
-from pblas.factor.substitution_run import RunSubstitution, SubstitutionOperands
-from pblas.factor.with_factor_run import global_indices
+from pblas.factor.with_factor_plan import PanelReflectorsPlan, SubstitutionPlan, TreeReflectorsPlan, Triangle
+from pblas.factor.with_factor_run import (
+    ReflectorsOperands,
+    RunPanelReflectors,
+    RunSubstitution,
+    RunTreeReflectors,
+    SubstitutionOperands,
+    set_identity,
+)
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.factor.tsqr_run import Tree
+    from pblas.factor.qr_run import Tree
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 
 @dataclass(frozen=True, eq=False)
 class WithFactor(Operation[DistMatrix]):
-    """Result = f(W) B; the arguments are checked before.
-
-    Args:
-        w: distribution of the factor (global).
-        b: distribution of B, and of the result (global).
-        dtype: of the matrices (global).
-        conjugated: whether B is a conjugated view (global).
-        begins: see `WithFactorPlan` (global).
-    """
+    """Result = f(W) B; the arguments are checked before."""
 
     may_overlap: ClassVar[bool] = True  # the result may be B, or take the memory of an inverted factor
     keeps_workspace: ClassVar[bool] = True
@@ -55,20 +51,16 @@ class WithFactor(Operation[DistMatrix]):
 
 @dataclass(frozen=True, eq=False)
 class Substitution(WithFactor):
-    """X = op(A)^-1 B, or A^-1, with a factor of A in block columns.
-
-    Args:
-        sweeps: the triangular solves, in order (global).
-    """
+    """X = op(A)^-1 B, or A^-1, with a factor of A in block columns."""
 
     noun: ClassVar[str] = "solve"
 
-    sweeps: tuple[Sweep, ...]
+    triangles: tuple[Triangle, ...]
 
     def plan(self, nprocs: int, topology: Topology) -> SubstitutionPlan:
         begins = "sorted" if self.begins == "identity" and not topology.gpus else self.begins
         transport = topology.transport(nprocs)
-        return SubstitutionPlan(self.w, self.b, self.dtype.name, nprocs, transport, begins, sweeps=self.sweeps)
+        return SubstitutionPlan(self.w, self.b, self.dtype.name, nprocs, transport, begins, triangles=self.triangles)
 
     def executor(self, plan: SubstitutionPlan, backend: HostRanks) -> RunSubstitution:
         return RunSubstitution(plan, backend, self.dtype)
@@ -87,79 +79,45 @@ class Substitution(WithFactor):
 def substituted(
     verb: str,
     w: DistMatrix,
-    b: DistMatrix | Array,
-    sweeps: tuple[Sweep, ...],
+    b: DistMatrix | MatrixDescriptor | Array,
+    triangles: tuple[Triangle, ...],
     pivots: Array | None,
     *,
     backward: bool = False,
-    progress: StageReport = None,
-    agrees: str = "",
-) -> DistMatrix:
-    """**Collective.** The solution for all columns of B, in its layout; arguments are checked."""
-
-    def bind() -> Bound[DistMatrix]:
-        if isinstance(b, DistMatrix):
-            form = w.desc, b.desc.without_lld, w.dtype, b.conjugated, "B", sweeps
-            return Bound(Substitution, form, {}, {"W": w, "B": b}, None, local=(progress, None, pivots, backward))
-        form = (
-            w.desc,
-            MatrixDescriptor.replicated(b.shape[0], b.shape[1], w.runtime.nprocs),
-            w.dtype,
-            False,
-            "array",
-            sweeps,
-        )
-        return Bound(Substitution, form, {}, {"W": w}, None, local=(progress, b, pivots, backward))
-
-    return _reported(step(verb, w.runtime, bind, agrees=agrees), progress)
-
-
-def inverted(
-    verb: str,
-    w: DistMatrix,
-    desc: MatrixDescriptor,
-    sweeps: tuple[Sweep, ...],
-    pivots: Array | None,
-    *,
     out: DistMatrix | None = None,
     progress: StageReport = None,
     agrees: str = "",
 ) -> DistMatrix:
-    """**Collective.** A^-1 in the layout of A, `desc`, from a factor of A whose first sweep is that with L.
+    """**Collective.** op(A)^-1 B in the layout of B, or A^-1 in the layout `b`, with checked arguments.
 
-    `out`, which may be in the memory of the factor, is a matrix in this layout for the result; see `substituted`.
+    `out`, which may be in the memory of the factor, is a matrix for A^-1, whose first triangle must be L.
     """
 
     def bind() -> Bound[DistMatrix]:
-        form = w.desc, desc.without_lld, w.dtype, False, "identity", sweeps
-        return Bound(Substitution, form, {}, {"W": w}, out, local=(progress, None, pivots, False))
+        reads, array = {"W": w}, None
+        if isinstance(b, DistMatrix):
+            reads["B"] = b
+            form = w.desc, b.desc.without_lld, w.dtype, b.conjugated, "B", triangles
+        elif isinstance(b, MatrixDescriptor):
+            form = w.desc, b.without_lld, w.dtype, False, "identity", triangles
+        else:
+            array, desc = b, MatrixDescriptor.replicated(b.shape[0], b.shape[1], w.runtime.nprocs)
+            form = w.desc, desc, w.dtype, False, "array", triangles
+        return Bound(Substitution, form, {}, reads, out, local=(progress, array, pivots, backward))
 
-    return _reported(step(verb, w.runtime, bind, agrees=agrees), progress)
+    return reported(step(verb, w.runtime, bind, agrees=agrees), progress)
 
 
 class Reflectors(NamedTuple):
-    """Q in memory of its context.
-
-    Args:
-        w: V and R, and T in block columns (global).
-        tree: the rest of Q in TSQR; None for block columns (local).
-        is_tree: whether Q is that of TSQR (global).
-    """
+    """Q in memory of its context: V and R, and T in block columns, are in W; the `tree` is the rest of Q in TSQR."""
 
     w: DistMatrix
-    tree: Tree | None
-    is_tree: bool
+    tree: Tree | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class ProductWithQ(WithFactor):
-    """op(Q) C, or C op(Q), or the first columns of Q.
-
-    Args:
-        side: "L" for op(Q) C, "R" for C op(Q) (global).
-        trans: op: "N", "T" or "C" (global).
-        is_tree: see `Reflectors` (global).
-    """
+    """op(Q) C, or C op(Q), or the first columns of Q."""
 
     noun: ClassVar[str] = "product with Q"
 
@@ -204,32 +162,43 @@ def multiplied(
     out: DistMatrix | None = None,
     progress: StageReport = None,
 ) -> DistMatrix:
-    """**Collective.** op(Q) C or C op(Q), in the layout of C; arguments are checked."""
+    """**Collective.** op(Q) C or C op(Q) in the layout of C, or the first columns of Q in the layout `c`."""
 
     def bind() -> Bound[DistMatrix]:
-        options, local = (side, trans, q.is_tree), (q.tree, progress)
+        reads = {"Q": q.w}
         if isinstance(c, DistMatrix):
-            form = q.w.desc.without_lld, c.desc.without_lld, q.w.dtype, c.conjugated, "B", *options
-            return Bound(ProductWithQ, form, {}, {"Q": q.w, "C": c}, out, local=local)
-        form = q.w.desc.without_lld, c.without_lld, q.w.dtype, False, "identity", *options
-        return Bound(ProductWithQ, form, {}, {"Q": q.w}, out, local=local)
+            reads["C"] = c
+            right = c.desc.without_lld, q.w.dtype, c.conjugated, "B"
+        else:
+            right = c.without_lld, q.w.dtype, False, "identity"
+        form = q.w.desc.without_lld, *right, side, trans, q.tree is not None
+        return Bound(ProductWithQ, form, {}, reads, out, local=(q.tree, progress))
 
-    return _reported(step(verb, q.w.runtime, bind), progress)
+    return reported(step(verb, q.w.runtime, bind), progress)
+
+
+def empty(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+    """**Collective.** A new matrix of the dtype of another one; an agreement is before it."""
+    return DistMatrix(desc, like.runtime.empty(like.runtime.local_memory(desc, like.dtype)), like.runtime)
+
+
+def zeros(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+    """**Collective.** A new matrix of zeros, of the dtype of another one."""
+    x = empty(desc, like)
+    with x.runtime.local_step(verb):
+        x.runtime.backend.clear(x.stored(verb))
+    return x
 
 
 def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** The first columns of the identity, of the dtype of another matrix."""
-    runtime = like.runtime
-    x = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, like.dtype)), runtime)
-    with runtime.local_step(verb):
-        local, backend = x.stored(verb), runtime.backend
-        _, i_loc, j_loc = np.intersect1d(*global_indices(desc, runtime.rank), assume_unique=True, return_indices=True)
-        backend.clear(local)
-        backend.arrays.fill(local, i_loc, j_loc, 1)
+    x = empty(desc, like)
+    with x.runtime.local_step(verb):
+        set_identity(x.runtime.backend, desc, x.stored(verb))
     return x
 
 
-def _reported(x: DistMatrix, progress: StageReport) -> DistMatrix:
+def reported(x: DistMatrix, progress: StageReport) -> DistMatrix:
     """A result, after the report of the end of its stage (local)."""
     if progress is not None:
         progress(1.0)

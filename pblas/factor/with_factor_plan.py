@@ -1,21 +1,27 @@
-"""The base of plans that apply a factor to a matrix, as values of integers.
+"""Plans that apply a factor: solves with its triangles, and products with the Q of a QR factorization.
 
 B is brought to X, on the ranks that compute with the factor, X is changed in place, and leaves for the layout of B.
+C op(Q) is computed as the conjugate transpose of op(Q)^H C^H.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple
 
+from pblas.factor.factorization_plan import Panel, columns_from, panels
+from pblas.factor.qr_plan import TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import Plan
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, View
+
+_DEALT = 8
+"""Columns of the identity that a rank gets at a time, so that all ranks have about as many zeros to leave out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,8 @@ class WithFactorPlan(Plan):
             columns each rank may sort ("sorted"); only B is brought (global).
         side: where the factor stands (global).
     """
+
+    why: ClassVar[str]
 
     w: MatrixDescriptor
     b: MatrixDescriptor
@@ -97,15 +105,12 @@ class WithFactorPlan(Plan):
         return [RedistributionPlan(*pair, self.dtype, self.nprocs, trans, transport=self.transport) for pair in pairs]
 
     def received_elements(self, rank: int) -> int:
-        """Elements of the factor or of X, and of the redistributions."""
         return self.exchanged_elements(rank) + sum(plan.received_elements(rank) for plan in self.redistributions)
 
     def sent_elements(self, rank: int) -> int:
-        """Elements of the factor or of X, and of the redistributions."""
         return self.lent_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
 
     def phases(self, view: View) -> Iterator[Phase]:
-        """B to X, the changes of X, X to the distribution of B."""
         *to_x, back = self.redistributions
         for redistribution in to_x:
             yield from redistribution.phases(view)
@@ -113,7 +118,6 @@ class WithFactorPlan(Plan):
         yield from back.phases(view)
 
     def operands_nbytes(self, rank: int) -> int:
-        """Bytes of the factor, of B and of the result on a rank."""
         return self.itemsize * (prod(self.w.local_shape(rank)) + (1 + self.reads) * prod(self.b.local_shape(rank)))
 
     @property
@@ -129,28 +133,277 @@ class WithFactorPlan(Plan):
         return self.itemsize * x + self.panel_nbytes + moved
 
     def extreme_ranks(self) -> set[int]:
-        """All ranks of few; of many, the first ones and the last."""
         return set(range(self.nprocs)) if self.nprocs <= 64 else {0, 1, 2, self.w.nprocs - 1, self.nprocs - 1}
 
     @property
     def sizes(self) -> str:
-        """Rows and columns of X, as text."""
         return f"{self.x.m} x {self.x.n}"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions of the factor, of B and of X."""
         yield "factor", described(self.w)
         yield "B", described(self.b)
         yield "X", f"{described(self.x)}; changed in place"
 
     def moves(self) -> str:
-        """The data that moves, as text."""
         if self.nprocs == 1:
             return "nothing"
         return f"{'B to X, ' * self.reads}{self._exchange}, X to the distribution of B"
 
     @property
     def _exchange(self) -> str:
-        """What moves while X is changed, as text: panels of the factor, unless a plan says otherwise."""
         in_place = self.transport in ("shared", "push")
         return f"panels of the factor {'are read in place' if in_place else 'to every rank with columns of X'}"
+
+
+class Triangle(NamedTuple):
+    """One triangular solve: X := op(T)^-1 X for the lower or upper triangle T of the factor."""
+
+    uplo: Literal["L", "U"]
+    trans: Literal["N", "T", "C"] = "N"
+    unit: bool = False
+
+    @property
+    def ascends(self) -> bool:
+        """Whether the first rows of X are solved first."""
+        return (self.uplo == "L") == (self.trans == "N")
+
+    def rows(self, panel: Panel, n: int) -> tuple[int, int]:
+        """Rows (start, stop) of a panel in the triangle, with the whole diagonal block (global)."""
+        return (panel.start, n) if self.uplo == "L" else (0, panel.stop)
+
+
+class FactorStep(NamedTuple):
+    """A step of a plan with panels: rows i0..i1-1 of a panel change X, in a solve with a triangle (global)."""
+
+    panel: Panel
+    i0: int
+    i1: int
+    triangle: Triangle | None = None
+
+    @property
+    def elements(self) -> int:
+        """Elements of the rows of the panel."""
+        return (self.i1 - self.i0) * self.panel.width
+
+
+@dataclass(frozen=True, slots=True)
+class WithPanelsPlan(WithFactorPlan):
+    """Each rank changes columns of its own with the panels of a factor in block columns, one after the other."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> list[FactorStep]:
+        """The steps, in order (global)."""
+
+    def columns(self, panel: Panel, rank: int) -> int:
+        """Number of a rank's last columns that a panel changes (local)."""
+        return self.x.local_shape(rank)[1]
+
+    def multiplied_rows(self, step: FactorStep) -> int:
+        """Rows of the GEMM of a step."""
+        return step.i1 - step.i0
+
+    def readers(self, panel: Panel) -> list[int]:
+        """The ranks other than its owner that need a panel (global)."""
+        return [rank for rank in range(self.nprocs) if rank != panel.owner and self.columns(panel, rank)]
+
+    @property
+    def overlaps_messages(self) -> bool:
+        return self.nprocs > 1 and self.transport in ("message", "mixed")
+
+    def exchanged_elements(self, rank: int) -> int:
+        """Elements of panels of other ranks."""
+        others = (step for step in self.steps if step.panel.owner != rank and self.columns(step.panel, rank))
+        return sum(step.elements for step in others)
+
+    def lent_elements(self, rank: int) -> int:
+        """Elements of this rank's panels, once for each rank that reads them."""
+        own = (step for step in self.steps if step.panel.owner == rank)
+        return sum(step.elements * len(self.readers(step.panel)) for step in own)
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """Each step multiplies a rank's columns with a panel."""
+        for step in self.steps:
+            n_loc = self.columns(step.panel, view.rank)
+            if n_loc:
+                traffic = view.traffic(step.panel.owner, self.itemsize * step.elements)
+                yield Phase(1, (self.multiplied_rows(step), n_loc, step.panel.width), before=traffic)
+
+    @property
+    def panel_nbytes(self) -> int:
+        """Two panels of other ranks."""
+        return self._buffers_nbytes
+
+    @property
+    def _buffers_nbytes(self) -> int:
+        """Bytes of two panels of other ranks, unless they are read in place."""
+        buffers = 2 if self.transport != "shared" and self.nprocs > 1 else 0
+        return self.itemsize * buffers * self.w.m * min(self.w.nb, self.w.n)
+
+
+@dataclass(frozen=True, slots=True)
+class SubstitutionPlan(WithPanelsPlan):
+    """X = op(A)^-1 B with a factor of A in block columns: every rank solves for columns of its own.
+
+    X is on 1 x P ranks by columns. Each rank needs all panels of the factor, and no result of another rank. Each rank
+    may sort the columns of an identity with exchanged rows by their first element that is not 0, so that the first
+    triangle leaves the zeros out.
+
+    Args:
+        triangles: the triangular solves, in order (global).
+
+    >>> w, b = MatrixDescriptor.column_wise(8, 8, 2, nb=2), MatrixDescriptor.row_wise(8, 6, 2)
+    >>> plan = SubstitutionPlan(w, b, "float64", 2, "message", triangles=(Triangle("L"), Triangle("L", "C")))
+    >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(2)]
+    ((8, 3), [32, 48])
+    """
+
+    name: ClassVar[str] = "SubstitutionPlan"
+    why: ClassVar[str] = "each rank solves for columns of its own, and needs no result of another rank"
+
+    triangles: tuple[Triangle, ...] = ()
+
+    @property
+    def x(self) -> MatrixDescriptor:
+        """Columns in even blocks, or dealt out a few at a time, as far apart in memory as those of the factor."""
+        x = MatrixDescriptor.column_wise(*self.b.shape, self.nprocs, nb=_DEALT if self.begins == "sorted" else None)
+        return replace(x, lld=self.w.lld)
+
+    @property
+    def stays(self) -> bool:
+        """Whether X is computed in the memory of the result, which for an inverse may be that of its factor."""
+        return self.begins in ("B", "array") and self._is_in_layout
+
+    @property
+    def steps(self) -> list[FactorStep]:
+        """The panels of each triangle, in order: X[i] -= T[i, k] X[k] for the rows i of panel k."""
+        columns = panels(self.w)
+        return [
+            FactorStep(panel, *triangle.rows(panel, self.w.m), triangle)
+            for triangle in self.triangles
+            for panel in (columns if triangle.ascends else reversed(columns))
+        ]
+
+    @property
+    def flops(self) -> int:
+        multiplications = len(self.triangles) * self.w.m**2 * self.b.n // 2
+        multiplications -= (self.begins == "sorted") * self.w.m**3 // 3  # of n^3 / 2 with the first triangle
+        return multiplications * (8 if self.dtype.startswith("complex") else 2)
+
+    def title(self) -> str:
+        return f"X = op(A)^-1 B, {self.b.m} equations, {self.b.n} right-hand sides"
+
+
+@dataclass(frozen=True, slots=True)
+class ReflectorsPlan(WithFactorPlan):
+    """X := op(Q) X for the Q of one factorization.
+
+    Args:
+        adjoint: X := Q^H X (global).
+        conj: X is multiplied with the conjugate of Q or Q^H (global).
+    """
+
+    adjoint: bool = False
+    conj: bool = False
+
+    @property
+    def flops(self) -> int:
+        """Real additions and multiplications, to first order, with min(m, n) reflectors."""
+        (m, n), k = self.x.shape, min(self.right.m, self.w.n)
+        multiplications = (2 * m - k) * k * n // (1 if self.reads or n != k else 2)
+        return multiplications * (8 if self.dtype.startswith("complex") else 2)
+
+    def title(self) -> str:
+        q = {(False, False): "Q", (True, False): "Q^H", (True, True): "Q^T", (False, True): "conj(Q)"}
+        return f"X = {q[self.adjoint, self.conj]}{' X' * self.reads}, {self.sizes}"
+
+
+@dataclass(frozen=True, slots=True)
+class PanelReflectorsPlan(ReflectorsPlan, WithPanelsPlan):
+    """X := op(Q) X with the factor of a `QrPlan`: each rank multiplies columns of its own with all panels.
+
+    >>> w = MatrixDescriptor.column_wise(10, 8, 2, nb=2)
+    >>> plan = PanelReflectorsPlan(w, MatrixDescriptor.row_wise(8, 6, 2), "float64", 2, "message")
+    >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(2)]
+    ((8, 3), [24, 32])
+    """
+
+    name: ClassVar[str] = "PanelReflectorsPlan"
+    why: ClassVar[str] = "each rank multiplies columns of its own, and needs no result of another rank"
+
+    @property
+    def x(self) -> MatrixDescriptor:
+        """Columns in even blocks; cyclic ones where Q is made, since the last panels change the last columns only."""
+        nb = None if self.reads else self.w.nb
+        return MatrixDescriptor.column_wise(*self.right.shape, self.nprocs, nb=nb)
+
+    @property
+    def steps(self) -> list[FactorStep]:
+        """The panels, in order, with V and T: Q^H begins with the first."""
+        steps = [FactorStep(panel, panel.start, self.w.m) for panel in panels(self.w) if panel.start < self.right.m]
+        return steps if self.adjoint else steps[::-1]
+
+    def columns(self, panel: Panel, rank: int) -> int:
+        """Number of a rank's last columns that a panel changes: of an identity, those from the panel's first on."""
+        if not self.reads:
+            return columns_from(self.x, min(panel.start, self.x.n), rank)
+        return self.x.local_shape(rank)[1]
+
+    def multiplied_rows(self, step: FactorStep) -> int:
+        """The rows of X twice: X -= V (T (V^H X))."""
+        return 2 * (self.x.m - step.i0)
+
+    @property
+    def panel_nbytes(self) -> int:
+        """Two panels of other ranks, and two products with V."""
+        products = 2 * min(self.w.nb, self.w.n) * self.x.columns.max_count
+        return self.itemsize * products + self._buffers_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReflectorsPlan(ReflectorsPlan):
+    """X := op(Q) X with the factor of a `TsqrPlan`: X has the rows of W, and its first rows travel through the tree.
+
+    >>> rows = MatrixDescriptor.row_wise(40, 2, 4)
+    >>> plan = TreeReflectorsPlan(rows, MatrixDescriptor.row_wise(40, 3, 4), "float64", 4, "message")
+    >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(4)]
+    ((10, 3), [12, 6, 12, 6])
+    """
+
+    name: ClassVar[str] = "TreeReflectorsPlan"
+    why: ClassVar[str] = "Q is in rows: a rank multiplies its rows, and passes only as many as Q has columns"
+
+    @property
+    def x(self) -> MatrixDescriptor:
+        """The rows of W, on the same ranks."""
+        w, n = self.w, self.right.n
+        return MatrixDescriptor(w.m, n, w.mb, max(n, 1), w.grid, w.rsrc, 0, imb=w.imb)
+
+    @property
+    def factorization(self) -> TsqrPlan:
+        """The plan of a factorization with this factor: its chunks and its tree."""
+        return TsqrPlan(self.w, self.w, "the same tree", self.dtype, self.nprocs, self.transport)
+
+    def exchanged_elements(self, rank: int) -> int:
+        """The first rows of X, once for each step of the tree."""
+        return self.w.n * self.x.n * len(self.factorization.merges(rank))
+
+    def lent_elements(self, rank: int) -> int:
+        return self.exchanged_elements(rank)
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """A rank multiplies its rows, and the first ones once more for each step of the tree."""
+        n, (m_loc, n_loc) = self.w.n, self.x.local_shape(view.rank)
+        if m_loc and n_loc:
+            yield Phase(1, (2 * m_loc, n_loc, n))
+            for merge in self.factorization.merges(view.rank):
+                yield Phase(1, (2 * n, n_loc, n), before=view.traffic(merge.peer, self.itemsize * n * n_loc))
+
+    @property
+    def panel_nbytes(self) -> int:
+        """The first rows of another rank's X."""
+        return self.itemsize * self.w.n * self.x.n
+
+    @property
+    def _exchange(self) -> str:
+        return f"{self.w.n} rows of each rank through the tree, and back"

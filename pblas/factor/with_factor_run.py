@@ -1,4 +1,4 @@
-"""Base of executors that apply a factor: B is brought to X, X is changed in place, and leaves for its owners.
+"""Executors that apply a factor: solves with its triangles, and products with the Q of a QR factorization.
 
 X := B                        (or other elements, where there is no B)
 X := f(W) X                   (columns, or rows, of this rank's own)
@@ -10,36 +10,43 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from itertools import chain, starmap
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from pblas.factor.block_columns import BlockColumns, Part
+from pblas.factor.factorization_run import PanelBroadcast, PanelRows
+from pblas.factor.qr_run import apply_block
+from pblas.factor.with_factor_plan import WithPanelsPlan
 from pblas.layouts.placement import Placement
 from pblas.redistribution.packing import Scaling
-from pblas.redistribution.transfer import SourceMatrix
+from pblas.redistribution.transfer import SourceMatrix, own_memory
 from pblas.triangular.trsm_run import RightHandSides
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.factor.with_factor_plan import WithFactorPlan
+    from pblas.factor.qr_run import Tree
+    from pblas.factor.with_factor_plan import (
+        FactorStep,
+        PanelReflectorsPlan,
+        ReflectorsPlan,
+        SubstitutionPlan,
+        TreeReflectorsPlan,
+        WithFactorPlan,
+    )
     from pblas.layouts.descriptor import MatrixDescriptor
+
+TAG_ROWS = 1043
 
 
 @dataclass(frozen=True, slots=True)
 class FactorOperands:
-    """Local arrays of one execution.
+    """The factor, and B and the result, or their transposes if the factor stands on the right (local).
 
-    Args:
-        w: the factor (local).
-        right: B, or its transpose if the factor stands on the right; None if there is no B (local).
-        result: the result, or its transpose (local).
-        in_place: `right` and `result` are the same memory (global).
-        conj: B is conjugated on its way to X, and X on its way to the result (global).
-        progress: called with the done part of the work (local).
+    If `in_place`, both are the same memory. `conj`: B is conjugated on its way to X, X on that to the result (global).
     """
 
     w: Array
@@ -54,18 +61,11 @@ OperandsT = TypeVar("OperandsT", bound=FactorOperands)
 
 
 class RunWithFactor(ABC, Generic[OperandsT]):
-    """**Collective.** Runs a plan with a factor on one rank.
+    """**Collective.** Runs a plan with a factor on one rank."""
 
-    Args:
-        plan: what to run (global).
-        backend: ranks, memory and messages (global).
-        dtype: of the matrices (global).
-        parts: of the factor, which ranks read one after the other (global).
-    """
-
-    def __init__(self, plan: WithFactorPlan, backend: HostRanks, dtype: np.dtype[Any], parts: Sequence[Part]) -> None:
+    def __init__(self, plan: WithFactorPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self._backend, self._arrays, self._rank, self._plan_name = backend, backend.arrays, backend.rank, plan.name
-        self._home = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
+        self._source = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
         place, right = Placement.of(plan.x), Placement.of(plan.right)
         self._right = RightHandSides(
             *(backend, right if plan.reads else None, right, dtype, (plan.right.order, "F")),
@@ -73,18 +73,20 @@ class RunWithFactor(ABC, Generic[OperandsT]):
             solved=None if plan.stays else place,
             lld=plan.x.lld,
         )
-        self.peers_read: bool = plan.stays and bool(plan.reads or parts)
+        panels: list[PanelRows] = []
+        if isinstance(plan, WithPanelsPlan):
+            panels = [PanelRows(panel, i0, i1, plan.readers(panel)) for panel, i0, i1, _ in plan.steps]
+        self.peers_read: bool = plan.stays and bool(plan.reads or panels)
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
-        self._columns: BlockColumns = BlockColumns(self._home, parts)
+        self._panels: PanelBroadcast = PanelBroadcast(self._source, panels)
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
-        return self._right.workspace_nbytes + self._columns.workspace_nbytes
+        return self._right.workspace_nbytes + self._panels.workspace_nbytes
 
     def publish(self, x: OperandsT) -> bool:
         """Publish the locations of B and of the factor, which the context made; true if B must be staged first."""
-        self._home.publish(x.w)
+        self._source.publish(x.w)
         return self._right.publish(x.right)
 
     def prepare(self, *, scratch: bool) -> bool:
@@ -94,13 +96,16 @@ class RunWithFactor(ABC, Generic[OperandsT]):
     def run(self, x: OperandsT) -> None:
         """Result := f(W) B."""
         columns = x.result if self._right.x is None else self._right.x
+        # X := B
         if x.right is None:
             self.begin(x, columns)
         elif not (x.in_place and self._right.x is None):
             self._right.bring(columns, Scaling(1.0, 0.0, x.conj[0]))
+        # X := f(W) X
         self.change(x, columns)
-        self._columns.sent()
-        self._home.release()
+        self._panels.wait_sent()
+        self._source.release()
+        # result := X
         self._right.deliver(x.result, self._plan_name, Scaling(1.0, 0.0, x.conj[1]))
 
     # Each plan's executor defines these
@@ -113,14 +118,23 @@ class RunWithFactor(ABC, Generic[OperandsT]):
     def change(self, x: OperandsT, columns: Array) -> None:
         """X := f(W) X, for this rank's columns, or rows."""
 
-    def fetch(self, s: int) -> Array:
-        """Part s of the factor, after its arrival; the next one begins to arrive."""
-        part = self._columns.fetch(s)
+    # They share these
+
+    def broadcast(self, steps: Sequence[FactorStep]) -> None:
+        """Start to send this rank's panels to the far ranks that read them."""
+        self._backend.sync()
+        for k, step in enumerate(steps):
+            if step.panel.owner == self._rank:
+                self._panels.send(k)
+
+    def fetch(self, k: int) -> Array:
+        """Panel k of the factor, after its arrival; the next one begins to arrive."""
+        panel = self._panels.fetch(k)
         with self._arrays.on_side_lane():
             arrived = self._arrays.mark()
         self._arrays.follow(arrived)
-        self._columns.request(s + 1)
-        return part
+        self._panels.receive(k + 1)
+        return panel
 
 
 def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
@@ -129,3 +143,223 @@ def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
         np.fromiter(chain.from_iterable(starmap(range, ends)), np.intp) for ends in desc.global_ranges(rank)
     )
     return rows, columns
+
+
+def set_identity(backend: HostRanks, desc: MatrixDescriptor, local: Array) -> None:
+    """This rank's elements of a matrix := those of the identity (local)."""
+    _, i_loc, j_loc = np.intersect1d(*global_indices(desc, backend.rank), assume_unique=True, return_indices=True)
+    backend.clear(local)
+    backend.arrays.fill(local, i_loc, j_loc, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SubstitutionOperands(FactorOperands):
+    """Local arrays of a solve: B if all ranks have its elements, and exchanges of rows, before the solves or after."""
+
+    array: Array | None
+    pivots: Array | None
+    backward: bool
+
+
+class RunSubstitution(RunWithFactor[SubstitutionOperands]):
+    """Runs a SubstitutionPlan on one rank: X := op(T)^-1 X for one triangle T after the other.
+
+    The columns of the identity, whose rows have been exchanged, begin with zeros, as does their solution with L. On
+    CPUs each rank sorts its columns by the number of these zeros, so that it computes with the others only: 1/3 of the
+    operations with this triangle, as LAPACK's xGETRI needs.
+    """
+
+    def __init__(self, plan: SubstitutionPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        super().__init__(plan, backend, dtype)
+        self._steps, self._sorts = plan.steps, plan.begins == "sorted"
+        self._mine = global_indices(plan.x, backend.rank)[1]
+        """The global columns of X that this rank has (local)."""
+        self._order = self._starts = np.arange(0)
+        """The order of sorted columns, and the rows of their first elements that are not 0, ascending (local)."""
+
+    def begin(self, x: SubstitutionOperands, columns: Array) -> None:
+        """X := B, or the identity, if it is sorted with its rows exchanged."""
+        if x.array is not None:
+            self._backend.copy(x.array[:, self._mine], columns)
+            return
+        rows = self._mine
+        if self._sorts:
+            starts = first_rows(len(columns), x.pivots)[rows]
+            self._order = np.argsort(starts)
+            rows = self._starts = starts[self._order]
+        self._backend.clear(columns)
+        self._arrays.fill(columns, rows, np.arange(len(rows)), 1)
+
+    def change(self, x: SubstitutionOperands, columns: Array) -> None:
+        """X := op(A)^-1 X."""
+        pivots = None if self._sorts else x.pivots  # P B, unless the identity's columns begin as those of P
+        if pivots is not None and not x.backward:
+            self._arrays.swap_rows(columns, pivots)
+        self.broadcast(self._steps)
+        if self._mine.size:
+            self._panels.receive(0)
+            for k, step in enumerate(self._steps):
+                t, count = self.fetch(k), columns.shape[1]
+                if self._sorts and step.triangle is self._steps[0].triangle:
+                    count = int(np.searchsorted(self._starts, step.panel.stop))  # the others are 0 down to this panel
+                self._solve(step, t, columns[:, :count])
+                if x.progress is not None and k + 1 < len(self._steps):
+                    x.progress((k + 1) / len(self._steps))
+        if pivots is not None and x.backward:
+            self._arrays.swap_rows(columns, pivots, backward=True)
+        if self._sorts:
+            _move_columns(self._arrays, columns, np.argsort(self._order))
+
+    def _solve(self, step: FactorStep, t: Array, x: Array) -> None:
+        """Solve for the rows of X that belong to panel k of T."""
+        panel, _, _, triangle = step
+        assert triangle is not None, "of a substitution"
+        trans, block, arrays = triangle.trans, x[panel.start : panel.stop], self._arrays
+        if triangle.uplo == "L":
+            diagonal, beside, rest = t[: panel.width], t[panel.width :], x[panel.stop :]
+        else:
+            diagonal, beside, rest = t[panel.start :], t[: panel.start], x[: panel.start]
+        if trans == "N":
+            # X[k] = T[k, k]^-1 X[k]
+            arrays.trsm(diagonal, block, uplo=triangle.uplo, unit=triangle.unit)
+            # X[i] -= T[i, k] X[k]
+            arrays.gemm(-1, beside, block, 1, rest)
+        else:
+            # X[k] -= op(T[i, k]) X[i]
+            arrays.gemm(-1, beside.T, rest, 1, block, conj=(trans == "C", False))
+            # X[k] = op(T[k, k])^-1 X[k]
+            uplo: Literal["L", "U"] = "U" if triangle.uplo == "L" else "L"
+            arrays.trsm(diagonal.T, block, uplo=uplo, unit=triangle.unit, conj=trans == "C")
+
+
+def first_rows(n: int, pivots: Array | None) -> Array:
+    """Of each column of the identity, the row of its 1 after exchanges of rows.
+
+    >>> first_rows(3, np.array([3, 3, 3])).tolist()  # the rows are e_2, e_0, e_1
+    [1, 2, 0]
+    """
+    rows = list(range(n))
+    for i, pivot in enumerate(() if pivots is None else pivots.tolist()):
+        rows[i], rows[pivot - 1] = rows[pivot - 1], rows[i]
+    return np.argsort(rows)
+
+
+def _move_columns(arrays: Device, x: Array, sources: Array) -> None:
+    """Column sources[j] of X becomes column j, in place and by the memory of one column (local)."""
+    arrays.begin()
+    kept, left = arrays.like(x[:, :1], x.dtype), dict(enumerate(sources.tolist()))
+    while left:
+        start, source = left.popitem()
+        if source != start:
+            place = start
+            arrays.assign(x[:, place : place + 1], kept)
+            while source != start:  # along a cycle
+                arrays.assign(x[:, source : source + 1], x[:, place : place + 1])
+                place, source = source, left.pop(source)
+            arrays.assign(kept, x[:, place : place + 1])
+    arrays.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class ReflectorsOperands(FactorOperands):
+    """Local arrays of a product with Q; `tree` is the rest of Q in TSQR."""
+
+    tree: Tree | None
+
+
+class RunReflectors(RunWithFactor[ReflectorsOperands]):
+    """Runs a ReflectorsPlan on one rank."""
+
+    plan: ReflectorsPlan
+
+    def begin(self, x: ReflectorsOperands, columns: Array) -> None:
+        """X := the first columns of the identity."""
+        set_identity(self._backend, self.plan.x, columns)
+
+
+class RunPanelReflectors(RunReflectors):
+    """Runs a PanelReflectorsPlan on one rank."""
+
+    def __init__(self, plan: PanelReflectorsPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        self.plan: PanelReflectorsPlan = plan
+        self._steps = plan.steps
+        super().__init__(plan, backend, dtype)
+
+    def change(self, x: ReflectorsOperands, columns: Array) -> None:
+        """X := H[0] H[1] ... X, or X := ... H[1]^H H[0]^H X."""
+        plan, (m, n_loc) = self.plan, columns.shape
+        self.broadcast(self._steps)
+        mine = [k for k, step in enumerate(self._steps) if plan.columns(step.panel, self._rank)]
+        if mine:
+            self._panels.receive(mine[0])
+        for k in mine:
+            panel, vt = self._steps[k].panel, self.fetch(k)
+            c = columns[panel.start :, n_loc - plan.columns(panel, self._rank) :]
+            # X[k:] = (I - V T V^H) X[k:], or with T^H
+            count = min(panel.stop, m) - panel.start
+            apply_block(self._arrays, vt, count, c, adjoint=plan.adjoint, conj=plan.conj)
+            if x.progress is not None and k != mine[-1]:
+                x.progress((k + 1) / len(self._steps))
+
+
+class RunTreeReflectors(RunReflectors):
+    """Runs a TreeReflectorsPlan on one rank."""
+
+    def __init__(self, plan: TreeReflectorsPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        self.plan: TreeReflectorsPlan = plan
+        self._dtype = dtype
+        self._chunks = plan.factorization.chunks(backend.rank)
+        self._merges = plan.factorization.merges(backend.rank)
+        self._buffer: Any = None
+        if any(merge.receives for merge in self._merges):
+            self._buffer = own_memory(backend, dtype.itemsize * plan.w.n * plan.x.n)
+        super().__init__(plan, backend, dtype)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return self._right.workspace_nbytes + (0 if self._buffer is None else int(self._buffer.nbytes))
+
+    def change(self, x: ReflectorsOperands, columns: Array) -> None:
+        """Q^H begins with the chunks and goes up the tree; Q goes down the tree and ends with the chunks."""
+        assert x.tree is not None, "the factor is a tree"
+        if self.plan.conj:  # conj(Q) X = conj(Q conj(X))
+            self._arrays.conjugate(columns)
+        if self.plan.adjoint:
+            self._multiply_chunks(x.w, x.tree, columns)
+        self._backend.sync()
+        self._multiply_tree(x.tree, columns[: self.plan.w.n])
+        if not self.plan.adjoint:
+            self._multiply_chunks(x.w, x.tree, columns)
+        if self.plan.conj:
+            self._arrays.conjugate(columns)
+
+    def _multiply_chunks(self, w: Array, tree: Tree, columns: Array) -> None:
+        """X := Q[0] Q[1] ... X, or X := ... Q[1]^H Q[0]^H X, for the chunks of this rank."""
+        n, adjoint = self.plan.w.n, self.plan.adjoint
+        chunks = list(enumerate(self._chunks))
+        for i, (start, stop) in chunks if adjoint else reversed(chunks):
+            v, c, t = w[start:stop], columns[start:stop], tree.t[:, i * n : (i + 1) * n]
+            if i:
+                self._arrays.multiply_q_stacked(v, t, columns[:n], c, adjoint=adjoint)
+            else:
+                self._arrays.multiply_q(v, t, c, adjoint=adjoint)
+
+    def _multiply_tree(self, tree: Tree, top: Array) -> None:
+        """The first rows of two ranks are multiplied on one of them, for each step of the tree."""
+        channel, order = self._backend.channel, slice(None, None, 1 if self.plan.adjoint else -1)
+        reflectors = iter(zip(tree.v[order], tree.tv[order], strict=True))
+        for merge in self._merges[order] if top.size else ():
+            if merge.receives:
+                v, t = next(reflectors)
+                other = self._arrays.array(self._buffer, top.shape, self._dtype, "F")
+                self._wait(channel.receive(other, merge.peer, TAG_ROWS).done, merge.peer)
+                # [X; X of the peer] = Q [X; X of the peer], or with Q^H
+                self._arrays.multiply_q_stacked(v, t, top, other, adjoint=self.plan.adjoint, triangular=True)
+                self._wait(channel.send(other, merge.peer, TAG_ROWS).done, merge.peer)
+            else:
+                self._wait(channel.send(top, merge.peer, TAG_ROWS).done, merge.peer)
+                self._wait(channel.receive(top, merge.peer, TAG_ROWS).done, merge.peer)
+
+    def _wait(self, done: Any, peer: int) -> None:
+        """Return when a message between this rank and a peer has arrived or left."""
+        self._backend.wait(done, f"rows of Q with rank {peer}")

@@ -10,9 +10,6 @@ from pblas.factor.cholesky import cholesky as cholesky
 from pblas.factor.cholesky import plan_cholesky as plan_cholesky
 from pblas.factor.factors import CholeskyFactor as CholeskyFactor
 from pblas.factor.factors import LuFactor as LuFactor
-from pblas.factor.least_squares import LstsqResult as LstsqResult
-from pblas.factor.least_squares import lstsq as lstsq
-from pblas.factor.least_squares import orth as orth
 from pblas.factor.lu import PlannedLu as PlannedLu
 from pblas.factor.lu import lu_factor as lu_factor
 from pblas.factor.lu import plan_lu as plan_lu
@@ -22,10 +19,13 @@ from pblas.factor.qr import plan_qr as plan_qr
 from pblas.factor.qr import qr as qr
 from pblas.factor.qr import qr_factor as qr_factor
 from pblas.factor.qr_factor import QrFactor as QrFactor
+from pblas.factor.solvers import LstsqResult as LstsqResult
 from pblas.factor.solvers import cond as cond
 from pblas.factor.solvers import det as det
 from pblas.factor.solvers import inv as inv
+from pblas.factor.solvers import lstsq as lstsq
 from pblas.factor.solvers import matrix_norm as matrix_norm
+from pblas.factor.solvers import orth as orth
 from pblas.factor.solvers import slogdet as slogdet
 from pblas.factor.solvers import solve as solve
 from pblas.triangular.trsm import solve_triangular as solve_triangular

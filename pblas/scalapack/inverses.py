@@ -7,8 +7,8 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pblas.factor import in_place
-from pblas.factor.condition import condition_of_factor
-from pblas.factor.substitution_plan import Sweep
+from pblas.factor.factors import condition_of_factor
+from pblas.factor.with_factor_plan import Triangle
 from pblas.scalapack import auxiliary, routines
 from pblas.scalapack.arguments import Call
 from pblas.scalapack.pivoted_calls import PivotedCall
@@ -76,8 +76,8 @@ def pxpocon(call: Call) -> Real:
     Source: ScaLAPACK, p?pocon.
     """
     is_lower = call["UPLO"] == "L"
-    sweeps = (Sweep("L"), Sweep("L", "C")) if is_lower else (Sweep("U", "C"), Sweep("U"))
-    return _estimated(call, sweeps, lambda: call["ANORM"])
+    triangles = (Triangle("L"), Triangle("L", "C")) if is_lower else (Triangle("U", "C"), Triangle("U"))
+    return _estimated(call, triangles, lambda: call["ANORM"])
 
 
 def pxgecon(call: Call) -> Real:
@@ -91,7 +91,7 @@ def pxgecon(call: Call) -> Real:
 
     Source: ScaLAPACK, p?gecon.
     """
-    return _estimated(call, (Sweep("L", unit=True), Sweep("U")), lambda: call["ANORM"])
+    return _estimated(call, (Triangle("L", unit=True), Triangle("U")), lambda: call["ANORM"])
 
 
 def pxtrcon(call: Call) -> Real:
@@ -105,7 +105,7 @@ def pxtrcon(call: Call) -> Real:
 
     Source: ScaLAPACK, p?trcon.
     """
-    return _estimated(call, (Sweep(call["UPLO"], unit=call["DIAG"] == "U"),), lambda: auxiliary.pxlantr(call))
+    return _estimated(call, (Triangle(call["UPLO"], unit=call["DIAG"] == "U"),), lambda: auxiliary.pxlantr(call))
 
 
 def _inverted(call: Call, invert: Callable[[Any], int]) -> int:
@@ -117,7 +117,7 @@ def _inverted(call: Call, invert: Callable[[Any], int]) -> int:
     return info
 
 
-def _estimated(call: Call, sweeps: tuple[Sweep, ...], norm: Callable[[], Any]) -> Real:
+def _estimated(call: Call, triangles: tuple[Triangle, ...], norm: Callable[[], Any]) -> Real:
     """**Collective.** RCOND in the precision of the routine."""
     real = real_of(call.dtype).type
     if call.answers_query():
@@ -125,7 +125,7 @@ def _estimated(call: Call, sweeps: tuple[Sweep, ...], norm: Callable[[], Any]) -
     if not call["N"]:
         return real(1)
     p = inf if "NORM" in call.routine.arguments and call["NORM"] == "I" else 1
-    return real(condition_of_factor(call.operands()[0], sweeps, float(norm()), p))
+    return real(condition_of_factor(call.operands()[0], triangles, float(norm()), p))
 
 
 if not TYPE_CHECKING:  # their types are in __init__.pyi

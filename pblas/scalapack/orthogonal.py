@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pblas.factor import in_place_qr
+from pblas.factor import in_place
 from pblas.scalapack import routines
 from pblas.scalapack.reflectors_calls import ReflectorsCall
 from pblas.scalapack.types import from_calls
@@ -55,7 +55,7 @@ def pxgeqpf(call: ReflectorsCall) -> None:
     """
     if call.answers_query() or not call.has_elements:
         return
-    tau, order = in_place_qr.factor_pivoted_qr(call.verb, call.operands()[0])
+    tau, order = in_place.factor_pivoted_qr(call.verb, call.operands()[0])
     with call.local_step():
         call.store_order(order)
         call.store_tau(tau)
@@ -73,7 +73,7 @@ def pxorgqr(call: ReflectorsCall) -> None:
     """
     if not call.answers_query() and call.has_elements:
         tau = call.collected_tau()
-        in_place_qr.make_q(call.verb, call.operands()[0], tau)
+        in_place.make_q(call.verb, call.operands()[0], tau)
         call.deliver()
 
 
@@ -124,16 +124,16 @@ def pxgels(call: Call) -> int:
         call.runtime.agree(f"{call.verb}: zeros", {})
         return 0
     a, b = call.operands()
-    info = in_place_qr.solve_least_squares(call.verb, a, b, adjoint=call["TRANS"] != "N")
+    info = in_place.solve_least_squares(call.verb, a, b, adjoint=call["TRANS"] != "N")
     call.deliver()
     return info
 
 
-def _factor(call: ReflectorsCall, orientation: in_place_qr.Orientation) -> None:
+def _factor(call: ReflectorsCall, orientation: in_place.Orientation) -> None:
     """**Collective.** Factor sub(A), and write TAU."""
     if call.answers_query() or not call.has_elements:
         return
-    _, tau = in_place_qr.factor_qr(call.verb, call.operands()[0], orientation)
+    _, tau = in_place.factor_qr(call.verb, call.operands()[0], orientation)
     with call.local_step():
         call.store_tau(tau)
         call.deliver()
@@ -146,7 +146,7 @@ def _multiply(call: ReflectorsCall, trans: Trans) -> None:
         return
     tau, side = call.collected_tau(), call["SIDE"]
     a, c = call.operands()
-    in_place_qr.multiply_q(call.verb, a.H if call.axis == 0 else a, tau, c, side, trans)
+    in_place.multiply_q(call.verb, a.H if call.axis == 0 else a, tau, c, side, trans)
     call.deliver()
 
 

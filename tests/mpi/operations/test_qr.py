@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
 from pblas.core.options import Side, Trans
-from pblas.factor.choose_qr import Algorithm
+from pblas.factor.choose import QrAlgorithm
 from pblas.factor.qr_factor import Mode
 from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, qr_ratios, ratio  # noqa: F401
 from tests.common.gauge import applied, dtype_of
@@ -24,7 +24,7 @@ from tests.mpi.operations.test_redistribution import Guarded
 pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
 SETTINGS = ("shared", "message", "mixed")
 P = COMM.size
-ALGORITHMS: tuple[Algorithm, ...] = ("auto", "blocked", "local", "tsqr", "cholesky")
+ALGORITHMS: tuple[QrAlgorithm, ...] = ("auto", "blocked", "local", "tsqr", "cholesky")
 
 
 def check(a: Any, factor: linalg.QrFactor) -> tuple[Any, Any]:
@@ -103,7 +103,7 @@ def special(m: int, n: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("algorithm", ["blocked", "tsqr", "cholesky"])
-def test_special_matrices(ctx: pblas.Context, algorithm: Algorithm) -> None:
+def test_special_matrices(ctx: pblas.Context, algorithm: QrAlgorithm) -> None:
     m, n = 16 * P + 3, 13
     for name, a in special(m, n).items():
         q, r = linalg.qr(ctx.from_global(a, MatrixDescriptor.row_wise(m, n, P), None), algorithm=algorithm)

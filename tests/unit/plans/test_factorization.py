@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas.errors import PlanError
-from pblas.factor.choose import choose_factorization
-from pblas.factor.choose_qr import choose_qr
+from pblas.factor.choose import choose_factorization, choose_qr
 from pblas.factor.factorization_plan import FactorizationPlan, makespan, panels
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
-from pblas.factor.reflectors_plan import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
-from pblas.factor.substitution_plan import SubstitutionPlan, Sweep
+from pblas.factor.with_factor_plan import (
+    PanelReflectorsPlan,
+    ReflectorsPlan,
+    SubstitutionPlan,
+    TreeReflectorsPlan,
+    Triangle,
+)
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.plans.base import Plan
@@ -86,8 +90,10 @@ def test_the_last_rank_ends_after_its_work_and_before_that_of_all_ranks(plan: Fa
 @given(plans(), descriptors(), st.booleans())
 def test_traffic_of_a_substitution(plan: FactorizationPlan, b: MatrixDescriptor, lu: bool) -> None:
     w = plan.w if plan.w.m == plan.w.n else MatrixDescriptor.column_wise(b.m, b.m, 2, nb=2)
-    sweeps = (Sweep("L", unit=True), Sweep("U")) if lu else (Sweep("L"), Sweep("L", "C"))
-    solve = SubstitutionPlan(w, replace(b, m=w.m), "float64", max(b.nprocs, w.nprocs), plan.transport, sweeps=sweeps)
+    triangles = (Triangle("L", unit=True), Triangle("U")) if lu else (Triangle("L"), Triangle("L", "C"))
+    solve = SubstitutionPlan(
+        w, replace(b, m=w.m), "float64", max(b.nprocs, w.nprocs), plan.transport, triangles=triangles
+    )
     inverse, sorted_inverse = (replace(solve, b=replace(solve.b, n=w.m), begins=x) for x in ("identity", "sorted"))
     for each in (solve, inverse, sorted_inverse):
         check_traffic(each)
