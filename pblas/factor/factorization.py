@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from pblas import errors
@@ -142,7 +142,8 @@ class Factorization(Operation[Factored]):
         return isinstance(self.chosen, LuPlan) and self.chosen.w.nprocs > 1  # rows of panels are exchanged at the end
 
     def plan(self, nprocs: int, topology: Topology) -> FactorizationPlan:
-        return self.chosen
+        # The layouts stay, which the other steps of the call have: only the transport may have changed.
+        return replace(self.chosen, transport=topology.transport(nprocs))
 
     def executor(self, plan: FactorizationPlan, backend: HostRanks) -> RunFactorization:
         runner: RunFactorization = _RUNNERS[type(plan)](plan, backend, self.dtype)
