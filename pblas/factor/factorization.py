@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from pblas import errors
@@ -27,7 +28,7 @@ from pblas.factor.tsqr_run import RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_dtype, checked_flag, spelled
+from pblas.runtime.runtime import checked_dtype, checked_flag, shared_descriptor, spelled
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
@@ -102,6 +103,12 @@ class FactoredMatrix:
     @property
     def _runtime(self) -> Runtime:
         return self._w.runtime
+
+    @cached_property
+    def _signature(self) -> dict[str, Any]:
+        """The properties that must be equal on all ranks, for agreements."""
+        of_w = {f"factor's {name}": value for name, value in self._w.signature().items()}
+        return {"factor": type(self).__name__, "layout of A": shared_descriptor(self._desc), **of_w}
 
 
 class _Options(NamedTuple):

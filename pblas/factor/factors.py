@@ -79,7 +79,7 @@ class Factor(FactoredMatrix, ABC):
             else:
                 b = arguments.checked_vector(verb, b, n, self.dtype, runtime)
                 signature = b.shape
-            agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
+            agrees = spelled({"trans": trans, "B": signature, **self._signature})
         if self.info:  # otherwise the first step agrees on the arguments
             runtime.agree(verb + agrees, {})
         return self.agreed_solution(verb, b, trans, progress, agrees)
@@ -116,7 +116,7 @@ class Factor(FactoredMatrix, ABC):
         if not is_agreed:
             with self._runtime.local_step(verb):
                 self._order(verb)
-                agrees = spelled(self._w.signature())
+                agrees = spelled(self._signature)
             if self.info:  # otherwise the first step agrees on the arguments
                 self._runtime.agree(verb + agrees, {})
         self._check_invertible(verb)
@@ -213,7 +213,7 @@ class LuFactor(Factor):
     def lu(self) -> DistMatrix:
         """**Collective.** U, and below its diagonal L without the diagonal of ones: a new matrix in the layout of A."""
         with self._runtime.call("lu"):
-            return redistributed("lu", self._w, self._desc, agrees=spelled(self._w.signature()))
+            return redistributed("lu", self._w, self._desc, agrees=spelled(self._signature))
 
     def solve(self, b: MatrixOrArray, trans: Trans = "N", *, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with op(A) X = B.
@@ -274,7 +274,7 @@ class LuFactor(Factor):
             with runtime.local_step(verb):
                 n = self._order(verb)
                 size = abs(checked_scalar(verb, "norm", self._norm if norm is None else norm, self.dtype))
-            runtime.agree(verb, {"norm": size, **self._w.signature()})
+            runtime.agree(verb, {"norm": size, **self._signature})
             return reciprocal_condition(self.solve, n, self.dtype, 0 if self.info else size)
 
     def _sign(self, diagonal: Array) -> Any:
