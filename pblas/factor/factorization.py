@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pblas import errors
@@ -24,7 +25,7 @@ from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_dtype, checked_flag, spelled
+from pblas.runtime.runtime import checked_dtype, checked_flag, shared_descriptor, spelled
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
@@ -88,6 +89,12 @@ class FactoredMatrix:
     def _runtime(self) -> Runtime:
         return self._w.runtime
 
+    @cached_property
+    def _signature(self) -> dict[str, Any]:
+        """The properties that must be equal on all ranks, for agreements."""
+        of_w = {f"factor's {name}": value for name, value in self._w.signature().items()}
+        return {"factor": type(self).__name__, "layout of A": shared_descriptor(self._desc), **of_w}
+
 
 @dataclass(frozen=True, eq=False)
 class Factorization(Operation[Factored]):
@@ -108,7 +115,8 @@ class Factorization(Operation[Factored]):
         return isinstance(self.chosen, LuPlan) and self.chosen.w.nprocs > 1  # rows of panels are exchanged at the end
 
     def plan(self, nprocs: int, topology: Topology) -> FactorizationPlan:
-        return self.chosen
+        # The layouts stay, which the other steps of the call have: only the transport may have changed.
+        return replace(self.chosen, transport=topology.transport(nprocs))
 
     def executor(self, plan: FactorizationPlan, backend: HostRanks) -> RunFactorization:
         runner: RunFactorization = _RUNNERS[type(plan)](plan, backend, self.dtype)

@@ -126,7 +126,7 @@ class Factor(FactoredMatrix, ABC):
             with runtime.local_step(verb):
                 trans, n = checked_trans(verb, "trans", trans), self._order(verb)
                 b, signature = arguments.checked_right(verb, b, n, self.dtype, runtime)
-                agrees = spelled({"trans": trans, "B": signature, **self._w.signature()})
+                agrees = spelled({"trans": trans, "B": signature, **self._signature})
             if self.info:  # otherwise the first step agrees on the arguments
                 runtime.agree(verb + agrees, {})
             return self.solution(verb, b, trans, reports.stage("solve"), agrees)
@@ -156,7 +156,7 @@ class Factor(FactoredMatrix, ABC):
         with runtime.call(verb), Progress(verb, runtime, progress) as reports:
             with runtime.local_step(verb):
                 self._order(verb)
-                agrees = spelled(self._w.signature())
+                agrees = spelled(self._signature)
             if self.info:  # otherwise the first step agrees on the arguments
                 runtime.agree(verb + agrees, {})
             return self.inverse(verb, None, reports.stage("invert"), agrees)
@@ -259,7 +259,7 @@ class LuFactor(Factor):
     def lu(self) -> DistMatrix:
         """**Collective.** U, and below its diagonal L without the diagonal of ones: a new matrix in the layout of A."""
         with self._runtime.call("lu"):
-            return redistributed("lu", self._w, self._desc, agrees=spelled(self._w.signature()))
+            return redistributed("lu", self._w, self._desc, agrees=spelled(self._signature))
 
     def solve(self, b: MatrixOrArray, trans: Trans = "N", *, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with op(A) X = B.
@@ -320,7 +320,7 @@ class LuFactor(Factor):
             with runtime.local_step(verb):
                 n = self._order(verb)
                 size = abs(checked_scalar(verb, "norm", self._norm if norm is None else norm, self.dtype))
-            runtime.agree(verb, {"norm": size, **self._w.signature()})
+            runtime.agree(verb, {"norm": size, **self._signature})
             return reciprocal_condition(self.solve, n, self.dtype, 0 if self.info else size)
 
     def _sign(self, diagonal: Array) -> Any:

@@ -66,7 +66,7 @@ class QrFactor(FactoredMatrix):
                 if length != m:
                     what = "rows" if side == "L" else "columns"
                     raise errors.DescriptorError(f"{verb}: Q is {m} x {m}, C has {length} {what}; make them agree")
-            runtime.agree(verb, {"side": side, "trans": trans, **c.signature(), **self._signature()})
+            runtime.agree(verb, {"side": side, "trans": trans, **c.signature(), **self._signature})
             return self.applied(verb, c, trans, side=side)
 
     def applied(
@@ -135,12 +135,8 @@ class QrFactor(FactoredMatrix):
             self._w.stored(verb)
             if mode not in ("reduced", "complete"):
                 raise errors.ArgumentError(f"{verb}: mode must be 'reduced' or 'complete', got {mode!r}")
-        self._runtime.agree(verb, {"mode": mode, **self._signature()})
+        self._runtime.agree(verb, {"mode": mode, **self._signature})
         return self.shape[0] if mode == "complete" else min(self.shape)
-
-    def _signature(self) -> dict[str, Any]:
-        """The description of W, which must be equal on all ranks (global)."""
-        return {f"factor's {name}": value for name, value in self._w.signature().items()}
 
 
 _NEAR = 0.25

@@ -46,17 +46,17 @@ class RunGemmReduce:
 
     def publish(self, operands: Operands) -> bool:
         """Publish the location of the own shard of D; true if other ranks cannot add there."""
-        return self._reduction.publish(operands.result)
+        self._apart = self._total != operands.result.dtype or operands.beta != 0
+        return self._reduction.publish(operands.result, apart=self._apart)
 
     def prepare(self, *, scratch: bool) -> bool:
         """Note whether sums are formed in scratch memory, not in D. No agreement is needed."""
-        self._in_scratch = scratch
+        self._in_scratch = scratch or self._apart
         return False
 
     def run(self, x: Operands) -> None:
         """D[:, j] = alpha op(A) op(B)[:, j] + beta C[:, j] for this rank's columns j, and a share of the others'."""
-        scratch = self._in_scratch or self._total != x.result.dtype or x.beta != 0
-        self._reduction.begin(lambda *columns: self._columns(x.result, *columns), scratch=scratch)
+        self._reduction.begin(lambda *columns: self._columns(x.result, *columns), scratch=self._in_scratch)
         for step, n in self._steps:
             if step.owner != self._rank:
                 part = self._reduction.outgoing(step)

@@ -105,9 +105,14 @@ class Reduction:
         takes_turns, shares = self._workspace_slot is not None, self._plan.replicates
         return (shares and (takes_turns or not self._in_scratch)) or (takes_turns and self._slots is not None)
 
-    def publish(self, d: Array) -> bool:
-        """Publish the location of this rank's shard of D; true if it is in no window, so that ranks use scratch."""
+    def publish(self, d: Array, *, apart: bool) -> bool:
+        """Publish the location of this rank's shard of D; true if it is in no window, so that ranks use scratch.
+
+        `apart`: the sums are formed in scratch memory anyway.
+        """
         if self._location is None:
+            if apart:  # private memory: the next agreement tells all ranks if one has none
+                self._allocate_scratch()
             return False
         return not self._backend.publish(self._location, d) and bool(self._near)
 
@@ -115,10 +120,7 @@ class Reduction:
         """**Collective** at first. Prepare the accumulator, and start to receive partial products."""
         rank, plan = self._backend.rank, self._plan
         if scratch:
-            if self._scratch is None:
-                self._scratch = self._backend.allocate_scratch(
-                    self._done_offset + self._done_nbytes, window=self._backend.shared
-                )
+            self._allocate_scratch()
             self._sum = self._array(self._scratch, rank, rank, self._total)
         # After the allocation, which may fail: `columns` refers to the executor, a circle until `end`.
         self._columns, self._in_scratch = columns, scratch
@@ -135,6 +137,12 @@ class Reduction:
         if plan.replicates:
             self._await_results()
         self._post()
+
+    def _allocate_scratch(self) -> None:
+        """**Collective** if it is shared memory. Allocate the scratch memory, unless it is there."""
+        if self._scratch is None:
+            nbytes = self._done_offset + self._done_nbytes
+            self._scratch = self._backend.allocate_scratch(nbytes, window=self._backend.shared)
 
     def accumulator(self, step: ReduceStep) -> Array:
         """The owner's accumulator of the columns of a step: in D, or in scratch memory."""

@@ -178,8 +178,8 @@ ELEMENTWISE = [
     ),
     Operation(
         "DistMatrix.__setitem__: of a row",
-        lambda _, a, b, i, j: a.__setitem__(np.s_[i : i + 3, j : j + 3], b[1:2, 2:5]) or a,
-        lambda a, b, i, j: _assigned(a, i, j, np.broadcast_to(b[1:2, 2:5], (3, 3))),
+        lambda _, a, b, i, j: a.__setitem__(np.s_[i : i + 5, j : j + 3], b[1:2, 2:5]) or a,  # on several ranks
+        lambda a, b, i, j: _assigned(a, i, j, b[1:2, 2:5], 5),
         least=5,
         values={"a": A, "b": B, "i": 0, "j": 1},
         options={"i": (1, 2), "j": (0,)},
@@ -197,9 +197,9 @@ ELEMENTWISE = [
 ]
 
 
-def _assigned(a: Array, i: int, j: int, block: Array) -> Array:
+def _assigned(a: Array, i: int, j: int, block: Array, rows: int = 0) -> Array:
     result = a.copy()
-    result[i : i + len(block), j : j + block.shape[1]] = block
+    result[i : i + (rows or len(block)), j : j + block.shape[1]] = block
     return result
 
 

@@ -24,7 +24,7 @@ from pblas.backends.mpi.node_memory import WindowMemory
 from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.transfer import Movement
 from tests.common.gauge import Array
-from tests.common.ranks import COMM, check_product, few, one_host, outcome_of
+from tests.common.ranks import COMM, check_product, few, one_host, outcome_of, raises_on_all_ranks
 from tests.common.shortage import Windows
 
 pytestmark = [pytest.mark.mpi(min_size=2), few]
@@ -313,3 +313,26 @@ def test_collectives_keep_no_memory_that_the_context_gave_up(monkeypatch: pytest
         ctx.zeros((P, 1))  # its agreement frees what all ranks have dropped
         assert held > 0
         assert arena_of.live_nbytes == 0
+
+
+def test_a_kept_plan_that_fails_holds_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two operands outside windows are copied; there is memory for the first copy only."""
+    windows = Windows(monkeypatch, alone=True)
+    windows.open(1000)
+    with pblas.Context(timeout=20, transport="shared") as ctx:
+        own = [ctx.from_local(np.ones(desc.local_shape(ctx.rank), order="F"), desc) for desc in (COLUMNS, COLUMNS)]
+        out = ctx.empty(ROWS)
+
+        def add() -> None:
+            pblas.elementwise("x + y", x=own[0], y=own[1], out=out)
+
+        add()
+        ctx.runtime.agree("what all ranks have dropped is free", {})
+        before = ctx.runtime.backend.arena.live_nbytes
+        windows.open(1)
+        raises_on_all_ranks(pblas.WorkspaceError, "there is no more", add)
+        windows.open(1000)
+        ctx.runtime.agree("what all ranks have dropped is free", {})
+        assert ctx.runtime.backend.arena.live_nbytes <= before
+        add()
+        assert (out.local == 2).all()

@@ -172,8 +172,8 @@ def test_out_overlaps_an_operand_on_one_rank(contexts: Contexts, name: str, monk
     for which, operand in calls.operation.operands.items():
         for layout, conj in product(("rows", "columns"), {False, which in calls.operation.views}):
             odd: Any = {**values, which: replace(operand, layout=layout, conj=conj)}
-            calls.run(f"out is apart, {which}, {layout}, {conj}", odd)  # now the context keeps a plan for that
             for shift in (0, 1):
+                calls.run(f"out is apart, {which}, {layout}, {conj}", odd)  # now all ranks keep a plan for that
                 wrong = (wrong + 1) % COMM.size
                 text = f"out overlaps {which} on rank {wrong}, {layout}, {conj}, {shift}"
                 kind, said = calls.run(text, odd, overlapping(which, wrong, shift))

@@ -185,3 +185,20 @@ def test_factors_of_one_layout_keep_their_pivots(contexts: Contexts) -> None:
     for a, factor in zip(matrices, factors, strict=True):
         assert factor.pivots.tolist() == scipy.linalg.lu_factor(a)[1].tolist()
         assert lu_ratio(a, collected(factor.lu()), factor.pivots) <= MOST
+
+
+@pytest.mark.mpi(min_size=2)
+def test_factors_that_differ_between_ranks_are_refused(ctx: pblas.Context) -> None:
+    """Their memory has one layout, but not their matrices; or one is of another factorization."""
+    x = np.eye(4) + 1
+    rows, columns = (
+        ctx.from_global(x, f(4, 4, ctx.nprocs), None) for f in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise)
+    )
+    lu, other, cholesky = linalg.lu_factor(rows), linalg.lu_factor(columns), linalg.cho_factor(rows)
+    for wrong in {0, ctx.nprocs - 1}:
+        mine = wrong == ctx.rank
+        raises_on_all_ranks(pblas.MismatchError, "layout of A differs", (other if mine else lu).inv)
+        raises_on_all_ranks(pblas.MismatchError, "layout of A differs", (other if mine else lu).lu)
+        factor = cholesky if mine else lu
+        raises_on_all_ranks(pblas.MismatchError, "factor differs", lambda factor=factor: factor.solve(rows))  # type: ignore[misc]
+    assert np.allclose(collected(lu.solve(rows)), np.eye(4))

@@ -14,13 +14,15 @@ import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.core.planned import Planned
 from pblas.matrices.matrix import DistMatrix
-from pblas.redistribution.api import Redistribution
+from pblas.redistribution.api import Redistribution, redistributed
 from pblas.redistribution.redistribution_run import RunRedistribution
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.common.ranks import (
+    COMM,
     Contexts,
     check_product,
     collected,
+    delay_exchanges,
     interrupted,
     one_host,
     open_context,
@@ -341,3 +343,22 @@ def test_explain_lists_the_data_movement(contexts: Contexts) -> None:
             expected = "nothing" if p == 1 else words[name]
             assert expected in text or (name == "mixed" and p == 2 and "in place" in text)
             assert "upper triangle" in text
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("late", sorted({0, COMM.size - 1}))
+def test_a_second_step_of_one_plan_waits_for_readers_of_the_first(
+    ctx: pblas.Context, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They look up the first matrix where the second one will be published."""
+    rows, columns = (f(9, 9, ctx.nprocs) for f in (MatrixDescriptor.row_wise, MatrixDescriptor.column_wise))
+    arrays = [entries((9, 9), np.dtype(np.float64), seed) for seed in range(4)]
+    matrices = [ctx.from_global(x, rows, None) for x in arrays]
+    redistributed("warm", matrices[0], columns)  # the context keeps the plan
+    ctx.runtime.end_reading("warm")
+    delay_exchanges(monkeypatch, late, 0.02)
+    with ctx.runtime.call("steps"):
+        results = [redistributed("steps", matrix, columns) for matrix in matrices]
+        ctx.runtime.end_reading("steps")
+    for x, result in zip(arrays, results, strict=True):
+        assert np.array_equal(result.local, part(x, columns, ctx.rank))

@@ -207,6 +207,22 @@ def test_a_wrong_argument_raises_the_same_everywhere(contexts: Contexts, what: s
     gc.collect()  # the exceptions, whose frames keep matrices
 
 
+@pytest.mark.parametrize("side", ["L", "R"])
+@pytest.mark.parametrize("by", ["rows", "columns"])
+def test_trmm_over_another_matrix_in_the_memory_of_b(contexts: Contexts, side: Any, by: str) -> None:
+    ctx, n = contexts["shared"], 600
+    a, b = (entries((n, n), np.dtype("float64"), seed) for seed in (1, 2))
+    desc = (MatrixDescriptor.row_wise if by == "rows" else MatrixDescriptor.column_wise)(n, n, P)
+    A, B = (ctx.from_global(x, desc, None) for x in (a, b))
+    for wrong in (*range(P), P):
+        before, fresh = B.local.copy(order="F"), ctx.empty(desc)
+        other = ctx.from_local((B if wrong in (ctx.rank, P) else fresh).local, desc)
+        result = whole(blas.trmm(A, B, side=side, out=other))
+        t = np.tril(a)
+        assert np.allclose(result, t @ b if side == "L" else b @ t, rtol=0, atol=1e-9)
+        B.local[...] = before
+
+
 @pytest.mark.parametrize("routine", ["herk", "her2k"])
 def test_scalars_with_which_a_result_is_not_hermitian_are_refused(contexts: Contexts, routine: str) -> None:
     """Alpha of her2k may be complex."""
