@@ -13,7 +13,7 @@ from pblas.matmul.push.base_run import Pushed
 from pblas.matmul.push.gemm_reduce_run import RunPushReduce
 from pblas.matmul.push.local_gemm_run import RunLocal
 from pblas.matmul.summa_a_run import RunSummaA
-from pblas.matmul.summa_c_run import RunSummaC
+from pblas.matmul.summa_run import RunSummaC
 from pblas.matmul.summa_plan import SummaA, SummaC
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas.layouts.messages import Move
 from pblas.matmul.operands import Orders
-from pblas.matmul.summa_c_run import RunSummaC
+from pblas.matmul.summa_run import RunSummaC
 from pblas.matmul.summa_partials import Partials
 from pblas.matmul.summa_plan import placed
 from pblas.matmul.triangle import Triangle
