@@ -141,7 +141,6 @@ def _best(
 def _complete(
     dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, context: PlanningContext, *, strict: bool
 ) -> ProductPlan:
-    """The plan of `choose`, with everything that it can be run with."""
     return context.complete(_best(dtype, a, b, d, context, strict=strict))
 
 

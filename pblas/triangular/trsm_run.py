@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.matmul.summa_panels import SLOTS, Panels
+from pblas.matmul.summa_run import SLOTS, Panels
 from pblas.redistribution.scaling import Scaling
 from pblas.redistribution.transfer import Movement, SourceMatrix
 from pblas.triangular.right_hand_sides import RightHandSides
