@@ -268,25 +268,19 @@ def shortlist(plan: ProductPlan, count: int | None = None, topology: Topology = 
     """The algorithms worth measuring: the one that would be chosen unmeasured, the best of each kind, then others."""
     first = choose_algorithm(replace(plan, measured=()), count, topology)
     times = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, count, topology)}
-    near = [
-        algorithm
-        for algorithm in sorted(times, key=times.__getitem__)
-        if times[algorithm] <= _MARGIN * times[first] + _LATENCY_US
-    ]
+    most = _MARGIN * times[first] + _LATENCY_US
+    near = [algorithm for algorithm in sorted(times, key=times.__getitem__) if times[algorithm] <= most]
     kinds = {algorithm.kind: algorithm for algorithm in reversed(near)}.values()
-    return list(dict.fromkeys((first, *(algorithm for algorithm in near if algorithm in kinds), *near)))[
-        :SHORTLIST_LENGTH
-    ]
+    best_of_kinds = (algorithm for algorithm in near if algorithm in kinds)
+    return list(dict.fromkeys((first, *best_of_kinds, *near)))[:SHORTLIST_LENGTH]
 
 
 def candidates(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> list[Algorithm]:
     """The algorithms that a plan can run; arguments as for `choose_algorithm`."""
     algorithms = _all_candidates(plan, count, topology)
-    return (
-        algorithms
-        if plan.queue is None
-        else [algorithm for algorithm in algorithms if algorithm.kind in _LEAVING_ROOM[plan.name]]
-    )
+    if plan.queue is None:
+        return algorithms
+    return [algorithm for algorithm in algorithms if algorithm.kind in _LEAVING_ROOM[plan.name]]
 
 
 def _all_candidates(plan: ProductPlan, count: int | None, topology: Topology) -> list[Algorithm]:
@@ -298,19 +292,17 @@ def _all_candidates(plan: ProductPlan, count: int | None, topology: Topology) ->
     if not plan.overlap:
         return [Algorithm("sm_push")]
     nprocs = plan.product.nprocs
-    sizes = {doubling(nprocs, c) for c in ([count] if count else range(2, nprocs + 1))}
-    if nprocs > 3 and count is None:
-        sizes |= {(1, 3, *((nprocs - 4,) if nprocs > 4 else ()))}
-    algorithms = [Algorithm("copy_engine", groups) for groups in sorted(sizes)] + (
-        [] if count else [Algorithm("sm_push")]
-    )
-    if tiles and count is None:
+    if count is not None:
+        return [Algorithm("copy_engine", doubling(nprocs, count))]
+    sizes = {doubling(nprocs, c) for c in range(2, nprocs + 1)}
+    if nprocs > 3:
+        sizes.add((1, 3, *((nprocs - 4,) if nprocs > 4 else ())))
+    algorithms = [*(Algorithm("copy_engine", groups) for groups in sorted(sizes)), Algorithm("sm_push")]
+    if tiles:
         algorithms += [Algorithm("tile_signals", pieces) for pieces in _shards_in_pieces(plan)]
-    if isinstance(plan, GemmReduceScatter) and fits and nprocs > 1 and count is None:
-        algorithms += [
-            Algorithm("fused_stores", pieces)
-            for pieces in (_without_short_last(_shards_in_pieces(plan)) if tiles else [(1,)])
-        ]
+    if isinstance(plan, GemmReduceScatter) and fits and nprocs > 1:
+        stored = _without_short_last(_shards_in_pieces(plan)) if tiles else [(1,)]
+        algorithms += [Algorithm("fused_stores", pieces) for pieces in stored]
     return algorithms
 
 

@@ -568,9 +568,8 @@ class GemmAllReduce(GemmReduceScatter):
         assigned = Split(0, 1, p)
         for piece in range(self.chunks + 1):
             previous = assigned
-            assigned = Split(
-                max(0, min(block, product.n - piece * block)) if piece < self.chunks else 0, self.shards.nb, p
-            )
+            columns = max(0, min(block, product.n - piece * block)) if piece < self.chunks else 0
+            assigned = Split(columns, self.shards.nb, p)
             yield from self._partial_products(view, assigned, 1)
             if previous.n:
                 column = product.d_itemsize * product.m
@@ -578,13 +577,9 @@ class GemmAllReduce(GemmReduceScatter):
                 for distance, repeats in view.stretches(ahead=[previous]):
                     peer = (rank + distance) % p
                     finished += view.gathered(peer, column * previous.count(peer), copied=True) * repeats
+                gemm, copied = (product.m, previous.count(rank), k), 2 * finished.read
                 yield Phase(
-                    1,
-                    (product.m, previous.count(rank), k),
-                    after=finished,
-                    copied=2 * finished.read,
-                    waits="queue" if assigned.n else "sent",
-                    queued=False,
+                    1, gemm, after=finished, copied=copied, waits="queue" if assigned.n else "sent", queued=False
                 )
 
     def received_partials(self, rank: int) -> int:

@@ -78,37 +78,26 @@ class Partials:
 
     def _prepare_sums(self, buffers: Buffers) -> None:
         """Memory for sums that are not formed in D, and their transfer to D."""
-        backend, plan, rank = self._backend, self._plan, self._backend.rank
+        backend, plan, rank, placement = self._backend, self._plan, self._backend.rank, self._plan.sum_placement
+        shape = plan.sums.local_shape(rank)
         self._sums: Array | None = None
         self._sums_matrix: SourceMatrix | None = None
-        shape = plan.sums.local_shape(rank)
-        if plan.sum_placement is None:
-            if self._total != self._dtype:
-                self._sums = self._private(shape)
-        else:
-            nbytes = (
-                max(1, plan.sum_placement.rows.max_count * plan.sum_placement.columns.max_count) * self._dtype.itemsize
-            )
+        if placement is not None:
+            nbytes = max(1, placement.rows.max_count * placement.columns.max_count) * self._dtype.itemsize
             block = backend.allocate_scratch(nbytes, window=backend.shared)
             self._blocks.append(block)
-            self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
-            same = self._total == self._dtype
-            self._sums = self._rounded if same else self._private(shape)
-            self._sums_matrix = SourceMatrix(backend, plan.sum_placement, self._dtype, self._order)
+            self._sums = self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
+            self._sums_matrix = SourceMatrix(backend, placement, self._dtype, self._order)
             self._sums_matrix.publish(self._rounded)
             d = placed(plan.oriented.d)
             self._last = Movement(self._sums_matrix, d, buffers=buffers, tag=TAG_SUM)
-            self._sum_readers = self._near(move.peer for move in sends(plan.sum_placement, d, rank))
-            self._sum_sources = self._near(move.peer for move in receives(plan.sum_placement, d, rank))
+            self._sum_readers = self._near(move.peer for move in sends(placement, d, rank))
+            self._sum_sources = self._near(move.peer for move in receives(placement, d, rank))
             self._workspace_nbytes += int(self._rounded.nbytes)
-        if self._sums is not None and self._total != self._dtype:
-            self._workspace_nbytes += int(self._sums.nbytes)
-
-    def _private(self, shape: tuple[int, int]) -> Array:
-        arrays = self._backend.arrays
-        memory = own_memory(self._backend, shape[0] * shape[1] * self._total.itemsize)
-        sums: Array = arrays.array(memory, shape, self._total, self._order)
-        return sums
+        if self._total != self._dtype:  # sums have more bits than D
+            memory = own_memory(backend, shape[0] * shape[1] * self._total.itemsize)
+            self._sums = backend.arrays.array(memory, shape, self._total, self._order)
+            self._workspace_nbytes += shape[0] * shape[1] * self._total.itemsize
 
     @property
     def workspace_nbytes(self) -> int:

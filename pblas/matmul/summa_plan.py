@@ -466,11 +466,9 @@ Panel(start=2, stop=4, owner=1)], 256)
         """Panels along K; `rows`: rows of D that a step multiplies on average, None for all."""
         cuboids, itemsize = self.cuboids, self.product.itemsize
         position = cuboids.d.coordinates(view.rank)
-        m, n, k = (
-            (0, 0, 0)
-            if position is None
-            else (cuboids.m.count(position[0]), cuboids.n.count(position[1]), cuboids.k.count(position[2]))
-        )
+        m = n = k = 0
+        if position is not None:
+            m, n, k = (split.count(i) for split, i in zip((cuboids.m, cuboids.n, cuboids.k), position, strict=True))
         a, b = self.a, self.b
         arrives = [itemsize * count for count in self.arriving_elements(view.rank)]
         if position is not None and k:
@@ -510,12 +508,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         its shard, once for each rank that multiplies it.
         """
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
-        a, b, (p1, p2, _), inner = (
-            self.a,
-            self.b,
-            self.cuboids.extents,
-            self.cuboids.k,
-        )
+        a, b, (p1, p2, _), inner = self.a, self.b, self.cuboids.extents, self.cuboids.k
         width = min(self.width, inner.max_count, *((a.columns.max_count,) if self.by_owner else ()))
         arrives, leaves = min(2 * _SPARE * width, inner.max_count), 3 * _SPARE * width * self.cuboids.nlayers
         from_a = min(leaves, a.columns.max_count) * a.rows.max_count * p2

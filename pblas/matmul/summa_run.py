@@ -44,7 +44,7 @@ class RunSumma:
     """What the executors share: operands of which this rank multiplies panels, or one that is brought whole before."""
 
     lends = True
-    """See `RunScaling`: peers read the operands (global)."""
+    """See `Executor`: peers read the operands (global)."""
     _plan: Summa
     _source_matrices: Sequence[SourceMatrix]
     """The operands that move: op(B), and before it op(A) if that moves too."""

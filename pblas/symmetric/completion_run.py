@@ -92,7 +92,7 @@ class RunCompleted:
     """
 
     lends = True
-    """See `RunLocalGemm` (global)."""
+    """See `Executor` (global)."""
 
     def __init__(self, completion: Completion, inner: Executor, *, is_left: bool = True) -> None:
         self._completion, self._inner, self.is_left = completion, inner, is_left

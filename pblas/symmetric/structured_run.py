@@ -86,7 +86,7 @@ class RunRankUpdate:
     """Runs a RankUpdate plan on one rank."""
 
     lends = True
-    """See `RunScaling` (global)."""
+    """See `Executor` (global)."""
 
     def __init__(self, plan: RankUpdate, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._plan, self._backend, self._arrays, dtype = plan, backend, backend.arrays, dtypes.d
@@ -187,7 +187,7 @@ class RunTriangleScaling:
 
     workspace_nbytes = 0
     lends = False
-    """See `RunScaling` (global)."""
+    """See `Executor` (global)."""
 
     def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], orders: Orders) -> None:
         self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)
