@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pblas.matmul.one_dimensional_plan import GemmAllReduce as GemmAllReduce
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter as GemmReduceScatter
     from pblas.matmul.one_dimensional_plan import LocalGemm as LocalGemm
-    from pblas.matmul.planned import PlannedMatmul as PlannedMatmul
+    from pblas.matmul.product import PlannedMatmul as PlannedMatmul
     from pblas.matmul.product_plan import ProductPlan as ProductPlan
     from pblas.matmul.summa_plan import SummaA as SummaA
     from pblas.matmul.summa_plan import SummaC as SummaC
@@ -96,7 +96,7 @@ _MODULES = {
     "pblas.core.linalg_errors": ("ConvergenceError", "NotPositiveDefiniteError", "SingularMatrixError"),
     "pblas.matmul.api": ("plan_matmul", "pmatmul"),
     "pblas.matrices.matrix": ("DistMatrix",),
-    "pblas.matmul.planned": ("PlannedMatmul",),
+    "pblas.matmul.product": ("PlannedMatmul",),
     "pblas.matmul.one_dimensional_plan": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
     "pblas.matmul.product_plan": ("ProductPlan",),
     "pblas.plans.base": ("Plan",),

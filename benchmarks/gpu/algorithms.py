@@ -35,7 +35,7 @@ from pblas.backends.engine_limits import LANES
 from pblas.matmul import autotune
 from pblas.matmul import choose as planner
 from pblas.matmul import choose_granularity as granularity
-from pblas.matmul.choose_algorithm import candidates
+from pblas.matmul.choose_granularity import candidates
 from pblas.matmul.cost_model import estimate
 from pblas.matmul.product_plan import ProductPlan
 from pblas.plans.algorithm import Algorithm

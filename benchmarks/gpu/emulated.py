@@ -26,7 +26,7 @@ from benchmarks import results_file
 from benchmarks.gpu.algorithms import algorithm_of, plan_of, taking, topology
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, heap_nbytes, report
-from pblas.matmul.choose_algorithm import candidates
+from pblas.matmul.choose_granularity import candidates
 from pblas.matmul.cost_model import estimate
 from pblas.plans.algorithm import Algorithm
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.context import Context
-    from pblas.matmul.planned import PlannedMatmul
+    from pblas.matmul.product import PlannedMatmul
     from pblas.matrices.matrix import DistMatrix
 
 _DETAILS = """\

@@ -1,26 +1,47 @@
-"""AllGatherGemm: a rank multiplies the shards of the right operand one after the other, its own first."""
+"""AllGatherGemm on one rank: the shards of the right operand are multiplied one after the other, the own shard first.
+
+Ranks of one node read a shard in place, in the owner's window. Between nodes shards are sent in pieces, each to one
+rank of a node: the ranks take turns. The receiver signals that a piece has arrived, and its node reads the piece in
+place. A rank has memory for the pieces of one shard, which arrive while the GEMM multiplies the own shard or another
+one. Before a later piece takes the memory of an earlier one, the ranks that read the earlier one signal so.
+
+All ranks of a node read the shards of other nodes in the same order, since the numbers of a node's ranks are
+consecutive. So the rank that has read least always finds its next piece, or memory for it.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from pblas.backends.cpu.pointwise import evaluate_into
-from pblas.matmul.gather_run import Gather
-from pblas.matmul.index_runs import IndexRuns, gemm_runs, side_by_side
-from pblas.matmul.local_gemm_run import widened
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs, side_by_side, widened
+from pblas.plans.partition import backwards, pieces, receiver
+from pblas.redistribution.transfer import SourceMatrix
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import ProductDtypes
-    from pblas.matmul.one_dimensional_plan import AllGatherGemm
-    from pblas.matmul.operands import Operands, Orders
+    from collections.abc import Iterator
+
+    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.transport import Transfer
+    from pblas.matmul.local_gemm_run import Operands, Orders
+    from pblas.matmul.one_dimensional_plan import AllGatherGemm, GatherStep
+
+
+TAG, TAG_ARRIVED, TAG_READ = 1000, 1003, 1004
 
 
 class RunAllGatherGemm:
     """Runs an AllGatherGemm plan on one rank."""
 
     peers_read = True
-    """See `RunLocalGemm`: peers read an operand, or a copy of it made before an agreement (global)."""
+    """See `Executor`: peers read an operand, or a copy of it made before an agreement (global)."""
 
     def __init__(self, plan: AllGatherGemm, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, dtypes.total
@@ -39,40 +60,208 @@ class RunAllGatherGemm:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
         return self._gather.workspace_nbytes
 
     def publish(self, operands: Operands) -> bool:
-        """Publish the location of the own shard; true if it must be staged first."""
-        return self._gather.publish(operands.right)
+        return self._gather.source_matrix.publish(operands.right)
 
     def prepare(self, *, scratch: bool) -> bool:
         """**Collective.** Stage the shards if any rank must; true if the ranks must then agree once more."""
         if scratch:
-            self._gather.stage()
+            self._gather.source_matrix.stage()
         return scratch
 
     def run(self, x: Operands) -> None:
         """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
         self._gather.begin()
         arrays, beta = self._arrays, x.beta
-        total = widened(x, self._total, arrays)
+        packs_blocks, total = arrays.traits.packs_blocks, widened(x, self._total, arrays)
         left, inner, source = x.left, IndexRuns.whole(0), -1
         for step, n, k in self._steps:
+            # op(B)[k, j] is on, or arrived from, rank step.source
             right = self._gather.fetch(step)
             if step.source != source:
                 if self._along_k and source >= 0:
                     beta = 1.0
                 # All pieces of a shard are multiplied with the same columns of op(A): they are packed once.
-                packs = self._along_k and arrays.traits.packs_blocks and self._pieces[step.source] > 1
+                packs = self._along_k and packs_blocks and self._pieces[step.source] > 1
                 packs = packs and self._m.runs == IndexRuns.whole(len(x.left)).runs
                 (left, inner), source = side_by_side(x.left, k) if packs else (x.left, k), step.source
-            # D[:, j] += alpha op(A)[:, k] op(B)[k, j]   (op(B)[k, j] is on, or arrived from, rank step.source)
-            gemm_runs(
-                x.alpha, left, right, beta, total, self._m, n, inner, x.conj, arrays.gemm, arrays.traits.packs_blocks
-            )
-        if x.finish is not None:
+            # D[i, j] = alpha op(A)[i, k] op(B)[k, j] + beta C[i, j]   (or += alpha op(A)[i, k] op(B)[k, j])
+            gemm_runs(x.alpha, left, right, beta, total, self._m, n, inner, x.conj, arrays.gemm, packs_blocks)
+        if x.finish is not None:  # D = epilogue(sums)
             evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
-        elif total is not x.result:
+        elif total is not x.result:  # D = sums, rounded
             arrays.assign(total, x.result)
         self._gather.end()
+
+
+@dataclass(frozen=True, slots=True)
+class _FarPiece:
+    """A piece from another node, in the memory of the rank that receives it.
+
+    Args:
+        index: number in the order in which the ranks of the node read such pieces (global to the node).
+        number: number among the pieces that the same rank receives (global to the node).
+        step: source and columns (global to the node).
+        receiver: the rank that receives it (global to the node).
+        offset: first byte in the receiver's memory for pieces (global to the node).
+        is_reused: a later piece takes the same memory (global to the node).
+    """
+
+    index: int
+    number: int
+    step: GatherStep
+    receiver: int
+    offset: int
+    is_reused: bool
+
+
+class Gather:
+    """Transfers of one AllGatherGemm plan; the memory for pieces lives as long as the plan."""
+
+    def __init__(self, backend: HostRanks, plan: AllGatherGemm, dtype: np.dtype[Any], order: Literal["F", "C"]) -> None:
+        self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
+        rank = backend.rank
+        readers = [list(filter(plan.takes_part, group)) for group in backend.groups]
+        group_of = {reader: group for group in readers for reader in group}
+        self._group = group_of.get(rank, [])  # ranks of this node that read what arrives on it
+        self._sends_to: list[list[int]] = []  # such ranks of other nodes, in the order in which they read this shard
+        for peer in backwards(rank, plan.product.nprocs):
+            group = group_of.get(peer, self._group)
+            if group is not self._group and not backend.is_near(peer) and group not in self._sends_to:
+                self._sends_to.append(group)
+        self.source_matrix: SourceMatrix = SourceMatrix(backend, _placement(plan), dtype, order)
+        self._far = list(self._far_pieces())
+        self._own = [piece for piece in self._far if piece.receiver == rank]
+        nbytes = max((piece.offset + self._nbytes(piece.step) for piece in self._own), default=0)
+        is_read = backend.shared and len(backend.groups) > 1
+        self._memory = backend.allocate_scratch(plan.held_nbytes) if is_read else backend.buffer(nbytes)
+
+    def _far_pieces(self) -> Iterator[_FarPiece]:
+        """The pieces that come from other nodes, in the order in which this rank reads them."""
+        plan, backend = self._plan, self._backend
+        steps = [s for s in plan.steps(backend.rank) if s.source != backend.rank and not backend.is_near(s.source)]
+        receivers = [receiver(self._group, step.source, step.piece) for step in steps]
+        totals, counts, nbytes = Counter(receivers), Counter[int](), Counter[int]()
+        for index, (step, rank) in enumerate(zip(steps, receivers, strict=True)):
+            number, offset, is_reused = counts[rank], nbytes[rank], False
+            if plan.overlap:
+                offset = number % plan.in_flight * (plan.held_nbytes // plan.in_flight)
+                is_reused = number + plan.in_flight < totals[rank]
+            counts[rank] += 1
+            nbytes[rank] += self._nbytes(step)
+            yield _FarPiece(index, number, step, rank, offset, is_reused)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return int(self._memory.nbytes) + self.source_matrix.workspace_nbytes
+
+    def begin(self) -> None:
+        """Start to send the own shard to other nodes and to receive the pieces that this rank receives for its node."""
+        channel, shard, rank = self._backend.channel, self.source_matrix.local, self._backend.rank
+        is_sent = shard.size and self._sends_to
+        cuts = pieces(shard.shape[1], self._plan.chunks) if is_sent else ()
+        parts = [(piece, self._tight(shard[:, c0:c1])) for piece, c0, c1 in cuts]
+        self._leaving = [
+            channel.send(part, receiver(group, rank, piece), TAG) for group in self._sends_to for piece, part in parts
+        ]
+        self._read = 0  # far pieces that this rank has read
+        self._arrived = 0  # own pieces that have arrived
+        self._waiting = deque(self._own)
+        self._posted: deque[Transfer] = deque()
+        self._held: deque[tuple[_FarPiece, list[Transfer]]] = deque()  # own pieces in memory, and signals of readers
+        self._in_use: _FarPiece | None = None
+        self._progress()
+        if not self._plan.overlap:
+            text = "AllGatherGemm: gathering before the GEMM"
+            self._backend.wait(lambda: self._has_arrived(len(self._own)), text)
+
+    def fetch(self, step: GatherStep) -> Array:
+        """The columns that a step multiplies, once they have arrived; valid until the next fetch."""
+        backend = self._backend
+        if self._far:
+            self._release()
+            self._progress()
+        is_near = backend.is_near(step.source)
+        if is_near or step.source == backend.rank:
+            columns = self.source_matrix.array(step.source)[:, step.c0 : step.c1]
+            backend.read_nbytes += columns.nbytes if is_near else 0
+            return columns
+        piece = self._in_use = self._far[self._read]
+        text = f"AllGatherGemm: shard of rank {step.source}, piece {step.piece}"
+        if piece.receiver == backend.rank:
+            backend.wait(lambda: self._has_arrived(piece.number + 1), text)
+            return self._columns(piece)
+        signal = backend.channel.await_signal(piece.receiver, TAG_ARRIVED)
+        backend.wait(lambda: self._is_signalled(signal), f"{text}, which rank {piece.receiver} receives")
+        backend.sync()
+        columns = self._columns(piece)
+        backend.read_nbytes += columns.nbytes
+        return columns
+
+    def end(self) -> None:
+        """Return when no message reads the own shard any more; the node may still read pieces that arrived here."""
+        self._release()
+        for transfer in self._leaving:
+            self._backend.wait(transfer.done, "AllGatherGemm: sending the own shard")
+        self._leaving = []
+        self.source_matrix.release()
+
+    def _tight(self, part: Array) -> Array:
+        """A piece without gaps: MPI packs strided memory in many small steps, one for each poll of a TCP connection."""
+        if not self._backend.arrays.traits.packs_blocks or part.flags.forc:
+            return part
+        tight: Array = part.copy(order="K")
+        return tight
+
+    def _release(self) -> None:
+        """Note that the piece of the last fetch is read, and signal it to its receiver if that needs the memory."""
+        piece, self._in_use = self._in_use, None
+        if piece is not None:
+            self._read += 1
+            if piece.is_reused and piece.receiver != self._backend.rank:
+                self._backend.sync()
+                self._leaving.append(self._backend.channel.signal(piece.receiver, TAG_READ))
+
+    def _progress(self) -> None:
+        """Signal the pieces that have arrived, and receive further ones in memory that all readers have released."""
+        backend, channel = self._backend, self._backend.channel
+        readers = [reader for reader in self._group if reader != backend.rank]
+        while self._posted and self._posted[0].done():
+            self._posted.popleft()
+            self._arrived += 1
+            backend.sync()
+            self._leaving += [channel.signal(reader, TAG_ARRIVED) for reader in readers]
+        while self._held and self._held[0][0].index < self._read and all(read.done() for read in self._held[0][1]):
+            self._held.popleft()
+        while self._waiting and (len(self._held) < self._plan.in_flight or not self._plan.overlap):
+            piece = self._waiting.popleft()
+            self._posted.append(channel.receive(self._columns(piece), piece.step.source, TAG))
+            signals = [channel.await_signal(reader, TAG_READ) for reader in readers if piece.is_reused]
+            self._held.append((piece, signals))
+
+    def _has_arrived(self, count: int) -> bool:
+        self._progress()
+        return self._arrived >= count
+
+    def _is_signalled(self, signal: Transfer) -> bool:
+        self._progress()
+        return signal.done()
+
+    def _nbytes(self, step: GatherStep) -> int:
+        return self._plan.shard_shape(step.source)[0] * (step.c1 - step.c0) * self._dtype.itemsize
+
+    def _columns(self, piece: _FarPiece) -> Array:
+        """A piece in the memory of its receiver."""
+        shape = self._plan.shard_shape(piece.step.source)[0], piece.step.c1 - piece.step.c0
+        return self._backend.peer_block(self._memory, piece.receiver, piece.offset, shape, self._dtype, self._order)
+
+
+def _placement(plan: AllGatherGemm) -> Placement:
+    """Placement of the gathered operand, in the plan's orientation."""
+    product, shards = plan.oriented, plan.shards
+    across = product.n if plan.along_k else product.k
+    whole = Split(across, max(1, across), 1)
+    rows, columns = (shards, whole) if plan.along_k else (whole, shards)
+    return Placement(rows, columns, (1, 1, 1))

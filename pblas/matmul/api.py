@@ -13,8 +13,7 @@ from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.arguments import ProductCall, ProductOptions
 from pblas.matmul.autotune import tuned
-from pblas.matmul.planned import Execution, PlannedMatmul
-from pblas.matmul.product import Extras, Product
+from pblas.matmul.product import Execution, Extras, PlannedMatmul, Product
 from pblas.matmul.pushed import PushedMatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.simulation.hardware import Topology, find_hardware
@@ -152,7 +151,7 @@ def plan_matmul(
     if not any(isinstance(x, DistMatrix) for x in matrices.values()):
         return _plan_layouts(verb, arguments)
     runtime = runtime_of(verb, matrices)
-    if runtime.transport != "push":
+    if not runtime.topology.push:
         return planned(verb, PlannedMatmul, Product.bind, matrices, arguments)
     with runtime.call(verb):
         bound, operation = _agreed(verb, runtime, partial(Product.bind, verb, runtime, arguments))
@@ -235,7 +234,7 @@ def pmatmul(
     arguments = ProductCall(a, b, c, out, alpha, beta, options, epilogue, scales, out_dtype, wire_dtype)
     matrices = {"a": a, "b": b, "c": c, "out": out}
     runtime = runtime_of(verb, matrices)
-    if runtime.transport != "push":
+    if not runtime.topology.push:
         return call(verb, Product.bind, matrices, arguments)
     with runtime.call(verb):
         return _pushed_now(verb, runtime, arguments)
@@ -279,7 +278,6 @@ def _pushed_now(verb: str, runtime: Runtime, arguments: ProductCall) -> DistMatr
 
 
 def _agreed(verb: str, runtime: Runtime, bind: Callable[[], Bound[DistMatrix]]) -> tuple[Bound[DistMatrix], Product]:
-    """**Collective.** The arguments of a product where ranks may push data, and its operation."""
     bound, operation = agreed(verb, runtime, bind)
     assert isinstance(operation, Product), "bound above"
     return bound, operation
@@ -291,7 +289,6 @@ def _key(bound: Bound[DistMatrix]) -> tuple[object, ...]:
 
 
 def _pushed(verb: str, runtime: Runtime, bound: Bound[DistMatrix], operation: Product) -> PushedMatmul:
-    """**Collective.** A planned product of the push transport."""
     spec, operands = operation.spec, (*bound.reads.values(), bound.old, bound.out)
     plan = spec.choose(verb, operation.d, runtime.nprocs, runtime.topology, measured=runtime.measured)
 

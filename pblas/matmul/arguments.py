@@ -27,7 +27,7 @@ from pblas.core.checks import (
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.choose import choose, choose_layouts, choose_output
-from pblas.matmul.operands import Orders
+from pblas.matmul.local_gemm_run import Orders
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
 
@@ -129,7 +129,6 @@ class ProductCall(NamedTuple):
         return dtypes
 
     def factors(self, verb: str, dtype: np.dtype[Any]) -> tuple[complex, complex]:
-        """Alpha and beta for matrices of a dtype, checked on this rank."""
         given = float(self.c is not None) if self.beta is None else self.beta
         alpha, beta = checked_factor(verb, "alpha", self.alpha, dtype), checked_factor(verb, "beta", given, dtype)
         if beta != 0 and self.c is None:
@@ -196,12 +195,10 @@ class ProductForm(NamedTuple):
 
     @property
     def op_a(self) -> MatrixDescriptor:
-        """Descriptor of op(A)."""
         return self.a if self.options.transa == "N" else self.a.T
 
     @property
     def op_b(self) -> MatrixDescriptor:
-        """Descriptor of op(B)."""
         return self.b if self.options.transb == "N" else self.b.T
 
     @property

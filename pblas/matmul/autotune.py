@@ -16,7 +16,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.matmul.choose_algorithm import shortlist
+from pblas.matmul.choose_granularity import shortlist
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:

@@ -141,7 +141,6 @@ def _best(
 def _complete(
     dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, context: PlanningContext, *, strict: bool
 ) -> ProductPlan:
-    """The plan of `choose`, with everything that it can be run with."""
     return context.complete(_best(dtype, a, b, d, context, strict=strict))
 
 
@@ -315,11 +314,9 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
         gathered, other = ("A", "B") if transposed else ("B", "A")
         line = "column" if transposed else "row"
         if rows is not None and (p.a.axis == "all" or (own_rows is not None and own_rows.equivalent(rows))):
-            have = (
-                f"op({other}) is replicated"
-                if p.a.axis == "all"
-                else f"op({other}) and D have the same {line}s on each rank"
-            )
+            have = f"op({other}) and D have the same {line}s on each rank"
+            if p.a.axis == "all":
+                have = f"op({other}) is replicated"
             if p.b.axis == "all":
                 yield LocalGemm(product, f"{have}, op({gathered}) is replicated", transposed)
             elif p.nprocs == 1:
@@ -338,23 +335,17 @@ def _serving(product: Product) -> Iterator[ProductPlan]:
         and (inner is None or other_inner is None or inner.equivalent(other_inner))
     )
     if conform:
-        why = (
-            "op(A) and op(B) split k in the same way"
-            if inner and other_inner
-            else "one operand splits k, the other is replicated"
-        )
+        why = "op(A) and op(B) split k in the same way"
+        if not (inner and other_inner):
+            why = "one operand splits k, the other is replicated"
         if product.nprocs == 1:
             yield LocalGemm(product, "there is one rank")
         elif product.d.axis == "all":
-            yield GemmAllReduce(
-                product,
-                f"{why}, D is replicated: each part of D is added on one rank, then sent to all",
-                product.m > product.n,
-            )
+            why += ", D is replicated: each part of D is added on one rank, then sent to all"
+            yield GemmAllReduce(product, why, product.m > product.n)
         else:
-            yield GemmReduceScatter(
-                product, f"{why}: the owners of D add the partial products", product.d.axis == "rows"
-            )
+            why += ": the owners of D add the partial products"
+            yield GemmReduceScatter(product, why, product.d.axis == "rows")
 
 
 def _outputs(

@@ -84,10 +84,14 @@ def least_received(product: Product, sizes: tuple[int, int, int]) -> float:
     return (m * k * (p2 - 1) + k * n * (p1 - 1) + m * n * (p3 - 1)) / product.nprocs
 
 
+def _natural_blocks(m: int, n: int, k: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
+    p1, p2, p3 = sizes
+    return max(1, -(-m // p1)), max(1, -(-n // (p2 * p3))), max(1, -(-k // (p1 * p2 * p3)))
+
+
 def natural_cuboids(m: int, n: int, k: int, sizes: tuple[int, int, int]) -> Cuboids:
     """The arrangement for which `natural_layouts` makes layouts: rank i + p1 (l + p3 j)."""
-    p1, p2, p3 = sizes
-    mb, nb, kb = (max(1, -(-extent // parts)) for extent, parts in ((m, p1), (n, p2 * p3), (k, p1 * p2 * p3)))
+    (p1, p2, p3), (mb, nb, kb) = sizes, _natural_blocks(m, n, k, sizes)
     return Cuboids(Split(m, mb, p1), Split(n, nb * p3, p2), Split(k, kb * p1, p3), (1, p1 * p3, p1))
 
 
@@ -102,8 +106,7 @@ def natural_layouts(
     >>> [desc.grid for desc in natural_layouts(8, 8, 8, (2, 2, 2))]
     [Grid(nprow=2, npcol=4, order='C'), Grid(nprow=4, npcol=2, order='C'), Grid(nprow=2, npcol=4, order='C')]
     """
-    p1, p2, p3 = sizes
-    mb, nb, kb = (max(1, -(-extent // parts)) for extent, parts in ((m, p1), (n, p2 * p3), (k, p1 * p2 * p3)))
+    (p1, p2, p3), (mb, nb, kb) = sizes, _natural_blocks(m, n, k, sizes)
     left, right = Grid(p1, p3 * p2), Grid(p1 * p3, p2)
     return (
         MatrixDescriptor(m, k, mb, kb * p1, left),
@@ -117,14 +120,9 @@ def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int
 
     Among equals it has the fewest layers, since their partial products take memory, and then the fewest messages.
     """
-
-    def fits(sizes: tuple[int, int, int]) -> bool:
-        return memory_nbytes is None or _memory_nbytes(product, sizes) <= memory_nbytes
-
-    candidates = list(triples(product.nprocs))
-    fitting = [sizes for sizes in candidates if fits(sizes)] or [
-        min(candidates, key=lambda s: _memory_nbytes(product, s))
-    ]
+    needed = {sizes: _memory_nbytes(product, sizes) for sizes in triples(product.nprocs)}
+    fitting = [sizes for sizes, nbytes in needed.items() if memory_nbytes is None or nbytes <= memory_nbytes]
+    fitting = fitting or [min(needed, key=needed.__getitem__)]
     return min(fitting, key=lambda sizes: (least_received(product, sizes), sizes[2], sum(sizes), sizes))
 
 

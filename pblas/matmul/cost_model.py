@@ -61,7 +61,6 @@ _FEW_ROUNDS = 2.5  # most rounds that count as few
 
 
 def estimate(plan: ProductPlan, algorithm: Algorithm) -> float:
-    """Estimated time of an execution, in microseconds."""
     return _ESTIMATES[type(plan)](plan, algorithm)
 
 
@@ -214,7 +213,7 @@ def _reduced_tiles(m: int, k: int, nprocs: int, parts: list[_Part], *, gathers: 
     return max(done + _PUSH_US, copied) + (nprocs - 1) * m * parts[-1].lines * 2 / _PUSH_RATE
 
 
-def _reduced_at_once(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
+def _reduced_by_one_kernel(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
     """Time of one kernel that multiplies, and adds the terms that peers copy or store."""
     p, nprocs, k, cut = plan.oriented, plan.product.nprocs, plan.inner.max_count, replace(plan, algorithm=algorithm)
     gathers = isinstance(cut, GemmAllReduce)
@@ -258,7 +257,7 @@ def _reduce_scatter(plan: GemmReduceScatter, algorithm: Algorithm) -> float:
     part = p.m * lines * p.d_itemsize
     total = _SUM_US + (nprocs + 1) * part / _SUM_RATE
     if algorithm.is_one_kernel:
-        return _reduced_at_once(plan, algorithm)
+        return _reduced_by_one_kernel(plan, algorithm)
     if algorithm.kind == "sm_push":
         gemm = _gemm_us(p.dtype, p.m, lines * nprocs, k)
         return gemm + _PUSH_US + (nprocs - 1) * part / _PUSH_RATE + total
@@ -275,7 +274,7 @@ def _all_reduce(plan: GemmAllReduce, algorithm: Algorithm) -> float:
     if algorithm.kind == "one_shot":
         return _gemm_us(p.dtype, p.m, p.n, k) + _SHOT_US[algorithm.kind] + (nprocs - 1) * whole / _ONE_SHOT_RATE
     if algorithm.is_one_kernel:
-        return _reduced_at_once(plan, algorithm)
+        return _reduced_by_one_kernel(plan, algorithm)
     shares = [weight / sum(algorithm.groups) for weight in algorithm.groups]
     done = copied = 0.0  # times at which the main lane, and the copies, become idle
     arrived, sent = list[float](), list[float]()

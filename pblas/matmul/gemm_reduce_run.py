@@ -1,19 +1,39 @@
-"""GemmReduceScatter and GemmAllReduce: partial products of other ranks' columns first, the own columns last."""
+"""GemmReduceScatter and GemmAllReduce on one rank: partial products of others' columns first, the own columns last.
+
+On one node the first contributor forms its partial product in the owner's accumulator itself, which is D's memory if
+possible. The other contributors use slots of their own windows. An empty message then signals the partial product.
+Between nodes a partial product is sent in pieces. A rank has buffers for as many outgoing pieces as a shard has: they
+leave while it multiplies its own columns. Two more receive the pieces that it adds. Finished columns are sent to one
+rank of each other node, which sends them on to its node: the ranks of the node take turns.
+
+The owner always adds in the plan's order, so that the bits are the same with every transport.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas.backends.cpu.pointwise import evaluate_into
-from pblas.matmul.index_runs import IndexRuns, gemm_runs
-from pblas.matmul.reduce_run import Reduction
+from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
+from pblas.plans.partition import receiver
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.transport import Transfer
+    from pblas.matmul.local_gemm_run import Operands, Orders
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter, ReduceStep
-    from pblas.matmul.operands import Operands, Orders
+
+    Columns = Callable[[int, int, int, int], Array]
+
+
+TAG_PART, TAG_DONE, TAG_RELAYED = 1001, 1002, 1005
 
 
 class RunGemmReduce:
@@ -22,7 +42,7 @@ class RunGemmReduce:
     def __init__(self, plan: GemmReduceScatter, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
         self._plan, self._rank, self._total = plan, backend.rank, dtypes.total
         self._arrays = backend.arrays
-        self._reduction = Reduction(backend, plan, dtypes.wire, self._total, dtypes.d, orders.result)
+        self._reduction = Reduction(backend, plan, dtypes, orders.result)
         self._contributes = plan.contributes(backend.rank)
         self._m, self._k = IndexRuns.whole(plan.oriented.m), IndexRuns.of_inner(plan, backend.rank)
         self._steps = [
@@ -33,12 +53,11 @@ class RunGemmReduce:
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's workspace."""
         return self._reduction.workspace_nbytes
 
     @property
     def peers_read(self) -> bool:
-        """See `RunLocalGemm`: peers read sums that all ranks get, and workspace that other plans use too (global).
+        """See `Executor`: peers read sums that all ranks get, and workspace that other plans use too (global).
 
         A rank has all partial products when it returns. Its own workspace is overwritten only after an agreement.
         """
@@ -64,9 +83,10 @@ class RunGemmReduce:
                 self._partial(x, part, n)
                 self._reduction.send(step, part)
             else:
+                # D[:, j] = partial products of the other ranks + alpha op(A)[:, k] op(B)[k, j] + beta C[:, j]
                 self._finish(x, step, n)
-                if self._plan.replicates:
-                    self._reduction.share(step)
+                if self._plan.replicates:  # D[:, j] to all ranks
+                    self._reduction.broadcast(step)
         self._reduction.end()
 
     def _partial(self, x: Operands, part: Array, n: IndexRuns) -> None:
@@ -76,33 +96,31 @@ class RunGemmReduce:
             self._arrays.assign(total, part)
 
     def _finish(self, x: Operands, step: ReduceStep, n: IndexRuns) -> None:
-        """D[:, j] = (beta C[:, j] + others' partial products) + alpha op(A)[:, k] op(B)[k, j], then the epilogue."""
-        columns, arrays = (step.owner, step.piece, step.c0, step.c1), self._arrays
+        columns, arrays, beta = (step.owner, step.piece, step.c0, step.c1), self._arrays, x.beta
         own = self._columns(x.result, *columns)
         others = self._reduction.collect(step)
         total = own if own.dtype == self._total else np.empty(own.shape, self._total)
-        beta = x.beta
         if x.old is not None and (x.old is not x.result or total is not own):
             arrays.assign(self._columns(x.old, *columns), total)
-        if others:
+        if others:  # D[:, j] = beta C[:, j] + partial products of the other ranks
             parts = self._reduction.accumulator(step)
             if x.old is not None:
                 arrays.add_scaled(1.0, parts, beta, total)
             elif parts is not total:
                 arrays.assign(parts, total)
             beta = 1.0
-        if self._contributes:
+        if self._contributes:  # D[:, j] += alpha op(A)[:, k] op(B)[k, j]
             self._multiply(x, beta, total, n)
         else:
             arrays.scale(beta, total)
         finish = x.finish_of(lambda z: self._columns(z, *columns))
-        if finish is not None:
+        if finish is not None:  # D[:, j] = epilogue(D[:, j])
             evaluate_into(finish.tree, total, finish.operands, own)
         elif total is not own:
             arrays.assign(total, own)
 
     def _multiply(self, x: Operands, beta: complex, z: Array, n: IndexRuns) -> None:
-        """Z := alpha op(A) op(B)[:, n] + beta Z over this rank's part of K."""
+        """Z := alpha op(A)[:, k] op(B)[k, n] + beta Z over this rank's k."""
         arrays = self._arrays
         gemm_runs(
             x.alpha, x.left, x.right, beta, z, self._m, n, self._k, x.conj, arrays.gemm, arrays.traits.packs_blocks
@@ -114,3 +132,289 @@ class RunGemmReduce:
             return d[:, c0:c1]
         first = (piece * self._plan.product.nprocs + owner) * self._width
         return d[:, first : first + c1 - c0]
+
+
+class Reduction:
+    """Transfers of one GemmReduceScatter or GemmAllReduce plan; the buffers live as long as the plan."""
+
+    def __init__(
+        self, backend: HostRanks, plan: GemmReduceScatter, dtypes: ProductDtypes, order: Literal["F", "C"]
+    ) -> None:
+        self._backend, self._plan, self._order = backend, plan, order
+        self._wire, self._total, self._dtype = wire, total, dtype = dtypes.wire, dtypes.total, dtypes.d
+        rank, m = backend.rank, plan.oriented.m
+        self._m, self._largest = m, plan.shards.max_count
+        self._others = [peer for peer in range(plan.product.nprocs) if peer != rank]
+        self._near = [peer for peer in self._others if backend.is_near(peer)]
+        self._group = next(group for group in backend.groups if rank in group)
+        self._far_groups = [
+            group for group in backend.groups if rank not in group and not any(map(backend.is_near, group))
+        ]
+        ranks = range(plan.product.nprocs)
+        self._first = {owner: next(plan.sources(owner), -1) for owner in ranks}
+        self._shapes = {owner: (m, plan.shards.count(owner)) for owner in ranks}
+        self._pieces = {owner: list(plan.owned(owner)) for owner in ranks}
+        self._expectations = self._expected_parts(list(plan.sources(rank)))
+        self._location = backend.location_table() if backend.shared else None
+        nslots = plan.product.nprocs - 1 - (wire == total)
+        self._slot_nbytes = m * self._largest * wire.itemsize
+        self._slots = backend.allocate_scratch(nslots * self._slot_nbytes) if backend.shared and nslots > 0 else None
+        self._workspace_slot, self._scratch = backend.workspace_slot, None
+        # The scratch memory holds the sums and, after them, the finished columns if these are narrower: in the memory
+        # of the sums they would overwrite the sums of later pieces.
+        narrower = total != dtype and backend.shared and plan.replicates
+        self._finished_offset = m * self._largest * total.itemsize if narrower else 0
+        self._finished_nbytes = m * self._largest * (dtype if narrower else total).itemsize
+        far = len(self._near) < len(self._others)
+        nbytes = m * plan.piece_width * wire.itemsize
+        self._outgoing = [backend.buffer(nbytes) for _ in range(plan.in_flight)] if far else []
+        self._incoming = [backend.buffer(nbytes) for _ in range(2)] if far else []
+        self._sum: Array
+
+    def _expected_parts(self, sources: list[int]) -> list[tuple[int, int, int, int]]:
+        """(source, piece, c0, c1) of the partial products that this rank adds, in the order in which it adds them."""
+        owned = self._pieces[self._backend.rank]
+        if self._plan.replicates:
+            return [(source, *piece) for piece in owned for source in sources]
+        return [(source, *piece) for source in sources for piece in owned]
+
+    @property
+    def workspace_nbytes(self) -> int:
+        blocks = [block for block in (self._slots, self._scratch) if block is not None]
+        return sum(buffer.nbytes for buffer in (*self._outgoing, *self._incoming, *blocks))
+
+    @property
+    def peers_read(self) -> bool:
+        """Whether peers read memory of this rank that may be overwritten before the next agreement (global)."""
+        is_shared, replicates = self._workspace_slot is not None, self._plan.replicates
+        return (replicates and (is_shared or not self._in_scratch)) or (is_shared and self._slots is not None)
+
+    def publish(self, d: Array, *, apart: bool) -> bool:
+        """Publish the location of this rank's shard of D; true if it is in no window, so that ranks use scratch.
+
+        `apart`: the sums are formed in scratch memory anyway.
+        """
+        if self._location is None:
+            if apart:  # private memory: the next agreement tells all ranks if one has none
+                self._allocate_scratch()
+            return False
+        return not self._backend.publish(self._location, d) and bool(self._near)
+
+    def _allocate_scratch(self) -> None:
+        """**Collective** if it is shared memory. Allocate the scratch memory, unless it is there."""
+        if self._scratch is None:
+            nbytes = self._finished_offset + self._finished_nbytes
+            self._scratch = self._backend.allocate_scratch(nbytes, window=self._backend.shared)
+
+    def begin(self, columns: Columns, *, scratch: bool) -> None:
+        """**Collective** at first. Prepare the accumulator, and start to receive partial products."""
+        rank, plan = self._backend.rank, self._plan
+        if scratch:
+            self._allocate_scratch()
+            self._sum = self._array(self._scratch, rank, rank, self._total)
+        # After the allocation, which may fail: `columns` refers to the executor, a circle until `end`.
+        self._columns, self._in_scratch = columns, scratch
+        self._expected = deque(self._expectations)
+        self._left = dict.fromkeys((piece for piece, _, _ in self._pieces[rank]), 0)
+        for _, piece, _, _ in self._expectations:
+            self._left[piece] += 1
+        self._arriving: deque[tuple[Transfer, int, int, int, int, Any]] = deque()
+        self._sending: deque[tuple[Transfer, Any]] = deque()
+        self._free_in, self._free_out = deque(self._incoming), deque(self._outgoing)
+        self._signals: list[Transfer] = []
+        self._results: list[tuple[Transfer, int, int, int, int]] = []
+        self._relays: deque[tuple[Transfer, Array]] = deque()  # arriving columns that this rank sends on
+        if plan.replicates:
+            self._await_results()
+        self._post()
+
+    def accumulator(self, step: ReduceStep) -> Array:
+        """The owner's accumulator of the columns of a step: in D, or in scratch memory."""
+        if self._in_scratch:
+            return self._sum[:, step.c0 : step.c1]
+        return self._columns(step.owner, step.piece, step.c0, step.c1)
+
+    def outgoing(self, step: ReduceStep) -> Array:
+        """Memory for this rank's partial product of the columns of a step."""
+        rank = self._backend.rank
+        if not self._backend.is_near(step.owner):
+            self._backend.wait(self._out_is_free, self._text("sending to", step.owner, step.piece))
+            return self._piece(self._free_out[0], step.c1 - step.c0)
+        if not self._in_place(rank, step.owner):
+            return self._slot(rank, step.owner)[:, step.c0 : step.c1]
+        if self._in_scratch:
+            return self._array(self._scratch, step.owner, step.owner, self._total)[:, step.c0 : step.c1]
+        return self._owners_columns(step.owner, step.piece, step.c0, step.c1)
+
+    def send(self, step: ReduceStep, part: Array) -> None:
+        """Start to send this rank's partial product of a step to the owner of its columns: near owners get a signal."""
+        if self._backend.is_near(step.owner):
+            self._backend.sync()
+            self._signals.append(self._backend.channel.signal(step.owner, TAG_PART))
+        else:
+            self._sending.append((self._backend.channel.send(part, step.owner, TAG_PART), self._free_out.popleft()))
+        if not self._plan.overlap:
+            self._backend.wait(self._all_sent, self._text("sending to", step.owner, step.piece))
+        self.progress()
+
+    def collect(self, step: ReduceStep) -> bool:
+        """Return when the other ranks' partial products are in the accumulator; false if there are none."""
+        if not self._expectations:
+            return False
+        if self._left[step.piece]:
+            text = self._text("partial products of", step.owner, step.piece)
+            self._backend.wait(lambda: self._is_collected(step.piece), text)
+        return True
+
+    def broadcast(self, step: ReduceStep) -> None:
+        """GemmAllReduce: start to send a step's finished columns to this node's ranks, and one rank per other node."""
+        done, channel = self._columns(step.owner, step.piece, step.c0, step.c1), self._backend.channel
+        if self._near and self._in_scratch:
+            self._backend.arrays.assign(done, self._finished(step.owner)[:, step.c0 : step.c1])
+        self._backend.sync()
+        self._signals += [channel.signal(peer, TAG_DONE) for peer in self._near]
+        for group in self._far_groups:
+            self._signals.append(channel.send(done, receiver(group, step.owner, step.piece), TAG_DONE))
+        self.progress()
+
+    def progress(self) -> None:
+        """Add the partial products that have arrived, and free the buffers of partial products that have left.
+
+        Also send on, to the ranks of this node, the finished columns that another node has sent to this rank.
+        """
+        while self._arriving and self._arriving[0][0].done():
+            _, source, piece, c0, c1, buffer = self._arriving.popleft()
+            self._add(source, piece, c0, c1, buffer)
+            self._post()
+        while self._sending and self._sending[0][0].done():
+            self._free_out.append(self._sending.popleft()[1])
+        while self._relays and self._relays[0][0].done():
+            _, done = self._relays.popleft()
+            for peer in self._group:
+                if peer != self._backend.rank:
+                    self._signals.append(self._backend.channel.send(done, peer, TAG_RELAYED))
+
+    def end(self) -> None:
+        """Return when all messages have arrived and this rank's messages have left."""
+        for transfer, owner, piece, c0, c1 in self._results:
+            self._backend.wait(partial(self._has_arrived, transfer), self._text("result of", owner, piece))
+            if self._backend.is_near(owner):
+                self._backend.sync()
+                source = self._finished(owner)[:, c0:c1] if self._in_scratch else None
+                result = self._owners_columns(owner, piece, c0, c1) if source is None else source
+                self._backend.arrays.assign(result, self._columns(owner, piece, c0, c1))
+                self._backend.read_nbytes += result.nbytes
+        self.progress()
+        assert not self._relays, "all results have arrived and are sent on"
+        self._backend.wait(self._all_sent, f"{self._plan.name}: sending the last pieces")
+        for transfer in self._signals:
+            self._backend.wait(transfer.done, f"{self._plan.name}: sending the last pieces")
+        del self._columns, self._results, self._signals  # a finished execution keeps no matrix alive
+
+    def _in_place(self, source: int, owner: int) -> bool:
+        """Whether `source` forms its partial product in the owner's accumulator: the first, if nothing is rounded."""
+        return self._wire == self._total and self._first[owner] == source
+
+    def _array(self, block: Any, peer: int, owner: int, dtype: np.dtype[Any], offset: int = 0) -> Array:
+        """A block of rank `peer` as the shard of D that `owner` owns."""
+        return self._backend.peer_block(block, peer, offset, self._shapes[owner], dtype, self._order)
+
+    def _finished(self, owner: int) -> Array:
+        """The finished columns of `owner`, in its scratch memory."""
+        return self._array(self._scratch, owner, owner, self._dtype, self._finished_offset)
+
+    def _slot(self, source: int, owner: int) -> Array:
+        """The partial product for `owner` in the workspace of `source`."""
+        distance = (source - owner) % self._plan.product.nprocs
+        number = distance - 1 - (self._wire == self._total)
+        return self._array(self._slots, source, owner, self._wire, number * self._slot_nbytes)
+
+    def _owners_columns(self, owner: int, piece: int, c0: int, c1: int) -> Array:
+        """Columns of D in the memory of their owner."""
+        assert self._location is not None, "near peers have published"
+        plan = self._plan
+        if plan.replicates:
+            whole = (self._m, plan.oriented.n)
+            first = (piece * plan.product.nprocs + owner) * plan.shards.nb
+            c0, c1 = first, first + c1 - c0
+        else:
+            whole = self._shapes[owner]
+        return self._backend.peer_array(self._location, owner, whole, self._dtype, self._order)[:, c0:c1]
+
+    def _piece(self, buffer: Array, columns: int) -> Array:
+        return np.ndarray((self._m, columns), self._wire, buffer.data, order=self._order)
+
+    def _await_results(self) -> None:
+        """Start to receive finished columns, all ranks of a node in the same order."""
+        channel, rank = self._backend.channel, self._backend.rank
+        results = sorted((piece, owner, c0, c1) for owner in self._others for piece, c0, c1 in self._pieces[owner])
+        for piece, owner, c0, c1 in results:
+            columns, via = self._columns(owner, piece, c0, c1), receiver(self._group, owner, piece)
+            if self._backend.is_near(owner):
+                transfer = channel.await_signal(owner, TAG_DONE)
+            elif via == rank:
+                transfer = channel.receive(columns, owner, TAG_DONE)
+                self._relays.append((transfer, columns))
+            else:
+                transfer = channel.receive(columns, via, TAG_RELAYED)
+            self._results.append((transfer, owner, piece, c0, c1))
+
+    def _post(self) -> None:
+        """Start to receive the next partial products, in the order in which this rank adds them; returns at once.
+
+        From a near rank it awaits a signal, and needs no buffer. It stops when a far rank's partial product needs a
+        buffer and none is free.
+        """
+        channel = self._backend.channel
+        while self._expected:
+            source, piece, c0, c1 = self._expected[0]
+            buffer = None
+            if self._backend.is_near(source):
+                transfer = channel.await_signal(source, TAG_PART)
+            elif self._in_place(source, self._backend.rank):
+                target = self._sum[:, c0:c1] if self._in_scratch else self._columns(self._backend.rank, piece, c0, c1)
+                transfer = channel.receive(target, source, TAG_PART)
+            elif self._free_in:
+                buffer = self._free_in.popleft()
+                transfer = channel.receive(self._piece(buffer, c1 - c0), source, TAG_PART)
+            else:
+                return
+            self._expected.popleft()
+            self._arriving.append((transfer, source, piece, c0, c1, buffer))
+
+    def _add(self, source: int, piece: int, c0: int, c1: int, buffer: Any) -> None:
+        rank = self._backend.rank
+        self._left[piece] -= 1
+        if self._backend.is_near(source):
+            self._backend.sync()
+            self._backend.read_nbytes += self._m * (c1 - c0) * self._wire.itemsize
+        if self._in_place(source, rank):
+            return
+        part = self._piece(buffer, c1 - c0) if buffer is not None else self._slot(source, rank)[:, c0:c1]
+        total = self._sum[:, c0:c1] if self._in_scratch else self._columns(rank, piece, c0, c1)
+        # D[:, j] = partial product of the first rank, += partial product of the next   (in the plan's order)
+        if self._first[rank] == source:
+            self._backend.arrays.assign(part, total)
+        else:
+            self._backend.arrays.add_scaled(1.0, part, 1.0, total)
+        if buffer is not None:
+            self._free_in.append(buffer)
+
+    def _out_is_free(self) -> bool:
+        self.progress()
+        return bool(self._free_out)
+
+    def _all_sent(self) -> bool:
+        self.progress()
+        return not self._sending
+
+    def _has_arrived(self, transfer: Transfer) -> bool:
+        self.progress()
+        return transfer.done()
+
+    def _is_collected(self, piece: int) -> bool:
+        self.progress()
+        return not self._left[piece]
+
+    def _text(self, what: str, rank: int, piece: int) -> str:
+        return f"{self._plan.name}: {what} rank {rank}, piece {piece}"

@@ -50,16 +50,13 @@ class LocalGemm(ProductPlan):
     travels: ClassVar[bool] = False
 
     def received_elements(self, rank: int) -> int:
-        """Nothing."""
         return 0
 
     @property
     def workspace_nbytes(self) -> int:
-        """Nothing."""
         return 0
 
     def phases(self, view: View) -> Iterator[Phase]:
-        """One GEMM."""
         product = self.product
         rows, columns = product.d.along("rows"), product.d.along("columns")
         m = rows.count(view.rank) if rows else product.m
@@ -67,7 +64,6 @@ class LocalGemm(ProductPlan):
         yield Phase(1, (m, n, product.k))
 
     def moves(self) -> str:
-        """Nothing."""
         return "nothing"
 
 
@@ -100,13 +96,15 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def along_k(self) -> bool:
-        """Whether the gathered operand is split along K."""
         return self.oriented.b.axis == "rows"
 
     def shard_shape(self, source: int) -> tuple[int, int]:
         """Rows and columns of the shard that `source` owns, in the plan's orientation."""
-        product, count = self.oriented, self.shards.count(source)
-        return (count, product.n) if self.along_k else (product.k, count)
+        return self._lines_shape(self.shards.count(source))
+
+    def _lines_shape(self, count: int) -> tuple[int, int]:
+        """Rows and columns of `count` lines of the gathered operand."""
+        return (count, self.oriented.n) if self.along_k else (self.oriented.k, count)
 
     def takes_part(self, rank: int) -> bool:
         """Whether `rank` owns rows of D, so that it needs the other ranks' shards."""
@@ -146,12 +144,13 @@ class AllGatherGemm(ProductPlan):
 
     def _grouped(self, phases: list[Phase]) -> list[Phase]:
         """The phases of the push transport: one GEMM for each group of shards."""
-        assert self.algorithm is not None, "only the push transport has an algorithm"
         rows = phases[0].gemm[0]
         shards = [phase for phase in phases for _ in range(phase.steps)]
-        groups = {"copy_engine": self.algorithm.groups}.get(
-            self.algorithm.kind, (1,) * len(shards) if self.algorithm.kind == "tile_signals" else (len(shards),)
-        )
+        groups: tuple[int, ...] = (len(shards),)
+        if self.push_algorithm.kind == "copy_engine":
+            groups = self.push_algorithm.groups
+        elif self.push_algorithm.kind == "tile_signals":
+            groups = (1,) * len(shards)
         grouped, start = [], 0
         for count in groups:
             group = shards[start : start + count]
@@ -194,12 +193,10 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def cuts(self) -> tuple[tuple[int, int], ...]:
-        """The shards, along K or N."""
         return ((self.shards.max_count, self.oriented.k if self.along_k else self.oriented.n),)
 
     @property
     def chunked_shape(self) -> tuple[int, int]:
-        """Rows and columns of the first shard."""
         return self.shard_shape(self.shards.src)
 
     @property
@@ -210,26 +207,23 @@ class AllGatherGemm(ProductPlan):
     @property
     def workspace_nbytes(self) -> int:
         """The pieces in flight, or all pieces without overlap; in shared memory at most a copy of the own shard."""
-        product, count = self.oriented, self.shards.max_count
+        product = self.oriented
         if self.transport == "push":  # all shards, double-buffered; sums of 16-bit matrices over shards of K in 32 bits
             rows = product.d.split.max_count if product.d.split else product.m
             sums = 4 * rows * product.n if self.along_k and product.rounds else 0
             return 2 * padded(product.itemsize * product.k * product.n) + sums
-        rows, columns = (count, product.n) if self.along_k else (product.k, count)
-        staged = rows * columns if self.transport != "message" else 0
+        staged = math.prod(self._lines_shape(self.shards.max_count)) if self.transport != "message" else 0
         return product.itemsize * staged + (self.held_nbytes if self.transport != "shared" else 0)
 
     @property
     def held_nbytes(self) -> int:
         """Upper bound on the bytes of arriving pieces that a rank holds at a time."""
-        product, count = self.oriented, self.shards.max_count
-        rows, columns = (count, product.n) if self.along_k else (product.k, count)
+        product, (rows, columns) = self.oriented, self._lines_shape(self.shards.max_count)
         pieces_held = self.in_flight * rows * -(-columns // self.chunks)
         return product.itemsize * (pieces_held if self.overlap else product.k * product.n)
 
     @property
     def unfit_for_tiles(self) -> str:
-        """Why the pblas GEMM kernel cannot multiply this; "" if it can."""
         p = self.oriented
         assert p.d.split is not None, "AllGatherGemm splits D"
         if self.along_k:
@@ -238,7 +232,6 @@ class AllGatherGemm(ProductPlan):
         return _unfit_for_tiles(self, (rows, {p.k}), ({p.k}, lines), (rows, lines | {p.n}))
 
     def moves(self) -> str:
-        """The gathered operand, and the dimension along which it is split."""
         dimension = "k" if self.along_k else "m" if self.transposed else "n"
         return f"op({self.gathered}) to all ranks, in shards along {dimension}; each is multiplied as it arrives"
 
@@ -268,13 +261,11 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def inner(self) -> Split:
-        """The split of K."""
         split = self.oriented.a.split or self.oriented.b.split
         assert split is not None, "k is split in one operand at least"
         return split
 
     def contributes(self, rank: int) -> bool:
-        """Whether `rank` holds a part of K."""
         return self.inner.count(rank) > 0
 
     def sources(self, owner: int) -> Iterator[int]:
@@ -301,14 +292,14 @@ class GemmReduceScatter(ProductPlan):
             # D[:, j] += op(A)[:, k] op(B)[k, j]   (the partial products of the peers have arrived)
             yield Phase(count, (product.m, width, k), waits="sent")
 
-    def _partial_products(self, view: View, dealt: Split, chunks: int) -> Iterator[Phase]:
+    def _partial_products(self, view: View, assigned: Split, chunks: int) -> Iterator[Phase]:
         """Partial products of the peers' columns leave, partial products of the own columns arrive."""
         product, rank, p = self.oriented, view.rank, view.nprocs
-        k, own = self.inner.count(rank), dealt.count(rank)
+        k, own = self.inner.count(rank), assigned.count(rank)
         column = self.wire_itemsize * product.m
-        for distance, repeats in view.stretches(ahead=[self.inner], before=[dealt]):
+        for distance, repeats in view.stretches(ahead=[self.inner], before=[assigned]):
             owner, source = (rank - distance) % p, (rank + distance) % p
-            columns, arriving = dealt.count(owner) if k else 0, own if self.contributes(source) else 0
+            columns, arriving = assigned.count(owner) if k else 0, own if self.contributes(source) else 0
             for count, width, received in even(chunks, columns, arriving):
                 if width or received:
                     yield Phase(
@@ -328,10 +319,9 @@ class GemmReduceScatter(ProductPlan):
         for start, stop in pairwise(borders):
             arrived = received * stop // max(product.n, 1) - received * start // max(product.n, 1)
             peer = (view.rank + 1) % view.nprocs
-            traffic = view.traffic(peer, arrived)
-            messages = {"near_messages": traffic.near_messages, "far_messages": traffic.far_messages}
-            traffic = replace(traffic, **{name: number * (view.nprocs - 1) for name, number in messages.items()})
-            yield Phase(1, (product.m, stop - start, k), after=traffic)
+            traffic, peers = view.traffic(peer, arrived), view.nprocs - 1
+            near, far = peers * traffic.near_messages, peers * traffic.far_messages
+            yield Phase(1, (product.m, stop - start, k), after=replace(traffic, near_messages=near, far_messages=far))
         yield Phase(1, copied=received, waits="sent")
 
     def received_partials(self, rank: int) -> int:
@@ -340,18 +330,17 @@ class GemmReduceScatter(ProductPlan):
         return contributors * self.oriented.m * self.shards.count(rank)
 
     def received_elements(self, rank: int) -> int:
-        """The partial products."""
         return self.received_partials(rank)
 
+    def _nbytes(self, partials: int, elements: int) -> int:
+        """Bytes of elements that are partial products, in their dtype, or else sums, in that of D."""
+        return partials * self.wire_itemsize + (elements - partials) * self.d_itemsize
+
     def received_nbytes(self, rank: int) -> int:
-        """Bytes that `rank` receives: partial products in their dtype, sums in that of D."""
-        partials = self.received_partials(rank)
-        return partials * self.wire_itemsize + (self.received_elements(rank) - partials) * self.d_itemsize
+        return self._nbytes(self.received_partials(rank), self.received_elements(rank))
 
     def network_nbytes(self, node: range) -> int:
-        """Bytes that the ranks `node` of a node receive from other nodes: partial products in their dtype, and sums."""
-        partials = GemmReduceScatter.network_elements(self, node)
-        return partials * self.wire_itemsize + (self.network_elements(node) - partials) * self.d_itemsize
+        return self._nbytes(GemmReduceScatter.network_elements(self, node), self.network_elements(node))
 
     def network_elements(self, node: range) -> int:
         """Partial products of the node's columns from the ranks of other nodes."""
@@ -368,9 +357,7 @@ class GemmReduceScatter(ProductPlan):
         return self.contributes(rank) * self.oriented.m * (self.oriented.n - self.shards.count(rank))
 
     def sent_nbytes(self, rank: int) -> int:
-        """Bytes of the partial products in their dtype, and of sums."""
-        partials = GemmReduceScatter.sent_elements(self, rank)
-        return partials * self.wire_itemsize + (self.sent_elements(rank) - partials) * self.d_itemsize
+        return self._nbytes(GemmReduceScatter.sent_elements(self, rank), self.sent_elements(rank))
 
     @property
     def busiest_multiplies(self) -> int:
@@ -379,17 +366,14 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def cuts(self) -> tuple[tuple[int, int], ...]:
-        """The shards of D along N, and of the operands along K."""
         return (self.shards.max_count, self.oriented.n), (self.inner.max_count, self.oriented.k)
 
     @property
     def chunked_shape(self) -> tuple[int, int]:
-        """Rows and columns of the largest shard of D."""
         return self.oriented.m, self.shards.max_count
 
     @property
     def piece_width(self) -> int:
-        """Columns of the largest piece."""
         return -(-self.shards.max_count // self.chunks)
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
@@ -438,7 +422,6 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def unfit_for_tiles(self) -> str:
-        """Why the pblas GEMM kernel cannot multiply this; "" if it can."""
         p, shards = self.oriented, self.oriented.d.split
         if self.wire:
             return f"adds partial products in the dtype of D, not in {self.wire}"
@@ -450,7 +433,6 @@ class GemmReduceScatter(ProductPlan):
         return _unfit_for_tiles(self, ({p.m}, left), (right, lines), ({p.m}, lines))
 
     def moves(self) -> str:
-        """Partial products, to the owners of D."""
         lines = "rows" if self.transposed else "columns"
         return f"{self.partials_text} to the owners of its {lines}; the owners add them"
 
@@ -480,12 +462,10 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def chunked_shape(self) -> tuple[int, int]:
-        """Rows and columns that a rank adds, in all chunks together."""
         return self.oriented.m, -(-self.oriented.n // self.product.nprocs)
 
     @property
     def piece_width(self) -> int:
-        """Columns of a block."""
         return self.shards.nb
 
     def pushed_transposed(self, orders: str) -> bool:
@@ -504,34 +484,29 @@ class GemmAllReduce(GemmReduceScatter):
     @property
     def copied_pieces(self) -> list[tuple[int, int]]:
         """Column ranges (start, stop) of the pieces that copies move; a one-shot or two-shot kernel moves the rest."""
-        assert self.algorithm is not None, "only the push transport has an algorithm"
-        return self.pieces[:-1] if self.algorithm.kind in ("one_shot", "two_shot") else self.pieces
+        return self.pieces[:-1] if self.push_algorithm.kind in ("one_shot", "two_shot") else self.pieces
 
     @property
     def pieces(self) -> list[tuple[int, int]]:
         """Column ranges (start, stop) of all pieces, with the push transport."""
-        assert self.algorithm is not None, "only the push transport has an algorithm"
-        return list(pairwise(cuts(self.oriented.n, self.algorithm.groups, self.unit)))
+        return list(pairwise(cuts(self.oriented.n, self.push_algorithm.groups, self.unit)))
 
     @property
     def shares_of_pieces(self) -> tuple[tuple[tuple[int, int], ...], ...]:
         """For each piece, the column range (start, stop) that each rank sums, with the push transport."""
-        assert self.algorithm is not None, "only the push transport has an algorithm"
-        return shares(self.oriented.n, self.algorithm.groups, self.product.nprocs, self.unit)
+        return shares(self.oriented.n, self.push_algorithm.groups, self.product.nprocs, self.unit)
 
     @property
     def pulled_lines(self) -> tuple[int, int]:
         """Column range (start, stop) of the two-shot reduction: peers read these columns where the GEMM stored them."""
-        assert self.algorithm is not None, "only the push transport has an algorithm"
         n = self.oriented.n
-        return self.pieces[-1] if self.algorithm.kind == "two_shot" else (n, n)
+        return self.pieces[-1] if self.push_algorithm.kind == "two_shot" else (n, n)
 
     @property
     def slot_elements(self) -> int:
         """All of D in one shot, else the largest rank's share of the pieces that copies move."""
-        assert self.algorithm is not None, "only the push transport has an algorithm"
         p, m = self.product.nprocs, self.oriented.m
-        if self.algorithm.kind == "one_shot":
+        if self.push_algorithm.kind == "one_shot":
             return m * self.oriented.n
         copied = self.shares_of_pieces[: len(self.copied_pieces)]
         return m * max(sum(owned[owner][1] - owned[owner][0] for owned in copied) for owner in range(p))
@@ -556,7 +531,6 @@ class GemmAllReduce(GemmReduceScatter):
 
     def owned_elements(self, rank: int) -> int:
         """Elements of D that a rank sums with the push transport, in any algorithm but one-shot."""
-        assert self.algorithm is not None, "only the push transport has an algorithm"
         p, m = self.product.nprocs, self.oriented.m
         copied = self.shares_of_pieces[: len(self.copied_pieces)]
         first, last = self.pulled_lines
@@ -591,26 +565,21 @@ class GemmAllReduce(GemmReduceScatter):
             yield from self._pushed(view, self.algorithm.groups)
             return
         k, block = self.inner.count(rank), self.shards.nb * p
-        dealt = Split(0, 1, p)
+        assigned = Split(0, 1, p)
         for piece in range(self.chunks + 1):
-            previous = dealt
-            dealt = Split(
-                max(0, min(block, product.n - piece * block)) if piece < self.chunks else 0, self.shards.nb, p
-            )
-            yield from self._partial_products(view, dealt, 1)
+            previous = assigned
+            columns = max(0, min(block, product.n - piece * block)) if piece < self.chunks else 0
+            assigned = Split(columns, self.shards.nb, p)
+            yield from self._partial_products(view, assigned, 1)
             if previous.n:
                 column = product.d_itemsize * product.m
                 finished = Traffic()
                 for distance, repeats in view.stretches(ahead=[previous]):
                     peer = (rank + distance) % p
                     finished += view.gathered(peer, column * previous.count(peer), copied=True) * repeats
+                gemm, copied = (product.m, previous.count(rank), k), 2 * finished.read
                 yield Phase(
-                    1,
-                    (product.m, previous.count(rank), k),
-                    after=finished,
-                    copied=2 * finished.read,
-                    waits="queue" if dealt.n else "sent",
-                    queued=False,
+                    1, gemm, after=finished, copied=copied, waits="queue" if assigned.n else "sent", queued=False
                 )
 
     def received_partials(self, rank: int) -> int:
@@ -636,7 +605,6 @@ class GemmAllReduce(GemmReduceScatter):
         return GemmReduceScatter.network_elements(self, node) + finished
 
     def moves(self) -> str:
-        """Partial products to the ranks that add them, sums to all."""
         lines = "rows" if self.transposed else "columns"
         return f"{self.partials_text} to the ranks that add its {lines}, the sums to all ranks"
 

@@ -1,4 +1,7 @@
-"""A product D = epilogue(alpha op(A) op(B) + beta C) as an operation."""
+"""A product D = epilogue(alpha op(A) op(B) + beta C) as an operation, and planned products that are executed.
+
+Ranks read each other's memory or send messages, and agree in every execution; `pushed.py` has those that push data.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,38 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
+from pblas import errors
 from pblas.backends.push_engine import GemmModes, is_array
 from pblas.core.checks import check_not_conjugated
 from pblas.core.operation import Bound, Operation
+from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matmul.allgather_gemm_run import RunAllGatherGemm
 from pblas.matmul.arguments import ProductCall, ProductForm
-from pblas.matmul.epilogue_arguments import ProductEpilogue
-from pblas.matmul.executors import executor, pushed
-from pblas.matmul.local_gemm_run import RunScaling
-from pblas.matmul.operands import Operands
-from pblas.matmul.scales import Scales, scaled
+from pblas.matmul.epilogue_arguments import SCALE_D, CheckedOperands, ProductEpilogue, Scales, scaled
+from pblas.matmul.gemm_reduce_run import RunGemmReduce
+from pblas.matmul.local_gemm_run import Operands, RunLocalGemm, RunScaling
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.matmul.push.allgather_gemm_run import RunPushGather
+from pblas.matmul.push.base_run import Pushed, RunLocal
+from pblas.matmul.push.gemm_reduce_run import RunPushReduce
+from pblas.matmul.summa_plan import SummaA, SummaC
+from pblas.matmul.summa_run import RunSummaA, RunSummaC
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import spelled
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.push_engine import GemmModes
+    from pblas.core.operation import Executor
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.matmul.local_gemm_run import Orders
     from pblas.matmul.product_plan import ProductPlan
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
@@ -52,13 +68,7 @@ _NO_EXTRAS = Extras()
 
 @dataclass(frozen=True, eq=False)
 class Product(Operation[DistMatrix]):
-    """D = epilogue(alpha op(A) op(B) + beta C).
-
-    Args:
-        spec: the arguments that decide the plan (global).
-        d: descriptor of D (global).
-        chosen: the plan (global).
-    """
+    """D = epilogue(alpha op(A) op(B) + beta C)."""
 
     noun: ClassVar[str] = "product"
     keeps_workspace: ClassVar[bool] = True
@@ -90,11 +100,13 @@ class Product(Operation[DistMatrix]):
         )
         scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta}
         written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS
-        scales = Scales.checked(verb, runtime, dtypes.a, *call.scales)
+        (scale_a, scale_b, scale_d, amax), scales, value = call.scales, None, call.epilogue
+        if not (scale_a is scale_b is scale_d is amax is None):
+            scales = Scales.checked(verb, runtime, dtypes.a, scale_a, scale_b, scale_d, amax)
         if scales is not None:
             scalars |= scales.arguments()
             form, extras = form._replace(scales=scales.kinds), Extras(scales=scales)
-        value = scaled(verb, call.epilogue, None if scales is None else scales.d)
+            value = scaled(verb, value, scales.d)
         if value is not None:
             desc_d = form.output(verb, nprocs if runtime is None else runtime.nprocs)
             epilogue, operands = ProductEpilogue.checked(verb, value, dtypes.d, desc_d), None
@@ -242,3 +254,187 @@ def _factors(
 def numbers(operands: Mapping[str, Any] | None) -> dict[str, Any]:
     """The epilogue's operands that are numbers, by the names under which the ranks compare them (global)."""
     return {f"epilogue's {name}": z for name, z in sorted((operands or {}).items()) if not is_array(z)}
+
+
+class Execution(NamedTuple):
+    """The arguments of one execution of a product; see `PlannedMatmul.execute`.
+
+    Args:
+        call: the name of the call that this execution is part of, and a function that returns the arguments of that
+            call on which the ranks agree, `spelled`; None for `execute` itself (global).
+        scales: checked `Scales`, or those that replace the planned ones, as (scale_a, scale_b, scale_d, amax); None for
+            the planned ones.
+    """
+
+    a: DistMatrix
+    b: DistMatrix
+    c: DistMatrix | None
+    out: DistMatrix | None
+    operands: Mapping[str, Any] | None = None
+    stream: Any = None
+    call: tuple[str, Callable[[], str]] | None = None
+    scales: Any = None
+
+
+class PlannedMatmul(Planned[DistMatrix]):
+    """A planned product: the plan, its workspace, and one call that runs it. Made by `plan_matmul`.
+
+    Usable as a `with` block; `close` drops the workspace, as does dropping the object.
+    """
+
+    operation: Product
+    plan: ProductPlan
+
+    def __init__(
+        self, operation: Product, runtime: Runtime | None, nprocs: int, topology: Topology, bound: Bound[DistMatrix]
+    ) -> None:
+        extras: Extras = bound.local
+        self._epilogue, self._scales = extras.epilogue, extras.scales
+        self.descriptors: tuple[MatrixDescriptor, MatrixDescriptor] = operation.spec.a, operation.spec.b
+        """Descriptors of A and B (global)."""
+        self._alpha, self._beta = bound.scalars["alpha"], bound.scalars["beta"]
+        super().__init__(operation, runtime, nprocs, topology, bound)
+
+    def explain(self) -> str:
+        text = super().explain()
+        if self._epilogue is not None:
+            text += f"\n  epilogue   {self._epilogue.epilogue.expression}, {self._epilogue.where(self.plan)}"
+        return text
+
+    def forget_operands(self) -> None:
+        """Drop the epilogue's operands and the scales: from now on every execution brings its own (local)."""
+        if self._epilogue is not None:
+            self._epilogue = self._epilogue.without_operands
+        self._scales = None
+
+    def execute(
+        self,
+        a: DistMatrix,
+        b: DistMatrix,
+        c: DistMatrix | None = None,
+        *,
+        out: DistMatrix | None = None,
+        operands: Mapping[str, Any] | None = None,
+        scale_a: Any = None,
+        scale_b: Any = None,
+        scale_d: Any = None,
+        amax: Any = None,
+        stream: Any = None,
+    ) -> DistMatrix:
+        """**Collective.** D = epilogue(alpha op(A) op(B) + beta C) with matrices like the planned ones.
+
+        Args:
+            a: A, with the descriptor and the dtype that were planned (global).
+            b: B, with the descriptor and the dtype that were planned (global).
+            c: C, with the planned descriptor and dtype; needed if beta is not 0 (global).
+            out: matrix that receives D; may be `c`; None for a new matrix (global).
+            operands: operands of the epilogue, by name: numbers, the same on every rank, and arrays of this rank; None
+                for the operands that were planned (global).
+            scale_a: scale of A, of the planned kind, number or array; None for the planned one (global).
+            scale_b: scale of B, as scale_a (global).
+            scale_d: scale of D, as scale_a (global).
+            amax: receives the largest modulus in this rank's part of D; None for the planned array (local).
+            stream: on GPUs, the CUDA stream on which to run: an object with `__cuda_stream__`; None for CuPy's current
+                stream. The call returns at once, and later work on the stream sees D (local).
+
+        Returns:
+            D, with the planned descriptor. The caller may overwrite a, b and c when the call has returned (on GPUs, by
+            later work on `stream`).
+
+        Raises:
+            ArgumentError: a plan made from descriptors only; matrices that overlap; a stream on CPUs.
+            DescriptorError, DTypeError: a matrix with another descriptor or dtype than the planned one, on any rank.
+            MismatchError: ranks that passed different numbers, or C or out on some ranks only. On GPUs that push data,
+                only `Context(debug=True)` compares these arguments.
+            WorkspaceError: a rank without memory for a new D.
+            ContextError: the context or the plan is closed.
+            PeerTimeout: a rank does not arrive; the context is broken then.
+        """
+        given = scale_a, scale_b, scale_d, amax
+        scales = None if all(value is None for value in given) else given
+        return self.launch(Execution(a, b, c, out, operands, stream, scales=scales))
+
+    def launch(self, execution: Execution) -> DistMatrix:
+        """**Collective.** `execute`, perhaps inside another call: see `Execution`."""
+        runtime = self._runtime
+        if runtime is None:
+            raise self._no_context_error("execute")
+        verb = self._call if execution.call is None else execution.call[0]
+        with runtime.call("execute"):
+            return self.perform(verb, runtime, lambda: self._bound(runtime, execution))
+
+    def _bound(self, runtime: Runtime, execution: Execution) -> Bound[DistMatrix]:
+        """The arguments of an execution, compared with the planned ones on this rank."""
+        a, b, c, out, given, stream, call, _ = execution
+        self.operation.spec.check_execution(runtime, a, b, c, out, self.out, self._beta)
+        scales = self._checked_scales(runtime, execution)
+        if scales is not None and out is not None:
+            scales.check_apart("execute", runtime, out.stored("execute"))
+        operands = self._extra(runtime, self._with_scale(given, scales), out)
+        planned = self.bound
+        scalars: Mapping[str, Any]
+        if operands is None and scales is None and planned.scalars["c is given"] == (c is not None):
+            scalars = planned.scalars
+        else:
+            scalars = {**planned.scalars, "c is given": c is not None, **numbers(operands)}
+            scalars |= {} if scales is None else scales.arguments()
+        extras = Extras(self._epilogue, operands, scales, stream)
+        agrees = None if call is None else call[1]()
+        return planned._replace(scalars=scalars, reads={"A": a, "B": b}, old=c, out=out, local=extras, agrees=agrees)
+
+    # Also for the push transport
+
+    def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
+        """The epilogue's operands on this rank, checked; None without an epilogue (local)."""
+        if self._epilogue is not None:
+            return self._epilogue.operands("execute", runtime, operands, None if out is None else out.stored("execute"))
+        if operands is not None:
+            raise errors.ArgumentError("execute: operands belong to an epilogue, and none was planned; leave them out")
+        return None
+
+    def _checked_scales(self, runtime: Runtime, execution: Execution) -> Scales | None:
+        """The scales of an execution, checked; None if there are none (local)."""
+        scales = execution.scales
+        if isinstance(scales, tuple):
+            if self._scales is None:
+                raise errors.ArgumentError(
+                    "execute: scales belong to matrices of 8 bits, and none were planned; pass them to plan_matmul too"
+                )
+            return self._scales.replaced("execute", runtime, *scales)
+        return self._scales if scales is None else scales
+
+    def _with_scale(self, operands: Mapping[str, Any] | None, scales: Scales | None) -> Any:
+        """The operands of an execution's epilogue, with the scale of D, by which the epilogue ends (local)."""
+        if scales is None or scales.d is None or isinstance(operands, CheckedOperands):
+            return operands
+        assert self._epilogue is not None, "a scale of D is an operand"
+        own: Any = self._epilogue.epilogue.operands if operands is None else operands
+        return {**own, SCALE_D: scales.d} if isinstance(own, Mapping) else own
+
+
+_EXECUTORS: dict[type[ProductPlan], Any] = {
+    LocalGemm: RunLocalGemm,
+    AllGatherGemm: RunAllGatherGemm,
+    GemmReduceScatter: RunGemmReduce,
+    GemmAllReduce: RunGemmReduce,
+    SummaC: RunSummaC,
+    SummaA: RunSummaA,
+}
+_PUSHED: dict[type[ProductPlan], Any] = {
+    LocalGemm: RunLocal,
+    AllGatherGemm: RunPushGather,
+    GemmReduceScatter: RunPushReduce,
+    GemmAllReduce: RunPushReduce,
+}
+
+
+def executor(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders) -> Executor:
+    """**Collective.** The executor of a plan, with its workspace."""
+    runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtypes, orders)
+    return runner
+
+
+def pushed(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
+    """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine."""
+    runner: Pushed = _PUSHED[type(plan)](plan, backend, dtypes, orders, modes)
+    return runner

@@ -96,12 +96,10 @@ class Product:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element of op(A) or op(B)."""
         return ITEMSIZE[self.dtype]
 
     @property
     def d_itemsize(self) -> int:
-        """Bytes of an element of D."""
         return ITEMSIZE[self.dtype_d or self.dtype]
 
     @property
@@ -198,6 +196,12 @@ class ProductPlan(Plan):
     nodes: tuple[int, ...] = ()
 
     @property
+    def push_algorithm(self) -> Algorithm:
+        """The algorithm of a plan of the push transport, to which the planner gives one."""
+        assert self.algorithm is not None, "only the push transport has an algorithm"
+        return self.algorithm
+
+    @property
     def oriented(self) -> Product:
         """The product in the orientation of the algorithm."""
         return self.product.T if self.transposed else self.product
@@ -210,32 +214,26 @@ class ProductPlan(Plan):
 
     @property
     def dtype(self) -> str:
-        """Name of the dtype of op(A)."""
         return self.product.dtype
 
     @property
     def dtypes_text(self) -> str:
-        """The dtypes of the matrices."""
         return self.product.dtypes_text
 
     @property
     def d_itemsize(self) -> int:
-        """Bytes of an element of D."""
         return self.product.d_itemsize
 
     @property
     def nprocs(self) -> int:
-        """Ranks that take part."""
         return self.product.nprocs
 
     @property
     def sizes(self) -> str:
-        """m x n x k as text."""
         return f"{self.product.m} x {self.product.n} x {self.product.k}"
 
     @property
     def label(self) -> str:
-        """The plan in one line, for the titles of pictures."""
         how = "" if self.overlap else ", overlap=False"
         return f"{self.name}, {self.sizes}, {self.dtypes_text}, {ranks_text(self.nprocs)}{how}"
 
@@ -247,7 +245,6 @@ class ProductPlan(Plan):
 
     @property
     def lower_bound(self) -> float:
-        """Lower bound on the elements that the busiest rank receives, under any plan."""
         return self.product.lower_bound
 
     @property
@@ -257,7 +254,6 @@ class ProductPlan(Plan):
 
     @property
     def overlaps_messages(self) -> bool:
-        """Whether ranks multiply while messages are under way."""
         return self.overlap and self.travels and self.transport in ("message", "mixed")
 
     @property
@@ -267,7 +263,6 @@ class ProductPlan(Plan):
 
     @property
     def flops(self) -> int:
-        """Real additions and multiplications, summed over all ranks."""
         p = self.product
         return 2 * p.m * p.n * p.k * (4 if p.dtype.startswith("complex") else 1)
 
@@ -292,7 +287,6 @@ class ProductPlan(Plan):
         return self.transposed
 
     def sent_elements(self, rank: int) -> int:
-        """Elements that `rank` sends; plans that move data override it."""
         return 0
 
     @property
@@ -325,7 +319,6 @@ class ProductPlan(Plan):
         return tuple(range(stop - count, stop) for count, stop in zip(self.nodes, stops, strict=True))
 
     def operands_nbytes(self, rank: int) -> int:
-        """Bytes of A, B and D on a rank."""
         p = self.product
         operands = p.a.nelements(rank, p.m, p.k) + p.b.nelements(rank, p.k, p.n)
         return p.itemsize * operands + p.d_itemsize * p.d.nelements(rank, p.m, p.n)
@@ -352,12 +345,10 @@ class ProductPlan(Plan):
         return ranks
 
     def title(self) -> str:
-        """The product and its sizes."""
         p = self.product
         return f"D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k)"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        """The distributions of op(A), op(B) and D."""
         p = self.product
         yield "op(A)", f"{p.m} x {p.k}, {p.a}"
         yield "op(B)", f"{p.k} x {p.n}, {p.b}"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pblas import errors
 from pblas.backends.local_step import local_error
 from pblas.backends.push_engine import is_array
-from pblas.matmul.planned import Execution, PlannedMatmul
-from pblas.matmul.product import Extras, numbers
+from pblas.matmul.product import Execution, Extras, PlannedMatmul, numbers
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:
@@ -99,7 +98,6 @@ class PushedMatmul(PlannedMatmul):
         return self._published_d is None or (out is not None and out.key[:2] == self._published_d)
 
     def close(self) -> None:
-        """Drop the workspace and the table of known matrices (local)."""
         super().close()
         self._known.clear()
         self._recorded = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.layouts.messages import receives, sends
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
-    from pblas.matmul.operands import Operands
+    from pblas.matmul.local_gemm_run import Operands
     from pblas.matmul.summa_plan import Summa
     from pblas.matmul.triangle import Triangle
 
@@ -28,14 +29,6 @@ class Partials:
     """**Collective.** The partial products of a plan, in panels of columns.
 
     Every owner adds the partial products of layers 0, 1, ... in this order: the same bits with every transport.
-
-    Args:
-        backend: the ranks and their memory (global).
-        plan: the plan (global).
-        panels: (n0, n1) of each panel: one with all columns, or several if all ranks form all of them (global).
-        dtypes: of D and of partial products that travel (global).
-        order: storage order of D in the plan's orientation, "F" or "C" (global).
-        triangle: the elements of D that are written, if not all (global).
     """
 
     def __init__(
@@ -45,7 +38,7 @@ class Partials:
         panels: Sequence[tuple[int, int]],
         dtypes: ProductDtypes,
         order: Literal["F", "C"],
-        triangle: Triangle | None = None,
+        triangle: Triangle | None = None,  # elements of D that are written, if not all
     ) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtypes.d, order
         self._triangle, trapezoid = triangle, None if triangle is None else triangle.trapezoid
@@ -73,14 +66,8 @@ class Partials:
             target = plan.sums.part(0, formed.rows.n, n0, n1)
             layers = [formed.layer(l) for l in plan.cuboids.layers]
             source_matrix = self._source_matrices[s % 2]
-            self._movements.append(
-                [
-                    Movement(
-                        source_matrix, target, cut, placement=layer, trapezoid=trapezoid, buffers=buffers, tag=TAG_PART
-                    )
-                    for layer in layers
-                ]
-            )
+            moved = partial(Movement, source_matrix, target, cut, trapezoid=trapezoid, buffers=buffers, tag=TAG_PART)
+            self._movements.append([moved(placement=layer) for layer in layers])
             sources = [layer.part(*cut) for layer in layers]
             self._readers.append(self._near(move.peer for source in sources for move in sends(source, target, rank)))
             self._sources.append(self._near(move.peer for source in sources for move in receives(source, target, rank)))
@@ -91,42 +78,29 @@ class Partials:
 
     def _prepare_sums(self, buffers: Buffers) -> None:
         """Memory for sums that are not formed in D, and their transfer to D."""
-        backend, plan, rank = self._backend, self._plan, self._backend.rank
+        backend, plan, rank, placement = self._backend, self._plan, self._backend.rank, self._plan.sum_placement
+        shape = plan.sums.local_shape(rank)
         self._sums: Array | None = None
         self._sums_matrix: SourceMatrix | None = None
-        shape = plan.sums.local_shape(rank)
-        if plan.sum_placement is None:
-            if self._total != self._dtype:
-                self._sums = self._private(shape)
-        else:
-            nbytes = (
-                max(1, plan.sum_placement.rows.max_count * plan.sum_placement.columns.max_count) * self._dtype.itemsize
-            )
+        if placement is not None:
+            nbytes = max(1, placement.rows.max_count * placement.columns.max_count) * self._dtype.itemsize
             block = backend.allocate_scratch(nbytes, window=backend.shared)
             self._blocks.append(block)
-            self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
-            same = self._total == self._dtype
-            self._sums = self._rounded if same else self._private(shape)
-            self._sums_matrix = SourceMatrix(backend, plan.sum_placement, self._dtype, self._order)
+            self._sums = self._rounded = backend.peer_block(block, rank, 0, shape, self._dtype, self._order)
+            self._sums_matrix = SourceMatrix(backend, placement, self._dtype, self._order)
             self._sums_matrix.publish(self._rounded)
             d = placed(plan.oriented.d)
             self._last = Movement(self._sums_matrix, d, buffers=buffers, tag=TAG_SUM)
-            self._sum_readers = self._near(move.peer for move in sends(plan.sum_placement, d, rank))
-            self._sum_sources = self._near(move.peer for move in receives(plan.sum_placement, d, rank))
+            self._sum_readers = self._near(move.peer for move in sends(placement, d, rank))
+            self._sum_sources = self._near(move.peer for move in receives(placement, d, rank))
             self._workspace_nbytes += int(self._rounded.nbytes)
-        if self._sums is not None and self._total != self._dtype:
-            self._workspace_nbytes += int(self._sums.nbytes)
-
-    def _private(self, shape: tuple[int, int]) -> Array:
-        """Private memory for sums."""
-        arrays = self._backend.arrays
-        memory = own_memory(self._backend, shape[0] * shape[1] * self._total.itemsize)
-        sums: Array = arrays.array(memory, shape, self._total, self._order)
-        return sums
+        if self._total != self._dtype:  # sums have more bits than D
+            memory = own_memory(backend, shape[0] * shape[1] * self._total.itemsize)
+            self._sums = backend.arrays.array(memory, shape, self._total, self._order)
+            self._workspace_nbytes += shape[0] * shape[1] * self._total.itemsize
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of this rank's partial products, messages and sums."""
         return self._workspace_nbytes + self._buffers.nbytes
 
     def begin(self, x: Operands) -> None:
@@ -157,6 +131,7 @@ class Partials:
         backend, channel = self._backend, self._backend.channel
         backend.sync()
         self._follow_products()
+        # partial D[m, n] of this layer to the owners of D[m, n]
         for movement in self._movements[s]:
             movement.begin()
         self._signals += [channel.signal(peer, TAG_READY) for peer in self._readers[s]]
@@ -174,7 +149,7 @@ class Partials:
         last = self._plan.sums.local_offset(0, n1, backend.rank)[1]
         out, put = self._target[:, first:last], Scaling(1.0, self._x.beta) if self._adds else COPY
         for movement in self._movements[s]:
-            # D[i, j] = beta C[i, j] + partial product of the first layer, += that of the next
+            # D[m, n] = beta C[m, n] + partial D[m, n] of the first layer, += that of the next
             movement.receive(out, put)
             put = ADD
         with backend.arrays.on_side_lane():
@@ -224,4 +199,5 @@ class Partials:
         for transfer in [channel.await_signal(peer, TAG_SUM) for peer in self._sum_sources]:
             backend.wait(transfer.done, f"{self._plan.name}: sums of other ranks")
         backend.sync()
+        # D[m, n] = beta C[m, n] + the sums, which arrive from the ranks that formed them
         self._last.finish(x.result, put)

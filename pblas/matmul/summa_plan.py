@@ -77,17 +77,14 @@ class Cuboids:
 
     @property
     def nlayers(self) -> int:
-        """Number of layers that have a part of K."""
         return min(self.k.nblocks, self.k.nprocs)
 
     @property
     def layers(self) -> list[int]:
-        """The layers that have a part of K."""
         return sorted((self.k.src + b) % self.k.nprocs for b in range(self.nlayers))
 
     @property
     def T(self) -> Cuboids:
-        """The arrangement for the transposed product."""
         i, j, l = self.strides
         return Cuboids(self.n, self.m, self.k, (j, i, l))
 
@@ -200,17 +197,14 @@ class Summa(ProductPlan):
 
     @property
     def a(self) -> Placement:
-        """The placement of op(A), in the plan's orientation."""
         return placed(self.product.b).T if self.transposed else placed(self.product.a)
 
     @property
     def b(self) -> Placement:
-        """The placement of op(B), in the plan's orientation."""
         return placed(self.product.a).T if self.transposed else placed(self.product.b)
 
     @property
     def d(self) -> Placement:
-        """The placement of D, in the plan's orientation."""
         return placed(self.product.d).T if self.transposed else placed(self.product.d)
 
     @property
@@ -220,12 +214,10 @@ class Summa(ProductPlan):
 
     @property
     def sums(self) -> Placement:
-        """The placement in which partial products are added."""
         return self.sum_placement or self.d
 
     @property
     def busiest_multiplies(self) -> int:
-        """The largest cuboid."""
         return self.cuboids.flops // 2
 
     @property
@@ -244,7 +236,6 @@ class Summa(ProductPlan):
         return 1
 
     def received_elements(self, rank: int) -> int:
-        """Elements of op(A) and op(B) that the rank's cuboid needs and the rank does not have."""
         return sum(self.arriving_elements(rank))
 
     def arriving_elements(self, rank: int) -> tuple[int, int]:
@@ -355,7 +346,6 @@ class Summa(ProductPlan):
             yield "", "such layouts are allowed; the bytes that they cost are part of 'received'"
 
     def _how(self) -> str:
-        """The width of the panels."""
         return f"panels of {self.width} along {self._dimension}"
 
 
@@ -379,17 +369,14 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     @property
     def panelled(self) -> int:
-        """A layer's share of K."""
         return self.cuboids.k.max_count
 
     @property
     def _dimension(self) -> str:
-        """K, whatever the orientation."""
         return "k"
 
     @property
     def panel_layers(self) -> int:
-        """Each layer has its share of K."""
         return self.cuboids.k.nprocs
 
     @property
@@ -479,11 +466,9 @@ Panel(start=2, stop=4, owner=1)], 256)
         """Panels along K; `rows`: rows of D that a step multiplies on average, None for all."""
         cuboids, itemsize = self.cuboids, self.product.itemsize
         position = cuboids.d.coordinates(view.rank)
-        m, n, k = (
-            (0, 0, 0)
-            if position is None
-            else (cuboids.m.count(position[0]), cuboids.n.count(position[1]), cuboids.k.count(position[2]))
-        )
+        m = n = k = 0
+        if position is not None:
+            m, n, k = (split.count(i) for split, i in zip((cuboids.m, cuboids.n, cuboids.k), position, strict=True))
         a, b = self.a, self.b
         arrives = [itemsize * count for count in self.arriving_elements(view.rank)]
         if position is not None and k:
@@ -523,12 +508,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         its shard, once for each rank that multiplies it.
         """
         rows, columns, itemsize = self.cuboids.m.max_count, self.cuboids.n.max_count, self.product.itemsize
-        a, b, (p1, p2, _), inner = (
-            self.a,
-            self.b,
-            self.cuboids.extents,
-            self.cuboids.k,
-        )
+        a, b, (p1, p2, _), inner = self.a, self.b, self.cuboids.extents, self.cuboids.k
         width = min(self.width, inner.max_count, *((a.columns.max_count,) if self.by_owner else ()))
         arrives, leaves = min(2 * _SPARE * width, inner.max_count), 3 * _SPARE * width * self.cuboids.nlayers
         from_a = min(leaves, a.columns.max_count) * a.rows.max_count * p2
@@ -543,11 +523,9 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     @property
     def _panels_of(self) -> str:
-        """The operands that are cut into panels, as text."""
         return "op(A) and op(B)"
 
     def moves(self) -> str:
-        """The panels, and the partial products if there are any."""
         text = f"panels of {self._panels_of} along k to the ranks of D's blocks"
         if self.in_place:
             return text
@@ -573,7 +551,6 @@ class SummaA(Summa):
 
     @property
     def _dimension(self) -> str:
-        """N of the plan's orientation."""
         return "m" if self.transposed else "n"
 
     @property
@@ -639,7 +616,6 @@ class SummaA(Summa):
         return itemsize * count + self._partials_nbytes(2, width, min(width, self.sums.columns.max_count))
 
     def moves(self) -> str:
-        """The panels that arrive, and the partial products that leave."""
         stays, arrives, line = ("B", "A", "m") if self.transposed else ("A", "B", "n")
         text = f"panels of op({arrives}) along {line} to the blocks of op({stays}), partial products to the owners of D"
         return text if self.stays else f"op({stays}) to its ranks, then {text}"

@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 
 class Triangle:
-    """The elements of a triangle or trapezoid in this rank's shard.
-
-    Args:
-        backend: the rank and its arrays (local).
-        place: placement of the matrix (global).
-        trapezoid: the elements (global).
-        order: storage order of the local arrays, "F" or "C" (global).
-    """
+    """The elements of a triangle or trapezoid in this rank's shard."""
 
     def __init__(self, backend: Any, place: Placement, trapezoid: Trapezoid, order: Literal["F", "C"]) -> None:
         self.trapezoid = trapezoid

@@ -36,14 +36,7 @@ def product_with_array(a: DistMatrix, array: Any, *, left: bool = False) -> Dist
 
 @dataclass(frozen=True, eq=False)
 class Replication(Operation[DistMatrix]):
-    """A replicated matrix, from an array of two dimensions that all ranks have.
-
-    Args:
-        array: descriptor of the matrix (global).
-        dtype: of the matrix (global).
-        a: descriptor of the other matrix of the call (global).
-        conjugated: whether that is a conjugated view (global).
-    """
+    """A replicated matrix, from an array of two dimensions that all ranks have."""
 
     noun: ClassVar[str] = "replication"
 
@@ -92,15 +85,12 @@ class RunReplication(Exchanging):
         self._backend = backend
 
     def publish(self, _: tuple[Array, Array]) -> bool:
-        """Nothing; see `Executor`."""
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        """Nothing; see `Executor`."""
         return False
 
     def run(self, x: tuple[Array, Array]) -> None:
-        """A := the array (local)."""
         self._backend.copy(*x)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.core.operation import Executor
     from pblas.layouts.placement import Placement
-    from pblas.matmul.operands import Operands
+    from pblas.matmul.local_gemm_run import Operands
     from pblas.symmetric.structured_plan import Structure
 
 TAG_MIRROR, TAG_COMPLETE = 1027, 1028

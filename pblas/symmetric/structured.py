@@ -28,9 +28,8 @@ from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.matmul.executors import executor
-from pblas.matmul.local_gemm_run import RunScaling
-from pblas.matmul.operands import Operands, Orders
+from pblas.matmul.local_gemm_run import Operands, Orders, RunScaling
+from pblas.matmul.product import executor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import checked_factor, checked_flag, shared_descriptor
 from pblas.simulation.hardware import find_hardware

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas.layouts.messages import Move
-from pblas.matmul.operands import Orders
-from pblas.matmul.summa_c_run import RunSummaC
+from pblas.matmul.local_gemm_run import Orders
 from pblas.matmul.summa_partials import Partials
 from pblas.matmul.summa_plan import placed
+from pblas.matmul.summa_run import RunSummaC
 from pblas.matmul.triangle import Triangle
 from pblas.redistribution.packing import COPY, Message, Scaling
 from pblas.redistribution.transfer import own_memory
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.rectangles import Rectangle
-    from pblas.matmul.operands import Operands
+    from pblas.matmul.local_gemm_run import Operands
     from pblas.matmul.summa_plan import Panel
     from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
 
@@ -78,10 +78,7 @@ class _Term(RunSummaC):
     def add(self, x: Operands, total: Array, beta: complex) -> None:
         """Sums := alpha op(A) op(B) + beta sums, in the rectangles."""
         self._multiply_panels(x, total, beta, total)
-        for panels in (self._a, self._b):
-            panels.end()
-        for source_matrix in self._source_matrices:
-            source_matrix.release()
+        self._end()
 
 
 class RunRankUpdate:

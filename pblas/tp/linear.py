@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from pblas import errors
 from pblas.backends.dtypes import ArrayT
-from pblas.matmul.scales import scaled
+from pblas.matmul.epilogue_arguments import scaled
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
 from pblas.tp.partitioning import GATHER, REDUCE, SCATTER

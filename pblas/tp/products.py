@@ -22,9 +22,8 @@ from pblas.core.checks import shares_memory
 from pblas.layouts.checks import checked_int
 from pblas.matmul.api import plan_matmul
 from pblas.matmul.arguments import checked_wire
-from pblas.matmul.epilogue_arguments import CheckedOperands
-from pblas.matmul.planned import Execution
-from pblas.matmul.scales import Scales
+from pblas.matmul.epilogue_arguments import CheckedOperands, Scales
+from pblas.matmul.product import Execution
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import checked_dtype, checked_flag, name_of, spelled

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pblas.matmul.summa_panels import SLOTS, Panels
+from pblas.matmul.summa_run import SLOTS, Panels
 from pblas.redistribution.packing import COPY, Scaling
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix
 

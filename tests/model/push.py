@@ -16,7 +16,7 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor
-from pblas.matmul.choose_algorithm import doubling
+from pblas.matmul.choose_granularity import doubling
 from pblas.matrices.scatter_gather import part_of
 from pblas.plans.algorithm import Algorithm
 from tests.common.ranks import COMM

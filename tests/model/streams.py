@@ -33,7 +33,6 @@ from typing import Generic, Literal, TypeVar
 from pblas.backends.engine_limits import LANES, Lane
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.product_plan import ProductPlan
-from pblas.matmul.push.schedules.builder import receive_order, send_order, starts
 from pblas.matmul.push.schedules.operations import (
     MAX_PHASES,
     PARTS,
@@ -55,6 +54,9 @@ from pblas.matmul.push.schedules.operations import (
     Sum,
     Wait,
     WaitTile,
+    receive_order,
+    send_order,
+    starts,
 )
 from pblas.matmul.push.schedules.schedule import handshake, schedule
 from pblas.plans.partition import flat_share
@@ -272,7 +274,7 @@ def _arrivals(kernel: GemmAsArriving) -> Iterator[Op]:
 def _reduction(kernel: GemmReduce, index: int) -> Iterator[Op]:
     """From operation `index` on: for each strip its GEMM, the sum of own lines, and later operations of other lanes."""
     steps, made, after = list[Op](), 0, tuple[int, ...]()
-    for op in (*kernel.beside, WaitTile(kernel.lane, len(kernel.strips) - 1)):
+    for op in (*kernel.concurrent, WaitTile(kernel.lane, len(kernel.strips) - 1)):
         if isinstance(op, WaitTile):
             steps += [step for strip in kernel.strips[made : op.number + 1] for step in _strip(kernel.lane, strip)]
             made, after = max(made, op.number + 1), (index + len(steps) - 1,)
@@ -292,8 +294,8 @@ def _strip(lane: Lane, strip: Strip) -> Iterator[Op]:
         if strip.parts:
             yield Wait(lane, strip.phase, tuple(part.slot for part in strip.parts))
         yield Sum(lane, strip.parts, strip.lines, strip.target)
-        if strip.offered is not None:
-            yield CopyOut(lane, strip.target, strip.offered)
+        if strip.published is not None:
+            yield CopyOut(lane, strip.target, strip.published)
     for put in strip.puts:
         yield put
         yield Signal(lane, (put.peer,), strip.signal_phase)

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.engine_limits import COPY_RATE, COPY_US
 from pblas.backends.push_engine import Output, Portion
-from pblas.matmul.index_runs import IndexRuns, gemm_runs
-from pblas.matmul.push.base_run import RunPush, column_blocks, is_one_run
+from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
+from pblas.matmul.push.base_run import RunPush, Stack, column_blocks, is_one_run
 from pblas.matmul.push.schedules.operations import AllGather, Arrival, Block, GemmAsArriving, Multiply, Op
-from pblas.matmul.push.stacked import Stack
 from pblas.plans.partition import padded
 
 if TYPE_CHECKING:
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.engine_limits import Flag, Lane
+    from pblas.matmul.local_gemm_run import Operands, Orders
     from pblas.matmul.one_dimensional_plan import AllGatherGemm
-    from pblas.matmul.operands import Operands, Orders
     from pblas.matmul.push.base_run import Order
 
 
@@ -60,7 +59,7 @@ class RunPushGather(RunPush):
         elif x.old is not None and x.old is not x.result:
             self._engine.copy("main", x.old, x.result)
         self._walk(self._ops, x.unfinished if self._along_k else x)
-        if self._sums is not None and x.result.size:
+        if self._sums is not None and x.result.size:  # D = epilogue(sums + beta C), rounded
             self._engine.sum("main", [self._d], Output(x.result, x.beta, x.old, x.finish))
         elif self._along_k:  # several GEMMs add to D
             self._engine.finish("main", x.finish, x.result)
@@ -78,11 +77,9 @@ class RunPushGather(RunPush):
                 raise AssertionError(op)
 
     def _source(self, block: Block, x: Operands) -> Array:
-        """The lines of this rank that a put reads."""
         return x.right[block.start : block.stop] if self._along_k else x.right[:, block.start : block.stop]
 
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
-        """Destination of a put: bytes from the start of the peer's workspace, and storage order."""
         return self._gathered.offset(block.start), self._gathered.order
 
     def _multiply(self, lane: Lane, operand: Block, x: Operands) -> None:
@@ -97,7 +94,6 @@ class RunPushGather(RunPush):
         for start, stop, blocks in parts:
             lines = self._lines(start, stop)
             if blocks > 1 and not self._along_k and is_one_run(lines, self._m) and not any(x.conj):
-                # D[:, j] of all blocks at once: in each of them the lines are fast
                 (m_x, m_d, rows), (first, _, _) = self._m.runs[0], lines.runs[0]
                 tall = self._engine.array(
                     stack.offset(start), (blocks * self._product.k, (stop - start) // blocks), self._dtypes.b, "C"
@@ -105,6 +101,7 @@ class RunPushGather(RunPush):
                 right = tall.reshape(blocks, self._product.k, -1)
                 block = slice(m_d, m_d + rows), slice(first, first + stop - start)
                 d = column_blocks(self._d[block], blocks)
+                # D[i, j] = alpha op(A)[i, :] op(B)[:, j] + beta C[i, j], a batch of the columns j of several shards
                 gemm(x.alpha, x.left[m_x : m_x + rows], right, self._beta, d)
                 self._engine.finish(lane, x.finish_of(itemgetter(block)), self._d[block])
                 continue
@@ -119,6 +116,7 @@ class RunPushGather(RunPush):
                 if operand.buffer != "shard":
                     right = self._engine.array(stack.offset(begin), stack.shape(width), self._dtypes.b, stack.order)
                 finish = None if self._along_k else x.finish
+                # D[i, j] = alpha op(A)[i, k] op(B)[k, j] + beta C[i, j]   (or += along k, from the second shard on)
                 gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm, finish=finish)
                 if self._along_k:
                     self._beta = 1.0

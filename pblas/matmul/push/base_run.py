@@ -9,16 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
 from pblas.backends.local_step import LocalStep
 from pblas.backends.push_engine import EXACT
-from pblas.matmul.index_runs import IndexRuns
+from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
 from pblas.matmul.one_dimensional_plan import GemmAllReduce
-from pblas.matmul.push.schedules.builder import shard_starts
-from pblas.matmul.push.schedules.operations import MAX_PHASES, Block, Burst, Op, Put, Signal, Wait
+from pblas.matmul.push.schedules.operations import MAX_PHASES, Block, Burst, Op, Put, Signal, Wait, shard_starts, starts
 from pblas.matmul.push.schedules.schedule import handshake, schedule
+from pblas.plans.partition import padded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.engine_limits import Lane
     from pblas.backends.push_engine import Engine, GemmModes
+    from pblas.matmul.local_gemm_run import Operands, Orders
     from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmReduceScatter
-    from pblas.matmul.operands import Operands, Orders
+    from pblas.matmul.product_plan import ProductPlan
 
     Order = Literal["F", "C"]
 
@@ -42,7 +44,6 @@ class Pushed(ABC):
 
     @property
     def workspace_nbytes(self) -> int:
-        """Bytes of workspace that this rank holds (local)."""
         return 0
 
     @property
@@ -70,17 +71,7 @@ class Pushed(ABC):
 
 
 class RunPush(Pushed):
-    """Runs the schedule of a plan on one rank.
-
-    **Collective**, since the workspace may have to grow.
-
-    Args:
-        plan: what to run, with an algorithm (global).
-        backend: ranks, memory and the engine (global).
-        dtypes: of the matrices and of partial products that travel, in the plan's orientation (global).
-        orders: storage orders in the plan's orientation (global).
-        modes: how its GEMMs are computed (global).
-    """
+    """Runs the schedule of a plan on one rank. **Collective**, since the workspace may have to grow."""
 
     _nbytes: int
     """Bytes of the workspace in each parity."""
@@ -208,6 +199,42 @@ class RunPush(Pushed):
         return IndexRuns.global_to_local(ranges)
 
 
+class Stack:
+    """Consecutive tight blocks of memory, one per rank. If lines are contiguous, all blocks form one matrix."""
+
+    def __init__(self, counts: list[int], across: int, order: Order, axis: Literal[0, 1], itemsize: int) -> None:
+        self.first: list[int] = starts(counts)
+        self.order = order
+        self._across = across
+        self._axis = axis  # 1: lines are columns, 0: rows
+        self.slow: bool = (order == "F") == (axis == 1)
+        self._line_nbytes = across * itemsize
+        self.nbytes: int = padded(self.first[-1] * self._line_nbytes)
+
+    def offset(self, start: int) -> int:
+        """Bytes before a line; if lines are strided, before the first line of a block."""
+        return start * self._line_nbytes
+
+    def shape(self, lines: int) -> tuple[int, int]:
+        return (self._across, lines) if self._axis else (lines, self._across)
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """An interval of lines as (start, stop, blocks): one matrix each, or equal blocks for one batch."""
+        if self.slow:
+            yield start, stop, 1
+            return
+        groups: list[tuple[int, int, int]] = []
+        for a, b in pairwise(self.first):
+            if max(a, start) < min(b, stop):
+                assert start <= a, "a block of strided lines is used as a whole"
+                assert b <= stop, "a block of strided lines is used as a whole"
+                if groups and (groups[-1][1] - groups[-1][0]) // groups[-1][2] == b - a:
+                    groups[-1] = (groups[-1][0], b, groups[-1][2] + 1)
+                else:
+                    groups.append((a, b, 1))
+        yield from groups
+
+
 def column_blocks(x: Array, count: int) -> Array:
     """Equal blocks of the columns of a matrix as a batch of matrices, in the same memory.
 
@@ -219,7 +246,6 @@ def column_blocks(x: Array, count: int) -> Array:
 
 
 def is_one_run(*dimensions: IndexRuns) -> bool:
-    """Whether each of these dimensions is one run."""
     return all(len(runs.runs) == 1 for runs in dimensions)
 
 
@@ -234,3 +260,27 @@ def _cut(ranges: list[tuple[int, int]], start: int, stop: int) -> Iterator[tuple
         if a < b:
             yield g0, a - local, b - local
         local += g1 - g0
+
+
+class RunLocal(Pushed):
+    """Runs a LocalGemm plan on an engine, on one rank."""
+
+    def __init__(
+        self, plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes = EXACT
+    ) -> None:
+        del dtypes, orders
+        self._engine, self._modes = backend.engine(plan.queue), modes
+        self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
+
+    def run(self, x: Operands) -> None:
+        with self._engine.call(None):
+            x, k = self._converted(x), x.right.shape[0]
+            if x.alpha == 0 or not k:
+                self._engine.scale("main", x.beta, x.result if x.old is None else x.old, x.result)
+                self._engine.finish("main", x.finish, x.result)
+                return
+            if x.old is not None and x.old is not x.result:
+                self._engine.copy("main", x.old, x.result)
+            n, gemm = IndexRuns.whole(x.result.shape[1]), self._gemm("main", x)
+            operands = x.alpha, x.left, x.right, x.beta, x.result
+            gemm_runs(*operands, self._m, n, IndexRuns.whole(k), x.conj, gemm, finish=x.finish)

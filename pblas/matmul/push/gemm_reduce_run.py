@@ -7,10 +7,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.push_engine import Output, Portion
-from pblas.matmul.index_runs import IndexRuns, gemm_runs
+from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
 from pblas.matmul.one_dimensional_plan import GemmAllReduce
-from pblas.matmul.push.base_run import RunPush, column_blocks, is_one_run
-from pblas.matmul.push.schedules.builder import algorithm_of
+from pblas.matmul.push.base_run import RunPush, Stack, column_blocks, is_one_run
 from pblas.matmul.push.schedules.operations import (
     AllReduce,
     Block,
@@ -26,14 +25,13 @@ from pblas.matmul.push.schedules.operations import (
     Sum,
     WaitTile,
 )
-from pblas.matmul.push.stacked import Stack
 from pblas.plans.partition import flat_share, padded
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.engine_limits import Flag, Lane
+    from pblas.matmul.local_gemm_run import Operands, Orders
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter
-    from pblas.matmul.operands import Operands, Orders
     from pblas.matmul.push.base_run import Order
 
 _MOST_SENT_NBYTES = 16 << 20  # to one rank; larger partial products are pulled, or pushed and added by two kernels
@@ -110,8 +108,10 @@ class RunPushReduce(RunPush):
                 arrays = [self._slot(part) for part in parts]
                 if own_block is not None:
                     arrays.append(self._partial_block(own_block))
+                # D[:, j] = partial D[:, j] of the other ranks + the own one + beta C[:, j], then the epilogue
                 engine.sum(lane, arrays, self._lines_of(target, x))
             case AllReduce(lane, shots, source, target, phase):
+                # D[:, j] = sum of all ranks' partial D[:, j] + beta C[:, j], on every rank
                 output, ranks = self._lines_of(target, x), self._contributing
                 if shots == 1:
                     engine.one_shot(lane, self._partial_block(source), self._slots, ranks, output)
@@ -122,6 +122,7 @@ class RunPushReduce(RunPush):
                 blocks = [Block("partial", a, b) for a, b in pairwise(self._partial.first)]
                 own = [self._partial_block(block) for block in blocks]
                 output = Output(x.result, x.beta, x.old, x.finish)
+                # D[:, j] = sum of all ranks' partial D[:, j] + beta C[:, j], on the owner of columns j
                 engine.reduce_scatter(lane, own, self._partial.order, self._slots, self._contributing, output)
             case CopyOut():
                 self._copy_out(op, x)
@@ -134,22 +135,20 @@ class RunPushReduce(RunPush):
 
     @property
     def bound(self) -> bool:
-        """Whether a D is bound, whose addresses the peers know."""
         return self._bound is not None
 
     def bind(self, d: Array | None) -> None:
-        """**Collective.** See `Pushed.bind`."""
-        puts = isinstance(self._plan, GemmAllReduce) and algorithm_of(self._plan).kind != "tile_signals"
+        puts = isinstance(self._plan, GemmAllReduce) and self._plan.push_algorithm.kind != "tile_signals"
         peer_addresses = self._engine.peer_addresses(d) if puts else None
-        self._bound = None if d is None or peer_addresses is None else (self._place(d), peer_addresses)
+        self._bound = None if d is None or peer_addresses is None else (self._memory(d), peer_addresses)
 
-    def _place(self, d: Array) -> Any:
+    def _memory(self, d: Array) -> Any:
         """Shape, strides and address: two equal arrays are the same memory."""
         return d.shape, d.strides, self._address(d)
 
     def _peer_addresses(self, x: Operands, block: Block) -> list[int] | None:
         """Address of a block of D on every rank, if D is the bound one."""
-        if self._bound is None or self._bound[0] != self._place(x.result):
+        if self._bound is None or self._bound[0] != self._memory(x.result):
             return None
         return [address + self._results.offset(block.start) for address in self._bound[1]]
 
@@ -162,7 +161,6 @@ class RunPushReduce(RunPush):
     # Blocks
 
     def _source(self, block: Block, x: Operands) -> Array:
-        """The lines of this rank that a put reads."""
         return x.result[:, block.start : block.stop] if block.buffer == "result" else self._partial_block(block)
 
     def _target_at(self, peer: int, block: Block, x: Operands) -> tuple[int, Order]:
@@ -230,32 +228,34 @@ class RunPushReduce(RunPush):
     def _multiply_reduce(self, index: int, op: GemmReduce, x: Operands) -> None:
         """Partial D[:, j] = alpha op(A)[:, k] op(B)[k, j] for the owners of columns j; own columns of D := sums."""
         engine, lane, strips, made = self._engine, op.lane, iter(op.strips), 0
-        at_once = self._multiply_at_once(op, x)
-        for beside in op.beside:
-            if not isinstance(beside, WaitTile):
-                self._walk((beside,), x)
-            elif at_once:
-                engine.await_tile_flag(beside.lane, beside.number)
+        one_kernel = self._multiply_by_one_kernel(op, x)
+        for other in op.concurrent:
+            if not isinstance(other, WaitTile):
+                self._walk((other,), x)
+            elif one_kernel:
+                engine.await_tile_flag(other.lane, other.number)
             else:
-                for strip in islice(strips, beside.number + 1 - made):
+                for strip in islice(strips, other.number + 1 - made):
                     self._make(lane, strip, x)
-                made = beside.number + 1
-                engine.mark(lane, (index, beside.number))
-                engine.follow(beside.lane, [(index, beside.number)])
-        for strip in () if at_once else strips:
+                made = other.number + 1
+                engine.mark(lane, (index, other.number))
+                engine.follow(other.lane, [(index, other.number)])
+        for strip in () if one_kernel else strips:
             self._make(lane, strip, x)
 
     def _make(self, lane: Lane, strip: Strip, x: Operands) -> None:
         """Compute one strip by separate kernels."""
         engine = self._engine
+        # partial D[:, j] = alpha op(A)[:, k] op(B)[k, j]
         self._multiply(lane, strip.lines, x)
         if strip.target is not None:
             engine.wait(lane, strip.phase, [part.slot for part in strip.parts], self._step(strip.phase))
             parts, output = [self._slot(part) for part in strip.parts], self._lines_of(strip.target, x)
+            # D[:, j] = partial D[:, j] of the other ranks + the own one + beta C[:, j]
             engine.sum(lane, [*parts, self._partial_block(strip.lines)], output)
-            if strip.offered is not None:
-                engine.copy(lane, output.out, self._result_block(strip.offered))
-        if strip.puts:
+            if strip.published is not None:
+                engine.copy(lane, output.out, self._result_block(strip.published))
+        if strip.puts:  # partial D[:, j] to the owner of columns j, or D[:, j] to all ranks
             self._burst(lane, strip.puts, strip.signal_phase, [put.peer for put in strip.puts], (), x)
 
     def _copy_out(self, copy: CopyOut, x: Operands) -> None:
@@ -268,12 +268,12 @@ class RunPushReduce(RunPush):
     def _get_of(self, get: Get, x: Operands) -> tuple[int, int, Array]:
         return get.peer, self._result_at(get.source), self._source(get.target, x)
 
-    def _multiply_at_once(self, op: GemmReduce, x: Operands) -> bool:
+    def _multiply_by_one_kernel(self, op: GemmReduce, x: Operands) -> bool:
         """Compute all strips by one kernel; false, without an effect, if no kernel supports them."""
         lines = [self._lines(strip.lines.start, strip.lines.stop) for strip in op.strips]
         if self._wide is not None or self._wire != self._dtype or not is_one_run(self._k, *lines):
             return False
-        portions, awaited = list[Portion](), {wait.number for wait in op.beside if isinstance(wait, WaitTile)}
+        portions, awaited = list[Portion](), {wait.number for wait in op.concurrent if isinstance(wait, WaitTile)}
         for number, strip in enumerate(op.strips):
             tile_flag, factors = number if number in awaited else -1, self._factors(strip.lines, x)
             if strip.target is None:
@@ -281,9 +281,9 @@ class RunPushReduce(RunPush):
                 continue
             output = self._lines_of(strip.target, x)
             d, old = output.out, output.old
-            places = self._places(strip, d.shape, x)
-            if strip.offered is not None:
-                places = (*places, (self._result_block(strip.offered), None))
+            places = self._destinations(strip, d.shape, x)
+            if strip.published is not None:
+                places = (*places, (self._result_block(strip.published), None))
             # Own lines whose parts were stored two pieces before are interleaved with the last piece.
             interleaved = sum(earlier.phase > strip.phase + 2 for earlier in op.strips[:number]) if strip.puts else 0
             portions.append(
@@ -291,7 +291,7 @@ class RunPushReduce(RunPush):
                     *(*factors, d),
                     tile_flag=tile_flag,
                     terms=tuple((self._slot(part), (part.slot, strip.phase)) for part in strip.parts),
-                    terms_late=algorithm_of(self._plan).kind == "fused_stores",
+                    terms_late=self._plan.push_algorithm.kind == "fused_stores",
                     old=old,
                     places=places,
                     interleaved=interleaved,
@@ -306,14 +306,14 @@ class RunPushReduce(RunPush):
         factors, block = self._factors(strip.lines, x), self._partial_block(strip.lines)
         if not strip.puts:
             return Portion(*factors, block, tile_flag=tile_flag, partial=True)
-        ((place, flag),) = self._places(strip, block.shape, x)
+        ((place, flag),) = self._destinations(strip, block.shape, x)
         return Portion(*factors, place, signal=flag, partial=True)
 
-    def _places(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
+    def _destinations(self, strip: Strip, shape: tuple[int, int], x: Operands) -> tuple[tuple[Array, Flag | None], ...]:
         """A strip's destinations at peers, each with the flag to set after the store."""
-        return tuple((self._place_at(put, shape, x), (put.peer, strip.signal_phase)) for put in strip.puts)
+        return tuple((self._destination(put, shape, x), (put.peer, strip.signal_phase)) for put in strip.puts)
 
-    def _place_at(self, put: Put, shape: tuple[int, int], x: Operands) -> Array:
+    def _destination(self, put: Put, shape: tuple[int, int], x: Operands) -> Array:
         """The destination of a put, as an array in the peer's memory."""
         offset, order = self._target_at(put.peer, put.target, x)
         return self._engine.place(put.peer, offset, shape, self._dtype, order)

@@ -13,7 +13,7 @@ from pblas import MatrixDescriptor
 from pblas.backends import cache_file as store
 from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.stream_engine import StreamEngine
-from pblas.matmul.choose_algorithm import SHORTLIST_LENGTH
+from pblas.matmul.choose_granularity import SHORTLIST_LENGTH
 from pblas.matmul.product_plan import ProductPlan
 from tests.common.ranks import COMM, check_product, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.products.products import Run

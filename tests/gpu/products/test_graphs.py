@@ -21,8 +21,7 @@ from pblas.backends.nvshmem.hopper import compile as hopper_kernels
 from pblas.backends.nvshmem.stream_engine import StreamEngine
 from pblas.backends.nvshmem.workspace import Workspace
 from pblas.backends.push_engine import Portion
-from pblas.matmul.push.base_run import RunPush
-from pblas.matmul.push.local_gemm_run import RunLocal
+from pblas.matmul.push.base_run import RunLocal, RunPush
 from pblas.matrices.scatter_gather import part_of
 from pblas.plans.algorithm import Algorithm, AlgorithmKind
 from tests.common.ranks import COMM

@@ -14,7 +14,7 @@ import pytest
 
 import pblas
 from pblas.errors import PblasWarning
-from pblas.matmul.choose_algorithm import shortlist
+from pblas.matmul.choose_granularity import shortlist
 from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.push.base_run import RunPush
 from pblas.matmul.pushed import PushedMatmul

@@ -20,7 +20,7 @@ from pblas import Grid, MatrixDescriptor
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.device import Programs
 from pblas.backends.traced import Kind
-from pblas.matmul import summa_c_run as stationary_c
+from pblas.matmul import summa_run as stationary_c
 from pblas.matmul.summa_plan import Summa, SummaC
 from pblas.matrices.matrix import DistMatrix
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge

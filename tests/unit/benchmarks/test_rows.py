@@ -195,7 +195,7 @@ def test_executions_are_timed_with_algorithms_that_suit_them() -> None:
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_two_gpus_emulate_ranks_that_meet(size: int) -> None:
     """In each step, the data that one rank sends is the data that its peer receives, at the place of the sender."""
-    from pblas.matmul.push.schedules.builder import receive_order, send_order
+    from pblas.matmul.push.schedules.operations import receive_order, send_order
 
     first, second = (importlib.import_module("benchmarks.gpu.emulated").Emulation(rank, size) for rank in (0, 1))
     for play, other in ((first, second), (second, first)):

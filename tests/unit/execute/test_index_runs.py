@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pblas.layouts.split import Split
-from pblas.matmul.index_runs import IndexRuns, gemm_runs, side_by_side
+from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs, side_by_side
 
 POISON = -99.0
 

@@ -18,11 +18,11 @@ from pblas.backends.dtypes import ProductDtypes
 from pblas.backends.push_engine import EXACT
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.choose import choose
-from pblas.matmul.choose_algorithm import candidates, doubling, shortlist
+from pblas.matmul.choose_granularity import candidates, doubling, shortlist
 from pblas.matmul.cost_model import estimate
-from pblas.matmul.executors import pushed
+from pblas.matmul.local_gemm_run import Orders
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.matmul.operands import Orders
+from pblas.matmul.product import pushed
 from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.push.schedules.operations import MAX_PHASES, Multiply
 from pblas.matmul.push.schedules.schedule import schedule

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from pblas.errors import PblasWarning
-from pblas.matmul.choose_algorithm import SHORTLIST_LENGTH, candidates, shortlist
-from pblas.matmul.choose_granularity import PlanningContext
+from pblas.matmul.choose_granularity import SHORTLIST_LENGTH, PlanningContext, candidates, shortlist
 from pblas.matmul.cost_model import estimate
 from pblas.matmul.one_dimensional_plan import GemmAllReduce
 from pblas.matmul.product_plan import ProductPlan

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import pblas
 from pblas.backends.engine_limits import LANES
-from pblas.matmul.choose_algorithm import shortlist
+from pblas.matmul.choose_granularity import shortlist
 from pblas.plans.algorithm import Algorithm
 from pblas.simulation.hardware import Topology
 from tests.model.streams import World, explore, prove

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pblas.layouts.split import Split
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.product_plan import Distribution, Product, ProductPlan
-from pblas.matmul.push.schedules.builder import receive_order, send_order
 from pblas.matmul.push.schedules.operations import (
     MAX_PHASES,
     PARTS,
@@ -30,6 +29,8 @@ from pblas.matmul.push.schedules.operations import (
     Signal,
     Sum,
     Wait,
+    receive_order,
+    send_order,
 )
 from pblas.matmul.push.schedules.schedule import schedule
 from pblas.plans.algorithm import Algorithm

@@ -9,16 +9,6 @@ from operator import itemgetter
 
 from pblas.backends.engine_limits import Lane
 from pblas.matmul.one_dimensional_plan import GemmAllReduce, GemmReduceScatter
-from pblas.matmul.push.schedules.builder import (
-    Program,
-    algorithm_of,
-    groups_of,
-    merged,
-    receive_order,
-    send_order,
-    shard_starts,
-    starts,
-)
 from pblas.matmul.push.schedules.operations import (
     PARTS,
     RESULTS,
@@ -32,6 +22,7 @@ from pblas.matmul.push.schedules.operations import (
     Gets,
     Multiply,
     Op,
+    Program,
     Put,
     ReduceScatter,
     Signal,
@@ -39,6 +30,12 @@ from pblas.matmul.push.schedules.operations import (
     Sum,
     Wait,
     WaitTile,
+    groups_of,
+    merged,
+    receive_order,
+    send_order,
+    shard_starts,
+    starts,
 )
 from pblas.plans.algorithm import Algorithm
 from pblas.plans.partition import ahead
@@ -46,7 +43,7 @@ from pblas.plans.partition import ahead
 
 def gemm_reduce_scatter(program: Program, plan: GemmReduceScatter, rank: int) -> None:
     """Send partial products to the owners of their lines, and add those of the own lines."""
-    nprocs, algorithm = plan.product.nprocs, algorithm_of(plan)
+    nprocs, algorithm = plan.product.nprocs, plan.push_algorithm
     first = shard_starts(plan)
     lines, count = {r: Block("partial", first[r], first[r + 1]) for r in range(nprocs)}, plan.shards.count(rank)
     contributes = plan.contributes(rank)
@@ -78,7 +75,7 @@ def _pieces_of_parts(plan: GemmReduceScatter, rank: int) -> Iterator[_Piece]:
     """The pieces of each owner's shard of D: with pieces, less is left to send after the last GEMM step."""
     borders, sources = plan.borders, list(adds(plan, rank))
     first, contributes = starts([inner[-1] for inner in borders]), plan.contributes(rank)
-    for i in range(len(algorithm_of(plan).groups)):
+    for i in range(len(plan.push_algorithm.groups)):
         sent = [
             (r, Block("partial", first[r] + a, first[r] + (b if contributes else a)), Block("slots", a, b, rank))
             for r, (a, b) in enumerate(inner[i : i + 2] for inner in borders)
@@ -93,7 +90,7 @@ def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
 
     It is the plan's order; in one kernel with tile signals it is the order of arrival.
     """
-    if not algorithm_of(plan).is_one_kernel:
+    if not plan.push_algorithm.is_one_kernel:
         return plan.sources(owner)
     return (source for source in receive_order(owner, plan.product.nprocs) if plan.contributes(source))
 
@@ -107,7 +104,7 @@ class _Piece:
         sent: for every rank, including this one: the rank, its lines of the partial product, and its slot for them.
         parts: slots to add to the own lines, in this order.
         target: the own lines of D.
-        offered: block of the workspace where peers read the own sums; None if they do not.
+        published: block of the workspace where peers read the own sums; None if they do not.
         puts: copies of the own sums to the peers, if this rank sends them.
         collects: concurrent operations that copy the peers' sums to D.
     """
@@ -116,7 +113,7 @@ class _Piece:
     sent: list[tuple[int, Block, Block]]
     parts: list[Block]
     target: Block
-    offered: Block | None = None
+    published: Block | None = None
     puts: tuple[Put, ...] = ()
     collects: tuple[Op, ...] = ()
 
@@ -130,7 +127,7 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
     """
     nprocs, contributes = plan.product.nprocs, plan.contributes(rank)
     peers, sources = tuple(send_order(rank, nprocs)), tuple(receive_order(rank, nprocs))
-    algorithm, soon = algorithm_of(plan), len(peers)
+    algorithm, soon = plan.push_algorithm, len(peers)
     if isinstance(plan, GemmAllReduce):
         soon = ahead(nprocs, len(pieces), plan.inner.max_count) if algorithm.kind == "tile_signals" else 2 * len(peers)
     made, sent = _Strips(program, rank, peers, algorithm), [(piece, peer) for piece in pieces for peer in peers]
@@ -152,9 +149,9 @@ def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, piece
         if not contributes and len(piece.target):
             _add_alone(program, piece, peers)
     if made.strips:
-        program.add(GemmReduce("main", tuple(made.strips), tuple(made.beside)))
+        program.add(GemmReduce("main", tuple(made.strips), tuple(made.concurrent)))
     else:
-        program.ops += made.beside
+        program.ops += made.concurrent
     for wait in afterwards:
         program.add(wait)
 
@@ -165,7 +162,7 @@ class _Strips:
     def __init__(self, program: Program, rank: int, peers: tuple[int, ...], algorithm: Algorithm) -> None:
         self._program, self._rank, self._peers, self._algorithm = program, rank, peers, algorithm
         self.strips: list[Strip] = []
-        self.beside: list[Op] = []
+        self.concurrent: list[Op] = []
 
     def send(self, piece: _Piece, peers: tuple[int, ...]) -> None:
         """Add the lines of a piece for some peers."""
@@ -178,7 +175,7 @@ class _Strips:
                 self.strips.append(Strip(source, piece.phase, (Put("main", peer, source, slot),)))
             else:
                 put = Put("copy", peer, source, slot)
-                self.beside += [WaitTile("copy", len(self.strips)), put, Signal("copy", (peer,), piece.phase)]
+                self.concurrent += [WaitTile("copy", len(self.strips)), put, Signal("copy", (peer,), piece.phase)]
                 self.strips.append(Strip(source, piece.phase))
 
     def add(self, piece: _Piece) -> None:
@@ -186,18 +183,18 @@ class _Strips:
         own = next((source for peer, source, _ in piece.sent if peer == self._rank and len(source)), None)
         if own is not None:
             if piece.collects:
-                self.beside.append(WaitTile("copy", len(self.strips)))
+                self.concurrent.append(WaitTile("copy", len(self.strips)))
                 if not piece.puts:
-                    self.beside.append(Signal("copy", self._peers, piece.phase + 1))
-            self.strips.append(Strip(own, piece.phase, piece.puts, piece.target, tuple(piece.parts), piece.offered))
-        self.beside += piece.collects
+                    self.concurrent.append(Signal("copy", self._peers, piece.phase + 1))
+            self.strips.append(Strip(own, piece.phase, piece.puts, piece.target, tuple(piece.parts), piece.published))
+        self.concurrent += piece.collects
 
 
 def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
     """Add the own lines of a piece without a GEMM, since this rank contributes nothing to it."""
     program.add(Sum("main", tuple(piece.parts), None, piece.target))
-    if piece.offered is not None:
-        program.add(CopyOut("main", piece.target, piece.offered))
+    if piece.published is not None:
+        program.add(CopyOut("main", piece.target, piece.published))
     if piece.puts:
         program.add(Burst("main", piece.puts, piece.phase + 1, peers))
     elif piece.collects:
@@ -206,7 +203,7 @@ def _add_alone(program: Program, piece: _Piece, peers: tuple[int, ...]) -> None:
 
 def gemm_all_reduce(program: Program, plan: GemmAllReduce, rank: int) -> None:
     """Send partial products to the ranks that add them, and sums to all ranks; arguments as `gemm_reduce_scatter`."""
-    algorithm, n = algorithm_of(plan), plan.oriented.n
+    algorithm, n = plan.push_algorithm, plan.oriented.n
     if algorithm.kind == "one_shot":
         assert len(algorithm.groups) == 1, "one shot takes all of D"
         whole = Block("partial", 0, n)
@@ -302,7 +299,7 @@ class _Pieces:
         A second kernel gets the peers' shares of the last piece: no GEMM is left that needs the multiprocessors.
         """
         last = count - 1
-        pieces = [self._offering(piece, last=piece == last) for piece in range(count)]
+        pieces = [self._publishing(piece, last=piece == last) for piece in range(count)]
         _multiply_reduce(self._program, self._plan, self._rank, pieces)
         self._program.add(Burst("main", (), 2 * last + RESULTS, self._peers, self._sources))
         gets = tuple(self._gets(last, "main"))
@@ -327,10 +324,10 @@ class _Pieces:
         for number in collected_last:
             self.collect(number)
 
-    def _offering(self, number: int, *, last: bool) -> _Piece:
+    def _publishing(self, number: int, *, last: bool) -> _Piece:
         piece = self._piece(number)
         if len(piece.target):
-            piece = replace(piece, offered=Block("results", piece.target.start, piece.target.stop))
+            piece = replace(piece, published=Block("results", piece.target.start, piece.target.stop))
         if last:
             return piece
         if not len(piece.target):
