@@ -100,7 +100,7 @@ check-lint: $(VENV)/.dev
 	$(call step,lint,$(BIN)/ruff check .)
 
 check-types: $(VENV)/.dev
-	$(call step,types,$(BIN)/mypy)
+	$(call step,types,$(BIN)/python hatch_build.py && $(BIN)/mypy)
 
 check-imports: $(VENV)/.dev
 	$(call step,imports,$(BIN)/lint-imports --no-logo)

@@ -1,11 +1,16 @@
-"""The arguments of one call, checked as ScaLAPACK does, on all ranks before any rank raises."""
+"""The arguments of one call, checked as ScaLAPACK does, on all ranks before any rank raises; and the routines.
+
+`of_types` makes the routines of all types from one function of a checked call: pxgemm becomes psgemm, pdgemm, pcgemm
+and pzgemm.
+"""
 
 from __future__ import annotations
 
+import inspect
 import operator
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 
@@ -14,9 +19,8 @@ from pblas.core.checks import shares_memory
 from pblas.errors import ArgumentError, PblasArgumentError, PblasError
 from pblas.matrices.matrix import DistMatrix
 from pblas.scalapack import descriptors
-from pblas.scalapack.descriptors import Entries
+from pblas.scalapack.descriptors import Entries, Local, Part, checked_part
 from pblas.scalapack.grids import ProcessGrid, find
-from pblas.scalapack.local_arrays import Local, Part, checked_part
 from pblas.scalapack.routines import EXTENTS, OPTIONS, WORKSPACES, Operand, Routine
 from pblas.vectors.matrix_vector import real_of
 
@@ -26,6 +30,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
 
+R = TypeVar("R")
 TYPES: dict[str, np.dtype[Any]] = {
     letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)
 }
@@ -33,6 +38,8 @@ TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", 
 """Dtypes of arrays; routines of two letters take complex arrays and have real results or scalars."""
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
+ROUTINES: dict[str, Callable[..., Any]] = {}
+"""The routines of all types by their names; each module adds its own."""
 
 _OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", "TAU", *WORKSPACES}
 """Arguments that may differ between ranks."""
@@ -93,7 +100,7 @@ class Call:
 
     Args:
         routine: the routine (global).
-        prefix: s, d, c or z (global).
+        prefix: ps, pd, pc or pz, or one of two types (global).
         values: the arguments in their order (global, except arrays, CTXT and LLD).
 
     Raises:
@@ -101,11 +108,12 @@ class Call:
     """
 
     def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
-        self.verb: str = f"p{prefix}{routine.name}"
+        letters = prefix[1:]
+        self.verb: str = prefix + routine.name
         self.routine: Routine = routine
-        self.dtype: np.dtype[Any] = TYPES[prefix]
+        self.dtype: np.dtype[Any] = TYPES[letters]
         self._values = dict(zip(routine.arguments, values, strict=True))
-        self._real = {*routine.real, *(("ALPHA",) if len(prefix) > 1 else ())}
+        self._real = {*routine.real, *(("ALPHA",) if len(letters) > 1 else ())}
         self._own = {*_OWN, *(operand.name for operand in routine.operands)}
         self._entries: dict[str, Entries] = {}
         self._parts: dict[str, Part] = {}
@@ -123,7 +131,11 @@ class Call:
     def __exit__(
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._call.__exit__(kind, caught, traceback)
+        try:
+            if kind is None:
+                self._deliver()
+        finally:
+            self._call.__exit__(kind, caught, traceback)
 
     def _begin(self, verb: str) -> None:
         """**Collective.** Check the arguments."""
@@ -147,6 +159,16 @@ class Call:
     def __getitem__(self, name: str) -> Any:
         """An argument by its name, as it was checked: options in upper case, scalars as numbers of Python."""
         return self._values[name]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the submatrices that are written have no elements (global)."""
+        return 0 in (self._values.get(name) for name in ("M", "N", "NRHS"))
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options and scalars, as keyword arguments of the functions of pblas (global)."""
+        return {name.lower(): self[name] for name in self._values if name in OPTIONS or name in ("ALPHA", "BETA")}
 
     @property
     def runtime(self) -> Runtime:
@@ -177,11 +199,11 @@ class Call:
             array = local.copied = array.copy(order=self._orders[name])
         return array[part.rows, part.columns]
 
-    def deliver(self) -> None:
+    def _deliver(self) -> None:
         """Write results from copies back into the caller's arrays (local)."""
         for name in self.routine.outputs:
-            local = self._locals[name]
-            if local.copied is not None:
+            local = self._locals.get(name)
+            if local is not None and local.copied is not None:
                 local.array[...] = local.copied
 
     def answers_query(self) -> bool:
@@ -480,3 +502,67 @@ class Call:
         """The storage order in which this rank's array can be read in place: COLUMNS, ROWS or EITHER."""
         columns, rows = self._fits(part, "F"), self._fits(part, "C")
         return EITHER if columns == rows else COLUMNS if columns else ROWS
+
+
+def of_types(
+    *routines: Routine, call: Callable[..., AbstractContextManager[Any]] = Call
+) -> Callable[[Callable[[Any], R]], Callable[[Any], R]]:
+    """A decorator that adds the routines of all types to ROUTINES; their docstrings and the function's are the same.
+
+    Args:
+        routines: the routines that the function stands for.
+        call: what a with block makes of (routine, prefix, arguments): the function's argument.
+
+    >>> from dataclasses import replace
+    >>> from pblas.scalapack.routines import NRM2
+    >>> @of_types(replace(NRM2, name="sum", prefixes=("pdz",)))
+    ... def pxsum(call): "The sum."
+    >>> pdzsum = ROUTINES.pop("pdzsum")
+    >>> pdzsum.__name__, list(inspect.signature(pdzsum).parameters)
+    ('pdzsum', ['n', 'x', 'ix', 'jx', 'descx', 'incx'])
+    """
+
+    def register(body: Callable[[Any], R]) -> Callable[[Any], R]:
+        for routine in routines:
+            for prefix in routine.prefixes:
+                ROUTINES[prefix + routine.name] = _of_type(routine, prefix, body, call)
+        return body
+
+    return register
+
+
+@contextmanager
+def unchecked(routine: Routine, prefix: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+    """The name of a routine that checks its arguments itself, and the arguments (local)."""
+    yield prefix + routine.name, *values
+
+
+def _of_type(
+    routine: Routine, prefix: str, body: Callable[[Any], R], call: Callable[..., AbstractContextManager[Any]]
+) -> Callable[..., R]:
+    """The function of one type."""
+    signature, names = routine.signature, [name.lower() for name in routine.arguments]
+
+    def typed(*args: Any, **kwargs: Any) -> R:
+        if kwargs or len(args) != len(signature.parameters):  # 8 us, which most calls save
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args = bound.args
+        given = dict(zip(signature.parameters, args, strict=True))
+        with call(routine, prefix, *map(given.get, names)) as checked:
+            return body(checked)
+
+    first, *others = (inspect.getdoc(body) or "").split("\n\n")
+    if not any(section.startswith("Raises:") for section in others):
+        others.insert(-1, _RAISES)
+    shown: Any = typed
+    shown.__name__ = shown.__qualname__ = prefix + routine.name
+    shown.__module__ = "pblas.scalapack"
+    shown.__doc__ = "\n\n".join((first, routine.described(), *others))
+    shown.__signature__ = signature.replace(return_annotation=body.__annotations__.get("return"))
+    return typed
+
+
+_RAISES = """\
+Raises:
+    PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid."""

@@ -11,8 +11,7 @@ from pblas.arrays.stacking import tril, triu
 from pblas.matrices.scatter_gather import global_indices
 from pblas.redistribution.api import redistribute
 from pblas.scalapack import routines
-from pblas.scalapack.arguments import Call
-from pblas.scalapack.types import from_calls
+from pblas.scalapack.arguments import Call, of_types
 from pblas.vectors.matrix_vector import Product, product, real_of
 
 if TYPE_CHECKING:
@@ -23,14 +22,12 @@ if TYPE_CHECKING:
 _ORD: dict[str, Ord] = {"M": "max", "1": 1, "O": 1, "I": math.inf, "F": "fro", "E": "fro"}
 
 
+@of_types(routines.LANGE)
 def pxlange(call: Call) -> Real:
     """**Collective.** A norm of sub(A); none of them overflows before the result does.
 
     Returns:
         The norm, on all processes of the grid; 0 if sub(A) is empty.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?lange.
     """
@@ -38,6 +35,7 @@ def pxlange(call: Call) -> Real:
     return _result(call, a.norm(_ORD[call["NORM"]]))
 
 
+@of_types(routines.LANSY, routines.LANHE)
 def pxlansy(call: Call) -> Real:
     """**Collective.** A norm of a symmetric or Hermitian sub(A), of which one triangle is read.
 
@@ -45,9 +43,6 @@ def pxlansy(call: Call) -> Real:
 
     Returns:
         The norm, on all processes of the grid; 0 if sub(A) is empty.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?lansy, p?lanhe.
     """
@@ -67,14 +62,12 @@ def pxlansy(call: Call) -> Real:
     return _result(call, np.hypot(math.sqrt(2.0) * np.float64(beside), _root_of_squares(sizes)))
 
 
+@of_types(routines.LANTR)
 def pxlantr(call: Call) -> Real:
     """**Collective.** A norm of a trapezoidal or triangular sub(A), of which one triangle is read.
 
     Returns:
         The norm, on all processes of the grid; 0 if sub(A) is empty.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?lantr.
     """
@@ -94,11 +87,9 @@ def pxlantr(call: Call) -> Real:
     return _result(call, norm)
 
 
+@of_types(routines.LASET)
 def pxlaset(call: Call) -> None:
     """**Collective.** The elements of sub(A), or of one triangle, := alpha off the diagonal and beta on it.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?laset.
     """
@@ -113,20 +104,16 @@ def pxlaset(call: Call) -> None:
         elements[distance == 0] = call["BETA"]
         call.runtime.backend.copy(elements, stored)
     call.runtime.agree(f"{call.verb}: assign", {})
-    call.deliver()
 
 
+@of_types(routines.LACPY)
 def pxlacpy(call: Call) -> None:
     """**Collective.** sub(B) := sub(A), all of it or one triangle; the matrices may have different layouts.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?lacpy.
     """
     a, b = call.operands()
     redistribute(a, out=b, uplo=None if call["UPLO"] == "A" else call["UPLO"])
-    call.deliver()
 
 
 def _result(call: Call, norm: Any) -> Real:
@@ -147,12 +134,3 @@ def _root_of_squares(sizes: Array) -> Any:
     if not 0 < largest < math.inf:
         return largest
     return largest * np.sqrt(np.square(sizes / largest).sum())
-
-
-if not TYPE_CHECKING:  # their types are in __init__.pyi
-    pslange, pdlange, pclange, pzlange = from_calls("sdcz", routines.LANGE, pxlange)
-    pslansy, pdlansy, pclansy, pzlansy = from_calls("sdcz", routines.LANSY, pxlansy)
-    pclanhe, pzlanhe = from_calls("cz", routines.LANHE, pxlansy)
-    pslantr, pdlantr, pclantr, pzlantr = from_calls("sdcz", routines.LANTR, pxlantr)
-    pslaset, pdlaset, pclaset, pzlaset = from_calls("sdcz", routines.LASET, pxlaset)
-    pslacpy, pdlacpy, pclacpy, pzlacpy = from_calls("sdcz", routines.LACPY, pxlacpy)

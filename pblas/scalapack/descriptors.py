@@ -1,22 +1,30 @@
-"""ScaLAPACK's descriptors, lists of integers: `descinit` makes them, the routines read them."""
+"""ScaLAPACK's descriptors, lists of integers, and the local arrays that they describe."""
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.errors import PblasArgumentError
+from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.layouts.index import numroc
-from pblas.scalapack.grids import checked_integer, gridinfo
+from pblas.scalapack.grids import ProcessGrid, checked_integer, gridinfo
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
 
 BLOCK_CYCLIC_2D, BLOCK_CYCLIC_2D_INB = 1, 2
 DTYPE, CTXT, M, N, IMB, INB, MB, NB, RSRC, CSRC, LLD = range(1, 12)
 """Positions in a descriptor of eleven entries, counted from 1, as in error numbers."""
 
 NAMES = ("DTYPE_", "CTXT_", "M_", "N_", "IMB_", "INB_", "MB_", "NB_", "RSRC_", "CSRC_", "LLD_")
+_MAX_PARTS = 64  # entries in the cache of each grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +114,132 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
             -9,
         )
     return [BLOCK_CYCLIC_2D, int(ictxt), m, n, mb, nb, irsrc, icsrc, lld]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows and columns that this process has of a matrix and of a submatrix, from the integers of a call.
+
+    Args:
+        desc: descriptor of the matrix, stored by columns (global).
+        bounds: (i0, i1, j0, j1) of the submatrix, half-open (global).
+        shape: rows and columns of the matrix that the process has (local).
+        rows: local rows of the submatrix (local).
+        columns: local columns of the submatrix (local).
+    """
+
+    desc: MatrixDescriptor
+    bounds: tuple[int, int, int, int]
+    shape: tuple[int, int]
+    rows: slice
+    columns: slice
+
+    @classmethod
+    def of(cls, grid: ProcessGrid, entries: Entries, i: int, j: int, m: int, n: int) -> Part:
+        """The part of the m x n submatrix that begins at (i, j), counted from 1; cached for each grid (local).
+
+        An empty submatrix may begin anywhere, also outside the matrix.
+        """
+        key = entries.values[2:10], i, j, m, n
+        part: Part | None = grid.parts.get(key)
+        if part is None:
+            desc, rank = entries.matrix(grid.grid), grid.runtime.rank
+            i0, j0 = (i - 1, j - 1) if m and n else (0, 0)
+            i1, j1 = min(i0 + m, desc.m), min(j0 + n, desc.n)
+            (row0, column0), (row1, column1) = (desc.local_offset(*corner, rank) for corner in ((i0, j0), (i1, j1)))
+            bounds, shape = (i0, i1, j0, j1), desc.local_shape(rank)
+            part = cls(desc, bounds, shape, slice(row0, row1), slice(column0, column1))
+            if len(grid.parts) >= _MAX_PARTS:
+                grid.parts.clear()
+            grid.parts[key] = part
+        return part
+
+
+@dataclass(slots=True)
+class Local:
+    """This rank's local array of an operand.
+
+    Args:
+        array: view of the caller's array with the rows and columns of the descriptor (local).
+        copied: the copy to use instead, if the array cannot be used in place; otherwise None (local).
+    """
+
+    array: Array
+    copied: Array | None = None
+
+
+def checked_part(
+    runtime: Runtime, name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, int], lld: int, *, written: bool
+) -> Array:
+    """This rank's part of a matrix, a view of the caller's array (local).
+
+    A one-dimensional array has columns that begin `lld` elements apart. An array that is `written` must be writable,
+    and its elements must not overlap.
+
+    Raises:
+        ArgumentError: not an array, wrong dtype or memory, too small, or not writable.
+    """
+    backend = runtime.backend
+    try:
+        array = backend.as_array(value)
+    except (ArgumentError, TypeError, ValueError) as caught:
+        raise ArgumentError(f"{name} must be an array: {caught}") from None
+    if array.dtype != dtype or not backend.is_here(array):
+        where = "" if backend.is_here(array) else " in host memory"
+        raise ArgumentError(f"{name} must be {dtype} for backend {backend.name!r}, got {array.dtype}{where}")
+    if written and not (backend.is_here(value) or hasattr(value, "__cuda_array_interface__")):
+        raise ArgumentError(f"{name} is written and must be an array, got a {type(value).__name__}")
+    try:
+        part = cut(array, shape, lld)
+    except (OverflowError, ValueError):  # more rows or columns than any array can have
+        part = None
+    if part is None:
+        raise ArgumentError(
+            f"{name} must have room for {shape[0]} x {shape[1]} elements (one dimension: LLD_ = {lld} for each "
+            f"column), got an array of shape {array.shape}"
+        )
+    if written and not getattr(array.flags, "writeable", True):
+        raise ArgumentError(f"{name} is an array that cannot be written; pass a copy")
+    if written and overlaps_itself(part):
+        raise ArgumentError(
+            f"{name} is written and must have memory for each element, got strides of {part.strides} bytes"
+        )
+    return part
+
+
+def overlaps_itself(part: Array) -> bool:
+    """Whether the strides of a part let two of its elements share memory."""
+    if part.size == 0:
+        return False
+    axes = sorted((abs(step), count) for step, count in zip(part.strides, part.shape, strict=True) if count > 1)
+    span = int(part.itemsize)
+    for step, count in axes:
+        if step < span:
+            break
+        span += step * (count - 1)
+    else:
+        return False
+    if len(axes) < 2 or axes[0][0] == 0 or any(step % part.itemsize for step, _ in axes):
+        return True
+    (fast, m), (slow, n) = axes
+    unit = math.gcd(fast, slow)
+    return slow // unit < m and fast // unit < n
+
+
+def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:
+    """The leading rows and columns of a local array, without a copy; None if the array is too small.
+
+    The array has two dimensions, or one dimension with columns that begin `lld` elements apart.
+
+    >>> import numpy as np
+    >>> cut(np.arange(12.0), (2, 3), 4).tolist()
+    [[0.0, 4.0, 8.0], [1.0, 5.0, 9.0]]
+    """
+    m_loc, n_loc = shape
+    if 0 in shape and array.ndim:
+        return array[:0].reshape(shape)
+    if array.ndim == 1 and lld >= m_loc and array.size >= lld * n_loc and array.strides == (array.itemsize,):
+        return array[: lld * n_loc].reshape(n_loc, lld).T[:m_loc]
+    if array.ndim == 2 and array.shape[0] >= m_loc and array.shape[1] >= n_loc:
+        return array[:m_loc, :n_loc]
+    return None

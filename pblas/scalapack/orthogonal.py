@@ -6,50 +6,43 @@ from typing import TYPE_CHECKING
 
 from pblas.factor import in_place
 from pblas.scalapack import routines
-from pblas.scalapack.reflectors_calls import ReflectorsCall
-from pblas.scalapack.types import from_calls
+from pblas.scalapack.arguments import Call, of_types
+from pblas.scalapack.tied_vectors import ReflectorsCall
 
 if TYPE_CHECKING:
     from pblas.core.options import Trans
-    from pblas.scalapack.arguments import Call
 
 
+@of_types(routines.GEQRF, call=ReflectorsCall)
 def pxgeqrf(call: ReflectorsCall) -> None:
     """**Collective.** sub(A) := R and V with sub(A) = Q R, Q = H_1 H_2 ... H_k, H_i = I - tau_i v_i v_i^H.
 
     R is on and above the diagonal, and column i of V below it; v_i(i) = 1 is not stored. The elements of TAU for
     columns JA..JA+min(M,N)-1 are written, on all processes that have columns of A.
 
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
-
     Source: ScaLAPACK, p?geqrf.
     """
     _factor(call, "QR")
 
 
+@of_types(routines.GELQF, call=ReflectorsCall)
 def pxgelqf(call: ReflectorsCall) -> None:
     """**Collective.** sub(A) := L and V with sub(A) = L Q, Q = H_k^H ... H_2^H H_1^H, H_i = I - tau_i v_i v_i^H.
 
     L is on and below the diagonal, and row i of conj(V) above it. The elements of TAU for rows IA..IA+min(M,N)-1 are
     written, on all processes that have rows of A.
 
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
-
     Source: ScaLAPACK, p?gelqf.
     """
     _factor(call, "LQ")
 
 
+@of_types(routines.GEQPF, routines.GEQPF_COMPLEX, call=ReflectorsCall)
 def pxgeqpf(call: ReflectorsCall) -> None:
     """**Collective.** sub(A) := R and V with sub(A) P = Q R, as p?geqrf; the longest remaining column comes next.
 
     IPIV gets, for each column of sub(A) P, the column of A that it was, from 1. Each column takes a step with messages,
     so that this is much slower than p?geqrf. On GPUs each rank's CPU factors a copy in host memory.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?geqpf.
     """
@@ -59,46 +52,39 @@ def pxgeqpf(call: ReflectorsCall) -> None:
     with call.local_step():
         call.store_order(order)
         call.store_tau(tau)
-        call.deliver()
     call.runtime.agree(f"{call.verb}: TAU", {})
 
 
+@of_types(routines.ORGQR, routines.UNGQR, call=ReflectorsCall)
 def pxorgqr(call: ReflectorsCall) -> None:
     """**Collective.** sub(A) := the first N columns of Q, of p?geqrf, whose reflectors are in sub(A) and TAU.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?orgqr and p?ungqr.
     """
     if not call.answers_query() and call.has_elements:
         tau = call.collected_tau()
         in_place.make_q(call.verb, call.operands()[0], tau)
-        call.deliver()
 
 
+@of_types(routines.ORMQR, routines.UNMQR, call=ReflectorsCall)
 def pxormqr(call: ReflectorsCall) -> None:
     """**Collective.** sub(C) := op(Q) sub(C) or sub(C) op(Q), with the Q of p?geqrf in sub(A) and TAU.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?ormqr and p?unmqr.
     """
     _multiply(call, call["TRANS"])
 
 
+@of_types(routines.ORMLQ, routines.UNMLQ, call=ReflectorsCall)
 def pxormlq(call: ReflectorsCall) -> None:
     """**Collective.** sub(C) := op(Q) sub(C) or sub(C) op(Q), with the Q of p?gelqf in sub(A) and TAU.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
 
     Source: ScaLAPACK, p?ormlq and p?unmlq.
     """
     _multiply(call, "C" if call["TRANS"] == "N" else "N")  # it is the adjoint of the Q of A^H
 
 
+@of_types(routines.GELS)
 def pxgels(call: Call) -> int:
     """**Collective.** sub(B) := X, for which the columns of B - op(A) X are shortest; of several such X the shortest.
 
@@ -110,9 +96,6 @@ def pxgels(call: Call) -> int:
         INFO: 0; or i > 0 if element (i, i) of R or L is 0: sub(A) does not have full rank, and sub(B) is unchanged. A
         rank that is deficient but for rounding is not found.
 
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
-
     Source: ScaLAPACK, p?gels; LAPACK, xGELS for INFO > 0.
     """
     if call.answers_query() or not call["NRHS"] or not max(call["M"], call["N"]):
@@ -120,13 +103,10 @@ def pxgels(call: Call) -> int:
     if not min(call["M"], call["N"]):
         with call.local_step():
             call.matrix("B").stored(call.verb)[...] = 0
-            call.deliver()
         call.runtime.agree(f"{call.verb}: zeros", {})
         return 0
     a, b = call.operands()
-    info = in_place.solve_least_squares(call.verb, a, b, adjoint=call["TRANS"] != "N")
-    call.deliver()
-    return info
+    return in_place.solve_least_squares(call.verb, a, b, adjoint=call["TRANS"] != "N")
 
 
 def _factor(call: ReflectorsCall, orientation: in_place.Orientation) -> None:
@@ -136,7 +116,6 @@ def _factor(call: ReflectorsCall, orientation: in_place.Orientation) -> None:
     _, tau = in_place.factor_qr(call.verb, call.operands()[0], orientation)
     with call.local_step():
         call.store_tau(tau)
-        call.deliver()
     call.runtime.agree(f"{call.verb}: TAU", {})
 
 
@@ -147,18 +126,3 @@ def _multiply(call: ReflectorsCall, trans: Trans) -> None:
     tau, side = call.collected_tau(), call["SIDE"]
     a, c = call.operands()
     in_place.multiply_q(call.verb, a.H if call.axis == 0 else a, tau, c, side, trans)
-    call.deliver()
-
-
-if not TYPE_CHECKING:  # their types are in __init__.pyi
-    psgeqrf, pdgeqrf, pcgeqrf, pzgeqrf = from_calls("sdcz", routines.GEQRF, pxgeqrf, ReflectorsCall)
-    psgelqf, pdgelqf, pcgelqf, pzgelqf = from_calls("sdcz", routines.GELQF, pxgelqf, ReflectorsCall)
-    psgeqpf, pdgeqpf = from_calls("sd", routines.GEQPF, pxgeqpf, ReflectorsCall)
-    pcgeqpf, pzgeqpf = from_calls("cz", routines.GEQPF_COMPLEX, pxgeqpf, ReflectorsCall)
-    psorgqr, pdorgqr = from_calls("sd", routines.ORGQR, pxorgqr, ReflectorsCall)
-    pcungqr, pzungqr = from_calls("cz", routines.UNGQR, pxorgqr, ReflectorsCall)
-    psormqr, pdormqr = from_calls("sd", routines.ORMQR, pxormqr, ReflectorsCall)
-    pcunmqr, pzunmqr = from_calls("cz", routines.UNMQR, pxormqr, ReflectorsCall)
-    psormlq, pdormlq = from_calls("sd", routines.ORMLQ, pxormlq, ReflectorsCall)
-    pcunmlq, pzunmlq = from_calls("cz", routines.UNMLQ, pxormlq, ReflectorsCall)
-    psgels, pdgels, pcgels, pzgels = from_calls("sdcz", routines.GELS, pxgels)

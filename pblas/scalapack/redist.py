@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -14,64 +13,20 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
 from pblas.scalapack import descriptors, routines
-from pblas.scalapack.arguments import Call, Findings
+from pblas.scalapack.arguments import Call, Findings, of_types
 from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
-from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.runtime import Runtime
-    from pblas.scalapack.routines import Operand, Routine
+    from pblas.scalapack.routines import Operand
     from pblas.simulation.hardware import Topology
-
-Desc = Sequence[int]
 
 _OUTSIDER = 1 << 60
 """Digest on a process outside the grid of a matrix; greater than all other digests."""
-
-
-def pxgemr2d(
-    routine: Routine, letter: str, m: int, n: int,
-    a: Array, ia: int, ja: int, desca: Desc,
-    b: Array, ib: int, jb: int, descb: Desc,
-    ictxt: int,
-) -> None:  # fmt: skip
-    """**Collective** over the grid of `ictxt`. sub(B) := sub(A), each on a grid of its own.
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid of `ictxt`.
-        MismatchError: ranks of a grid that passed different arguments.
-
-    Source: ScaLAPACK REDIST, p?gemr2d.
-    """
-    with _Relocation(routine, letter, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt) as call:
-        call.run(None)
-
-
-def pxtrmr2d(
-    routine: Routine, letter: str, uplo: str, diag: str, m: int, n: int,
-    a: Array, ia: int, ja: int, desca: Desc,
-    b: Array, ib: int, jb: int, descb: Desc,
-    ictxt: int,
-) -> None:  # fmt: skip
-    """**Collective** over the grid of `ictxt`. sub(B) := sub(A) in one trapezoid, which ends in a corner of sub(A).
-
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid of `ictxt`.
-        MismatchError: ranks of a grid that passed different arguments.
-
-    Source: ScaLAPACK REDIST, p?trmr2d.
-    """
-    with _Relocation(routine, letter, uplo, diag, m, n, a, ia, ja, desca, b, ib, jb, descb, ictxt) as call:
-        without = int(call["DIAG"] == "U")
-        if call["UPLO"] == "U":
-            call.run(Trapezoid("U", without - max(0, m - n)))
-        else:
-            call.run(Trapezoid("L", max(0, n - m) - without))
 
 
 class _Relocation(Call):
@@ -120,7 +75,7 @@ class _Relocation(Call):
 
     def run(self, trapezoid: Trapezoid | None) -> None:
         """**Collective.** sub(B) := sub(A), all of it or a trapezoid."""
-        if self["M"] == 0 or self["N"] == 0:
+        if self.is_empty:
             return
         descriptions: dict[str, Any] = self._described if self._all_know else self._collect_descriptions()
 
@@ -131,8 +86,6 @@ class _Relocation(Call):
             parts = [self.local(name) if name in self._grids else nothing for name in descriptions]
             form = source, target, self._orders["A"], trapezoid, self.dtype
         step(self.verb, self.runtime, lambda: Bound(_Transfer, form, {}, {}, None, local=parts))
-        if "B" in self._grids:
-            self.deliver()
 
     def _collect_descriptions(self) -> dict[str, Any]:
         """**Collective.** Descriptions of both matrices, also for processes outside their grids.
@@ -166,6 +119,36 @@ class _Relocation(Call):
         grid, number = self._grids[name], {world: rank for rank, world in enumerate(self.grid.world)}
         ranks = tuple(number[world] for world in grid.world)
         return self._entries[name].values[2:10], grid.grid, ranks, self._values[f"I{name}"], self._values[f"J{name}"]
+
+
+@of_types(routines.GEMR2D, call=_Relocation)
+def pxgemr2d(call: _Relocation) -> None:
+    """**Collective** over the grid of `ictxt`. sub(B) := sub(A), each on a grid of its own.
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid of `ictxt`.
+        MismatchError: ranks of a grid that passed different arguments.
+
+    Source: ScaLAPACK REDIST, p?gemr2d.
+    """
+    call.run(None)
+
+
+@of_types(routines.TRMR2D, call=_Relocation)
+def pxtrmr2d(call: _Relocation) -> None:
+    """**Collective** over the grid of `ictxt`. sub(B) := sub(A) in one trapezoid, which ends in a corner of sub(A).
+
+    Raises:
+        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid of `ictxt`.
+        MismatchError: ranks of a grid that passed different arguments.
+
+    Source: ScaLAPACK REDIST, p?trmr2d.
+    """
+    m, n, without = call["M"], call["N"], int(call["DIAG"] == "U")
+    if call["UPLO"] == "U":
+        call.run(Trapezoid("U", without - max(0, m - n)))
+    else:
+        call.run(Trapezoid("L", max(0, n - m) - without))
 
 
 def _placed(described: tuple[Any, ...], m: int, n: int) -> Placement:
@@ -223,8 +206,3 @@ class _Transfer(Operation[None]):
     def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[None], result: Any) -> Any:
         """This rank's parts of sub(A) and sub(B)."""
         return RedistributionOperands(*bound.local)
-
-
-if not TYPE_CHECKING:  # their types are in __init__.pyi
-    psgemr2d, pdgemr2d, pcgemr2d, pzgemr2d = of_types("sdcz", routines.GEMR2D, pxgemr2d)
-    pstrmr2d, pdtrmr2d, pctrmr2d, pztrmr2d = of_types("sdcz", routines.TRMR2D, pxtrmr2d)

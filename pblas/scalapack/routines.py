@@ -1,14 +1,16 @@
-"""Tables of the arguments of every routine, from which the checks, error numbers and docstrings are made.
+"""Tables of the arguments of every routine, from which the checks, error numbers, docstrings and types are made.
 
-A line names the arguments in their order. A matrix X stands for four of them: X, IX, JX, DESCX.
+A line names the arguments in their order. A matrix X stands for four of them: X, IX, JX, DESCX. This module imports
+nothing but Python's own, as hatch_build.py reads it where NumPy is missing.
 """
 
 from __future__ import annotations
 
-import re
+import inspect
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 
 OPTIONS = {
@@ -34,6 +36,23 @@ RETURNED = ("VALUE", "INDX", "RCOND")
 WORKSPACES = ("WORK", "IWORK", "RWORK")
 """Arrays that are not needed. Of one of them the argument before says the size, as LWORK, or asks for it."""
 
+_SIZES = tuple(f"L{name}" for name in WORKSPACES)
+_TYPES = {
+    **dict.fromkeys((*OPTIONS, "TOP", "CMATNM"), "str"),
+    **dict.fromkeys(("ALPHA", "BETA"), "complex"),
+    **dict.fromkeys((*"ABCXY", "IPIV", "TAU"), "Array"),
+    **dict.fromkeys((*WORKSPACES, "RA", "CA"), "Array | None"),
+    **dict.fromkeys(_SIZES, "int | None"),
+    "ANORM": "float",
+    "NOUT": "int | IO[str]",
+}
+"""Types of arguments, for editors; a descriptor is a Desc, and all others are integers."""
+_DEFAULTS: dict[str, object] = {
+    **dict.fromkeys((*WORKSPACES, *_SIZES, "RA", "CA")),
+    **dict.fromkeys(("LDIA", "RDEST", "CDEST"), -1),
+    "NOUT": 6,
+}
+
 _OPERATION = '"N", "T" or "C": sub({}) is used as it is, transposed, conjugate transposed (global)'
 _TEXTS = {
     "TRANSA": _OPERATION.format("A"),
@@ -52,9 +71,7 @@ _TEXTS = {
     "ANORM": "the norm of the matrix that was factored, >= 0 (global)",
     "WORK": "not needed",
     **dict.fromkeys(("IWORK", "RWORK"), "not needed"),
-    **dict.fromkeys(
-        ("LWORK", "LIWORK", "LRWORK"), "not needed; -1: the first elements of the workspaces become 1 (global)"
-    ),
+    **dict.fromkeys(_SIZES, "not needed; -1: the first elements of the workspaces become 1 (global)"),
 }
 """Default descriptions of arguments, by name, where X is any matrix."""
 _TRIANGLE_OF = '"U": on and above the diagonal of {}, "L": on and below (global)'
@@ -98,10 +115,11 @@ class Routine:
     """A routine, for all types.
 
     Args:
-        name: name without "p" and the letter of the type.
+        name: name without the prefixes.
         arguments: names of the arguments, in order.
         operands: the matrices, in order.
         texts: descriptions of arguments that differ from `_TEXTS`.
+        prefixes: what stands before the name in each type: "pd" for double precision, "psc" for two types.
         outputs: names of the matrices that the routine writes.
         real: names of scalars and matrices that are real for complex types too.
         whole: whether UPLO may be any other letter, for all elements.
@@ -114,9 +132,27 @@ class Routine:
     arguments: tuple[str, ...]
     operands: tuple[Operand, ...]
     texts: Mapping[str, str]
+    prefixes: tuple[str, ...]
     outputs: tuple[str, ...] = ()
     real: tuple[str, ...] = ()
     whole: bool = False
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The arguments of the function in Python, with their types.
+
+        >>> list(DOT.signature.parameters)
+        ['n', 'x', 'ix', 'jx', 'descx', 'incx', 'y', 'iy', 'jy', 'descy', 'incy']
+        """
+        kind, empty = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty
+        named = (
+            (name, "Desc" if name.startswith("DESC") else _TYPES.get(name, "int"))
+            for name in self.arguments
+            if name not in RETURNED
+        )
+        return inspect.Signature(
+            [inspect.Parameter(x.lower(), kind, default=_DEFAULTS.get(x, empty), annotation=of) for x, of in named]
+        )
 
     def is_written(self, operand: Operand) -> bool:
         """Whether the routine writes this matrix."""
@@ -155,7 +191,7 @@ class Routine:
 
     def _text(self, name: str) -> str:
         """Description of an argument; "" for one that Python returns."""
-        if name in EXTENTS:
+        if name in EXTENTS and name not in self.texts:
             return self._extent(name)
         matrix, texts = name[-1], {**_TEXTS, **self.texts}
         text = texts.get(name) or texts.get(f"{name[:-1]}X", "")
@@ -188,6 +224,7 @@ def _routine(
     line: str,
     texts: Mapping[str, str] = MappingProxyType({}),
     *,
+    prefixes: str = "ps pd pc pz",
     outputs: str | None = None,
     real: str = "",
     whole: bool = False,
@@ -199,31 +236,39 @@ def _routine(
         name: see `Routine`.
         line: the arguments; a matrix X stands for X IX JX DESCX.
         texts: see `Routine`.
+        prefixes: see `Routine`.
         outputs: names of the matrices that it writes; None: the last of several.
         real: see `Routine`.
         whole: see `Routine`.
         shapes: for each matrix "rows columns [option]"; for a vector with an increment "elements other [option]".
     """
-    matrices = "|".join(shapes)
-    arguments = tuple(re.sub(rf"\b({matrices})\b", r"\1 I\1 J\1 DESC\1", line).split())
-    operands = []
+    words = ((x, f"I{x}", f"J{x}", f"DESC{x}") if x in shapes else (x,) for x in line.split())
+    arguments, operands = tuple(chain.from_iterable(words)), []
     for x, shape in shapes.items():
         rows, columns, trans = (*shape.split(), "")[:3]
         increment = f"INC{x}" if f"INC{x}" in arguments else ""
         operands.append(Operand(x, arguments.index(x) + 1, rows, columns, trans, increment))
     written = list(shapes)[1:][-1:] if outputs is None else outputs.split()
-    return Routine(name, arguments, tuple(operands), texts, tuple(written), tuple(real.split()), whole)
+    return Routine(
+        name, arguments, tuple(operands), texts, tuple(prefixes.split()), tuple(written), tuple(real.split()), whole
+    )
 
 
-GEMM = _routine("gemm", "TRANSA TRANSB M N K ALPHA A B BETA C", A="M K TRANSA", B="K N TRANSB", C="M N")
-SYMM = _routine("symm", "SIDE UPLO M N ALPHA A B BETA C", _SYMMETRIC, A="SIDE SIDE", B="M N", C="M N")
-HEMM = _routine("hemm", "SIDE UPLO M N ALPHA A B BETA C", _SYMMETRIC, A="SIDE SIDE", B="M N", C="M N")
-SYRK = _routine("syrk", "UPLO TRANS N K ALPHA A BETA C", _UPDATE, A="N K TRANS", C="N N")
-HERK = _routine("herk", "UPLO TRANS N K ALPHA A BETA C", _UPDATE, real="ALPHA BETA", A="N K TRANS", C="N N")
-SYR2K = _routine("syr2k", "UPLO TRANS N K ALPHA A B BETA C", _UPDATE, A="N K TRANS", B="N K TRANS", C="N N")
-HER2K = _routine(
-    *("her2k", "UPLO TRANS N K ALPHA A B BETA C", _UPDATE), real="BETA", A="N K TRANS", B="N K TRANS", C="N N"
+_REAL, _COMPLEX = "ps pd", "pc pz"
+
+
+_SYMM, _SYRK, _SYR2K = (
+    "SIDE UPLO M N ALPHA A B BETA C",
+    "UPLO TRANS N K ALPHA A BETA C",
+    "UPLO TRANS N K ALPHA A B BETA C",
 )
+GEMM = _routine("gemm", "TRANSA TRANSB M N K ALPHA A B BETA C", A="M K TRANSA", B="K N TRANSB", C="M N")
+SYMM = _routine("symm", _SYMM, _SYMMETRIC, A="SIDE SIDE", B="M N", C="M N")
+HEMM = _routine("hemm", _SYMM, _SYMMETRIC, prefixes=_COMPLEX, A="SIDE SIDE", B="M N", C="M N")
+SYRK = _routine("syrk", _SYRK, _UPDATE, A="N K TRANS", C="N N")
+HERK = _routine("herk", _SYRK, _UPDATE, prefixes=_COMPLEX, real="ALPHA BETA", A="N K TRANS", C="N N")
+SYR2K = _routine("syr2k", _SYR2K, _UPDATE, A="N K TRANS", B="N K TRANS", C="N N")
+HER2K = _routine(*("her2k", _SYR2K, _UPDATE), prefixes=_COMPLEX, real="BETA", A="N K TRANS", B="N K TRANS", C="N N")
 TRMM = _routine(
     "trmm",
     "SIDE UPLO TRANS DIAG M N ALPHA A B",
@@ -239,9 +284,10 @@ TRADD = _routine(
     A="M N TRANS",
     C="M N",
 )
-TRAN = _routine("tran", "M N ALPHA A BETA C", A="N M", C="M N")
-TRANU = _routine("tranu", "M N ALPHA A BETA C", A="N M", C="M N")
-TRANC = _routine("tranc", "M N ALPHA A BETA C", A="N M", C="M N")
+TRAN, TRANU, TRANC = (
+    _routine(name, "M N ALPHA A BETA C", prefixes=types, A="N M", C="M N")
+    for name, types in (("tran", _REAL), ("tranu", _COMPLEX), ("tranc", _COMPLEX))
+)
 GEMR2D = _routine("gemr2d", "M N A B ICTXT", _TWO_GRIDS, A="M N", B="M N")
 TRMR2D = _routine(
     "trmr2d",
@@ -293,25 +339,33 @@ _TRIANGULAR = {
 
 SWAP = _routine("swap", "N X INCX Y INCY", outputs="X Y", X="N 1", Y="N 1")
 COPY = _routine("copy", "N X INCX Y INCY", X="N 1", Y="N 1")
-SCAL = _routine("scal", "N ALPHA X INCX", {"ALPHA": "scalar (global)"}, outputs="X", X="N 1")
+SCAL = _routine(
+    *("scal", "N ALPHA X INCX", {"ALPHA": "scalar (global)"}), prefixes="ps pd pc pz pcs pzd", outputs="X", X="N 1"
+)
 AXPY = _routine("axpy", "N ALPHA X INCX Y INCY", X="N 1", Y="N 1")
-DOT = _routine("dot", "N VALUE X INCX Y INCY", outputs="", X="N 1", Y="N 1")
-DOTU = _routine("dotu", "N VALUE X INCX Y INCY", outputs="", X="N 1", Y="N 1")
-DOTC = _routine("dotc", "N VALUE X INCX Y INCY", outputs="", X="N 1", Y="N 1")
-NRM2 = _routine("nrm2", "N VALUE X INCX", X="N 1")
-ASUM = _routine("asum", "N VALUE X INCX", X="N 1")
+DOT, DOTU, DOTC = (
+    _routine(name, "N VALUE X INCX Y INCY", prefixes=types, outputs="", X="N 1", Y="N 1")
+    for name, types in (("dot", _REAL), ("dotu", _COMPLEX), ("dotc", _COMPLEX))
+)
+NRM2, ASUM = (_routine(name, "N VALUE X INCX", prefixes="ps pd psc pdz", X="N 1") for name in ("nrm2", "asum"))
 AMAX = _routine("amax", "N VALUE INDX X INCX", X="N 1")
 
 _GEMV = "TRANS M N ALPHA A X INCX BETA Y INCY"
 _SYMV = "UPLO N ALPHA A X INCX BETA Y INCY"
-GEMV = _routine("gemv", _GEMV, A="M N", X="N M TRANS", Y="M N TRANS")
-AGEMV = _routine("agemv", _GEMV, real="ALPHA BETA Y", A="M N", X="N M TRANS", Y="M N TRANS")
-SYMV = _routine("symv", _SYMV, _TRIANGLE, A="N N", X="N 1", Y="N 1")
-HEMV = _routine("hemv", _SYMV, _TRIANGLE, A="N N", X="N 1", Y="N 1")
-ASYMV = _routine("asymv", _SYMV, _TRIANGLE, real="ALPHA BETA Y", A="N N", X="N 1", Y="N 1")
-AHEMV = _routine("ahemv", _SYMV, _TRIANGLE, real="ALPHA BETA Y", A="N N", X="N 1", Y="N 1")
-TRMV = _routine("trmv", "UPLO TRANS DIAG N A X INCX", _TRIANGULAR, A="N N", X="N 1")
-TRSV = _routine("trsv", "UPLO TRANS DIAG N A X INCX", _TRIANGULAR, A="N N", X="N 1")
+GEMV, AGEMV = (
+    _routine(name, _GEMV, real=real, A="M N", X="N M TRANS", Y="M N TRANS")
+    for name, real in (("gemv", ""), ("agemv", "ALPHA BETA Y"))
+)
+SYMV, HEMV, ASYMV, AHEMV = (
+    _routine(name, _SYMV, _TRIANGLE, prefixes=types, real=real, A="N N", X="N 1", Y="N 1")
+    for name, types, real in (
+        ("symv", _REAL, ""),
+        ("hemv", _COMPLEX, ""),
+        ("asymv", _REAL, "ALPHA BETA Y"),
+        ("ahemv", _COMPLEX, "ALPHA BETA Y"),
+    )
+)
+TRMV, TRSV = (_routine(name, "UPLO TRANS DIAG N A X INCX", _TRIANGULAR, A="N N", X="N 1") for name in ("trmv", "trsv"))
 ATRMV = _routine(
     *("atrmv", "UPLO TRANS DIAG N ALPHA A X INCX BETA Y INCY", _TRIANGULAR),
     real="ALPHA BETA Y",
@@ -319,13 +373,16 @@ ATRMV = _routine(
     X="N 1",
     Y="N 1",
 )
-GER = _routine("ger", "M N ALPHA X INCX Y INCY A", X="M 1", Y="N 1", A="M N")
-GERU = _routine("geru", "M N ALPHA X INCX Y INCY A", X="M 1", Y="N 1", A="M N")
-GERC = _routine("gerc", "M N ALPHA X INCX Y INCY A", X="M 1", Y="N 1", A="M N")
-SYR = _routine("syr", "UPLO N ALPHA X INCX A", _TRIANGLE, X="N 1", A="N N")
-HER = _routine("her", "UPLO N ALPHA X INCX A", _TRIANGLE, real="ALPHA", X="N 1", A="N N")
-SYR2 = _routine("syr2", "UPLO N ALPHA X INCX Y INCY A", _TRIANGLE, X="N 1", Y="N 1", A="N N")
-HER2 = _routine("her2", "UPLO N ALPHA X INCX Y INCY A", _TRIANGLE, X="N 1", Y="N 1", A="N N")
+GER, GERU, GERC = (
+    _routine(name, "M N ALPHA X INCX Y INCY A", prefixes=types, X="M 1", Y="N 1", A="M N")
+    for name, types in (("ger", _REAL), ("geru", _COMPLEX), ("gerc", _COMPLEX))
+)
+SYR = _routine("syr", "UPLO N ALPHA X INCX A", _TRIANGLE, prefixes=_REAL, X="N 1", A="N N")
+HER = _routine("her", "UPLO N ALPHA X INCX A", _TRIANGLE, prefixes=_COMPLEX, real="ALPHA", X="N 1", A="N N")
+SYR2, HER2 = (
+    _routine(name, "UPLO N ALPHA X INCX Y INCY A", _TRIANGLE, prefixes=types, X="N 1", Y="N 1", A="N N")
+    for name, types in (("syr2", _REAL), ("her2", _COMPLEX))
+)
 
 _NORM = {
     "NORM": '"M": max abs(a_ij); "1" or "O": largest sum of a column; "I": of a row; "F" or "E": Frobenius (global)'
@@ -333,7 +390,7 @@ _NORM = {
 _WHOLE = {"UPLO": '"U" or "L": one triangle of it, with the diagonal; any other letter: all elements (global)'}
 LANGE = _routine("lange", "NORM M N A WORK", _NORM, A="M N")
 LANSY = _routine("lansy", "NORM UPLO N A WORK", {**_NORM, **_TRIANGLE}, A="N N")
-LANHE = _routine("lanhe", "NORM UPLO N A WORK", {**_NORM, **_TRIANGLE}, A="N N")
+LANHE = _routine("lanhe", "NORM UPLO N A WORK", {**_NORM, **_TRIANGLE}, prefixes=_COMPLEX, A="N N")
 LANTR = _routine("lantr", "NORM UPLO DIAG M N A WORK", {**_NORM, **_TRIANGULAR}, A="M N")
 LASET = _routine(
     *("laset", "UPLO M N ALPHA BETA A"),
@@ -384,10 +441,19 @@ _FORMED = {"K": "number of reflectors, which are in the first columns of sub(A);
 _QR = "M N A TAU WORK LWORK"
 GEQRF = _routine("geqrf", _QR, outputs="A", A="M N")
 GELQF = _routine("gelqf", _QR, _OF_ROWS, outputs="A", A="M N")
-ORGQR, UNGQR = (_routine(x, "M N K A TAU WORK LWORK", _FORMED, outputs="A", A="M N") for x in ("orgqr", "ungqr"))
+ORGQR, UNGQR = (
+    _routine(name, "M N K A TAU WORK LWORK", _FORMED, prefixes=types, outputs="A", A="M N")
+    for name, types in (("orgqr", _REAL), ("ungqr", _COMPLEX))
+)
 _MULTIPLIED = "SIDE TRANS M N K A TAU C WORK LWORK"
-ORMQR, UNMQR = (_routine(x, _MULTIPLIED, _COLUMNS, A="SIDE K", C="M N") for x in ("ormqr", "unmqr"))
-ORMLQ, UNMLQ = (_routine(x, _MULTIPLIED, _ROWS | _OF_ROWS, A="K SIDE", C="M N") for x in ("ormlq", "unmlq"))
+ORMQR, UNMQR = (
+    _routine(name, _MULTIPLIED, _COLUMNS, prefixes=types, A="SIDE K", C="M N")
+    for name, types in (("ormqr", _REAL), ("unmqr", _COMPLEX))
+)
+ORMLQ, UNMLQ = (
+    _routine(name, _MULTIPLIED, _ROWS | _OF_ROWS, prefixes=types, A="K SIDE", C="M N")
+    for name, types in (("ormlq", _REAL), ("unmlq", _COMPLEX))
+)
 GELS = _routine(
     *("gels", "TRANS M N NRHS A B WORK LWORK"),
     {
@@ -403,19 +469,47 @@ _PIVOTED = {
     "columns of A that became the columns of sub(A) P (local)"
 }
 GEQPF, GEQPF_COMPLEX = (
-    _routine("geqpf", f"M N A IPIV TAU {names}", _PIVOTED, outputs="A", A="M N")
-    for names in ("WORK LWORK", "WORK LWORK RWORK LRWORK")
+    _routine("geqpf", f"M N A IPIV TAU {names}", _PIVOTED, prefixes=types, outputs="A", A="M N")
+    for types, names in ((_REAL, "WORK LWORK"), (_COMPLEX, "WORK LWORK RWORK LRWORK"))
 )
 
 _ESTIMATED = {"NORM": '"1" or "O": the 1-norm; "I": the inf-norm (global)'}
-_REAL, _COMPLEX = "WORK LWORK IWORK LIWORK", "WORK LWORK RWORK LRWORK"
+_WORK = (_REAL, "WORK LWORK IWORK LIWORK"), (_COMPLEX, "WORK LWORK RWORK LRWORK")
 POCON, POCON_COMPLEX = (
-    _routine("pocon", f"UPLO N A ANORM RCOND {names}", _TRIANGLE, A="N N") for names in (_REAL, _COMPLEX)
+    _routine("pocon", f"UPLO N A ANORM RCOND {names}", _TRIANGLE, prefixes=types, A="N N") for types, names in _WORK
 )
 GECON, GECON_COMPLEX = (
-    _routine("gecon", f"NORM N A ANORM RCOND {names}", _ESTIMATED, A="N N") for names in (_REAL, _COMPLEX)
+    _routine("gecon", f"NORM N A ANORM RCOND {names}", _ESTIMATED, prefixes=types, A="N N") for types, names in _WORK
 )
 TRCON, TRCON_COMPLEX = (
-    _routine("trcon", f"NORM UPLO DIAG N A RCOND {names}", {**_ESTIMATED, **_TRIANGULAR}, A="N N")
-    for names in (_REAL, _COMPLEX)
+    _routine("trcon", f"NORM UPLO DIAG N A RCOND {names}", _ESTIMATED | _TRIANGULAR, prefixes=types, A="N N")
+    for types, names in _WORK
 )
+
+_MESSAGE = {
+    "ICTXT": "handle of the grid (local)",
+    "SCOPE": '"A" all processes, "R" the process row, "C" the process column (global)',
+    "TOP": "ignored; BLACS's topology",
+    "M": "rows of A (global)",
+    "N": "columns of A (global)",
+    "A": "array of two dimensions, with m x n elements at least, or of one with columns lda apart (local)",
+    "LDA": "leading dimension, >= m; otherwise ignored for an array of two dimensions (local)",
+    "RDEST": 'row of the process that gets the result; -1: all; ignored in scope "R" but for -1 (global)',
+    "CDEST": 'its column; ignored in scope "C" but for -1 (global)',
+    "RA": "integer array that receives the process row of each element; not used if ldia is -1 (local)",
+    "CA": "its process column (local)",
+    "LDIA": "-1, or the leading dimension of ra and ca (global)",
+    "RSRC": "row of the process that sends (global)",
+    "CSRC": "its column (global)",
+}
+GSUM2D, GAMX2D, GAMN2D, GEBS2D, GEBR2D = (
+    _routine(name, f"ICTXT SCOPE TOP M N A LDA {others}", _MESSAGE, prefixes="i s d c z")
+    for name, others in (
+        ("gsum2d", "RDEST CDEST"),
+        ("gamx2d", "RA CA LDIA RDEST CDEST"),
+        ("gamn2d", "RA CA LDIA RDEST CDEST"),
+        ("gebs2d", ""),
+        ("gebr2d", "RSRC CSRC"),
+    )
+)
+"""Messages of BLACS, which have no descriptors; their A is no operand."""

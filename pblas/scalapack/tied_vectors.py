@@ -1,4 +1,7 @@
-"""IPIV and TAU: vectors in plain arrays on each process, distributed as the rows or the columns of a matrix."""
+"""IPIV and TAU: vectors in plain arrays on each process, distributed as the rows or the columns of a matrix.
+
+Then the calls that have them.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,14 @@ import numpy as np
 from pblas.backends.local_step import agreed
 from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.matrices.scatter_gather import index_of
-from pblas.scalapack.descriptors import BLOCK_CYCLIC_2D_INB, CTXT, Entries
-from pblas.scalapack.local_arrays import Part
+from pblas.scalapack import descriptors
+from pblas.scalapack.arguments import Call, Findings
+from pblas.scalapack.descriptors import BLOCK_CYCLIC_2D_INB, Entries, Part
+from pblas.scalapack.grids import find
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.dtypes import Array
     from pblas.scalapack.grids import ProcessGrid
 
@@ -45,7 +52,7 @@ class TiedVector:
     def of(cls, grid: ProcessGrid, entries: Entries, axis: int, copy: int, start: int, count: int) -> TiedVector:
         """The elements start..start+count-1, from 1, of a vector that is distributed as one axis of a descriptor."""
         _, _, m, n, imb, inb, mb, nb, rsrc, csrc, _ = entries.values
-        ctxt = entries[CTXT]
+        ctxt = entries[descriptors.CTXT]
         if axis == 0:
             column = Entries((BLOCK_CYCLIC_2D_INB, ctxt, m, 1, imb, 1, mb, 1, rsrc, 0, 1))
             return cls(grid, Part.of(grid, column, start, 1, count, 1), axis, copy, start)
@@ -101,3 +108,157 @@ def collected_pivots(vector: TiedVector, verb: str, position: int, ipiv: Array, 
         text = f"{verb}: IPIV holds {pivots[k] + base - 1} for row {k + base}; it must be in {base}..{base + rows - 1}"
         raise agreed(PblasArgumentError(text, -position))
     return pivots.astype(np.intc)
+
+
+class PivotedCall(Call):
+    """A call with IPIV, which is distributed as the rows of A, with a copy in each process column."""
+
+    def store_pivots(self, pivots: Array) -> None:
+        """Write IPIV, from exchanges that count from 1 at the first row (local)."""
+        self._pivots().store(self["IPIV"], pivots + (self._pivots().start - 1))
+
+    def collected_pivots(self) -> Array:
+        """**Collective.** The exchanges in IPIV, which count from 1 at the first row; they are checked here.
+
+        Raises:
+            PblasArgumentError: a pivot that is no row of sub(A), on all ranks.
+        """
+        position, rows = self.routine.arguments.index("IPIV") + 1, self._pivoted()
+        return collected_pivots(self._pivots(), self.verb, position, self["IPIV"], rows, rows)
+
+    def _pivots(self) -> TiedVector:
+        """The elements of IPIV that belong to sub(A) (local)."""
+        return TiedVector.of(self._grids["A"], self._entries["A"], 0, 0, self["IA"], self._pivoted())
+
+    def _pivoted(self) -> int:
+        """The number of exchanges: of rows of sub(A), which has as many columns at least (global)."""
+        return min(self["N"], self._values.get("M", self["N"]))
+
+    def _check_rest(self, findings: Findings) -> None:
+        """Check this process's array."""
+        try:
+            self._pivots().check("IPIV", self["IPIV"], INTEGERS, written=self.routine.name in ("getrf", "gesv"))
+        except ArgumentError as caught:
+            findings.add(str(caught), self.routine.arguments.index("IPIV") + 1)
+
+
+class Permutation(PivotedCall):
+    """A call of p?lapiv: IPIV has a descriptor of its own."""
+
+    def _check_values(self, findings: Findings) -> None:
+        """Check also IP, JP and DESCIP, which are the last arguments but one."""
+        super()._check_values(findings)
+        for position, name in ((11, "IP"), (12, "JP")):
+            if not findings:
+                self._check_integer(name, 1, position, findings)
+        if not findings:
+            self._check_descriptor(findings)
+
+    def _check_descriptor(self, findings: Findings) -> None:
+        desc, position = self["DESCIP"], 13
+        entries = Entries.read(desc)
+        if entries is None:
+            text = f"DESCIP(DTYPE_) must be 1 with 8 integers after it, or 2 with 10, got {desc!r}"
+            findings.add(text, position, descriptors.DTYPE)
+            return
+        ictxt, grid = entries[descriptors.CTXT], self.grid.grid
+        if find(ictxt) is not self.grid:
+            text = f"DESCIP(CTXT_) must be the context of DESCA, got {ictxt!r}"
+            findings.add(text, position, descriptors.CTXT)
+        axis, start = self._axis, self["IP" if self._axis == 0 else "JP"]
+        size, first, block, source, nprocs = (
+            (descriptors.M, descriptors.IMB, descriptors.MB, descriptors.RSRC, grid.nprow),
+            (descriptors.N, descriptors.INB, descriptors.NB, descriptors.CSRC, grid.npcol),
+        )[axis]
+        last = start + self._pivoted() - 1
+        ranges = {size: (last, None), first: (1, None), block: (1, None), source: (-1, nprocs - 1)}
+        self._check_ranges("DESCIP", entries, ranges, position, findings)
+        self._descip = entries
+
+    @property
+    def _axis(self) -> int:
+        """0 if IPIV is a column, 1 if it is a row (global)."""
+        return 0 if self["PIVROC"] == "C" else 1
+
+    def _pivoted(self) -> int:
+        return int(self["M" if self["ROWCOL"] == "R" else "N"])
+
+    def _pivots(self) -> TiedVector:
+        other, start = (descriptors.CSRC, self["IP"]) if self._axis == 0 else (descriptors.RSRC, self["JP"])
+        return TiedVector.of(self.grid, self._descip, self._axis, max(0, self._descip[other]), start, self._pivoted())
+
+    def _shared(self) -> dict[str, Any]:
+        """DESCIP without the entries that may differ."""
+        _, _, m, n, imb, inb, mb, nb, rsrc, csrc, _ = self._descip.values
+        entries = (m, imb, mb, rsrc) if self._axis == 0 else (n, inb, nb, csrc)
+        return {**super()._shared(), "DESCIP": entries}
+
+
+class ReflectorsCall(Call):
+    """A call with TAU, distributed as the columns of A, or in LQ as its rows, and copied along the other axis."""
+
+    @property
+    def axis(self) -> int:
+        """0 if the reflectors are rows of sub(A), 1 if they are columns (global)."""
+        return 0 if self.routine.name.endswith(("lqf", "mlq")) else 1
+
+    @property
+    def has_elements(self) -> bool:
+        """Whether the result has elements (global)."""
+        return bool(self["M"] and self["N"])
+
+    def store_tau(self, tau: Array) -> None:
+        """Write TAU (local)."""
+        self._tau().store(self["TAU"], tau)
+
+    def collected_tau(self) -> Array:
+        """**Collective.** TAU, on all processes."""
+        return self._tau().collect(self.verb, "TAU", self["TAU"], self._count())
+
+    def store_order(self, order: Array) -> None:
+        """Write IPIV, from columns of sub(A) that count from 0 (local)."""
+        self._ipiv().store(self["IPIV"], order + self["JA"])
+
+    def _tau(self) -> TiedVector:
+        """The elements of TAU that belong to sub(A) (local)."""
+        start = self["JA" if self.axis else "IA"]
+        return TiedVector.of(self._grids["A"], self._entries["A"], self.axis, 0, start, self._count())
+
+    def _ipiv(self) -> TiedVector:
+        """The elements of IPIV, one for each column of sub(A) (local)."""
+        count = self["N"] if self["M"] else 0
+        return TiedVector.of(self._grids["A"], self._entries["A"], 1, 0, self["JA"], count)
+
+    def _count(self) -> int:
+        """The number of reflectors (global)."""
+        return int(self["K"]) if "K" in self._values else min(self["M"], self["N"])
+
+    def _check_values(self, findings: Findings) -> None:
+        """Check also that a product has no more reflectors than rows of Q, and that Q has no more columns than rows."""
+        super()._check_values(findings)
+        if not all(isinstance(self._values.get(name), int) for name in "KMN"):
+            return
+        k, position = self["K"], self.routine.arguments.index("K") + 1
+        if "SIDE" not in self._values:
+            if self["N"] > self["M"]:
+                findings.add(f"N must be at most M = {self['M']}, got {self['N']}", position - 1)
+            most, name = self["N"], "N"
+        else:
+            name = "M" if self["SIDE"] == "L" else "N"
+            most = self[name]
+        if k > most:
+            findings.add(f"K must be at most {name} = {most}, got {k}", position)
+
+    def _check_rest(self, findings: Findings) -> None:
+        """Check this process's arrays."""
+        is_factored = "K" not in self._values
+        vectors: list[tuple[str, Callable[[], TiedVector], tuple[str, ...]]] = [
+            ("TAU", self._tau, (np.dtype(self.dtype).name,))
+        ]
+        if "IPIV" in self._values:
+            vectors.insert(0, ("IPIV", self._ipiv, INTEGERS))
+        for name, vector, dtypes in vectors:
+            try:
+                vector().check(name, self[name], dtypes, written=is_factored)
+            except ArgumentError as caught:
+                findings.add(str(caught), self.routine.arguments.index(name) + 1)

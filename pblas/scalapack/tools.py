@@ -1,29 +1,27 @@
-"""ScaLAPACK's tools: index maps that count from 1, single elements, and printing."""
+"""ScaLAPACK's tools: index maps that count from 1, single elements, and printing as Fortran does."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.layouts import index
 from pblas.scalapack import descriptors, routines
-from pblas.scalapack.arguments import TYPES, Call, checked_number
-from pblas.scalapack.descriptors import Entries
-from pblas.scalapack.fortran import edited
+from pblas.scalapack.arguments import TYPES, Call, checked_number, of_types, unchecked
+from pblas.scalapack.descriptors import Entries, checked_part
 from pblas.scalapack.grids import ProcessGrid, checked_integer, find
-from pblas.scalapack.local_arrays import checked_part
-from pblas.scalapack.types import of_types
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Number
+    from pblas.backends.dtypes import Number
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.scalapack.routines import Routine
 
 Desc = Sequence[int]
+_MOST = 100  # exponents of two digits, and their letter, end below this
 
 
 def numroc(n: int, nb: int, iproc: int, isrcproc: int, nprocs: int) -> int:
@@ -138,7 +136,8 @@ def infog2l(
     )
 
 
-def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: Desc, alpha: complex) -> None:
+@of_types(routines.ELSET, call=unchecked)
+def pxelset(call: tuple[Any, ...]) -> None:
     """A(ia, ja) := alpha on the process that owns the element; the others do nothing (local).
 
     Raises:
@@ -146,7 +145,7 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
 
     Source: ScaLAPACK TOOLS, p?elset.
     """
-    verb = f"p{letter}elset"
+    verb, a, ia, ja, desca, alpha = call
     entries = Entries.read(desca)
     grid = None if entries is None else find(entries[descriptors.CTXT])
     if entries is None or grid is None:
@@ -156,7 +155,7 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
     desc = entries.matrix(grid.grid)
     for name, value, size, position in (("IA", ia, desc.m, 2), ("JA", ja, desc.n, 3)):
         checked_integer(verb, name, value, position, 1, size)
-    dtype, shape, lld = TYPES[letter], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
+    dtype, shape, lld = TYPES[verb[1]], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
     position = 1
     try:
         part = checked_part(grid.runtime, "A", a, dtype, shape, lld, written=True)
@@ -169,26 +168,22 @@ def pxelset(_routine: Routine, letter: str, a: Array, ia: int, ja: int, desca: D
         part[local_index] = element
 
 
-def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: int, ja: int, desca: Desc) -> Number:
+@of_types(routines.ELGET)
+def pxelget(call: Call) -> Number:
     """**Collective.** A(ia, ja) on the processes of `scope`, relative to the owner; 0 on the other processes.
 
     Returns:
         The element, which is the third argument in Fortran.
 
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
-
     Source: ScaLAPACK TOOLS, p?elget.
     """
-    with Call(routine, letter, scope, top, None, a, ia, ja, desca) as call:
-        grid = call.grid.grid
-        [matrix] = call.operands()
-        with call.local_step():
-            owner = matrix.desc.owner(0, 0)
-            is_owner = call.runtime.rank == owner
-            element = call.runtime.backend.reading(matrix.local)[0, 0] if is_owner else None
-        call.runtime.agree(f"{call.verb}: read", {})
-        value = call.runtime.backend.broadcast_object(element, owner)
+    grid, [matrix] = call.grid.grid, call.operands()
+    with call.local_step():
+        owner = matrix.desc.owner(0, 0)
+        is_owner = call.runtime.rank == owner
+        element = call.runtime.backend.reading(matrix.local)[0, 0] if is_owner else None
+    call.runtime.agree(f"{call.verb}: read", {})
+    value = call.runtime.backend.broadcast_object(element, owner)
     coordinates, owner_coordinates = grid.coordinates(call.runtime.rank), grid.coordinates(owner)
     inside = {
         "R": coordinates[0] == owner_coordinates[0],
@@ -199,28 +194,21 @@ def pxelget(routine: Routine, letter: str, scope: str, top: str, a: Array, ia: i
     return value if inside[call["SCOPE"]] else call.dtype.type(0)
 
 
-def pxlaprnt(
-    routine: Routine, letter: str, m: int, n: int,
-    a: Array, ia: int, ja: int, desca: Desc,
-    irprnt: int, icprnt: int, cmatnm: str, nout: int | IO[str] = 6, work: None = None,
-) -> None:  # fmt: skip
+@of_types(routines.LAPRNT)
+def pxlaprnt(call: Call) -> None:
     """**Collective.** Print sub(A) on one process, column by column: one element of A per line, as Fortran does.
 
     A line is the name, the indices in A, and the element: `C(     3,     5)=      0.530000000000000000D+02`.
 
-    Raises:
-        PblasArgumentError: a wrong argument on any rank, the same on every rank of the grid.
-
     Source: ScaLAPACK TOOLS, p?laprnt.
     """
-    with Call(routine, letter, m, n, a, ia, ja, desca, irprnt, icprnt, cmatnm, nout, work) as call:
-        [matrix] = call.operands()
-        whole = matrix.to_global(root=call.grid.grid.rank(call["IRPRNT"], call["ICPRNT"]))
-        with call.local_step():
-            out = sys.stdout if isinstance(nout, int) else nout
-            for (j, i), element in np.ndenumerate(whole.T) if whole is not None else ():
-                out.write(f"{cmatnm}({ia + i:6d},{ja + j:6d})={_number(element)}\n")
-        call.runtime.agree(f"{call.verb}: print", {})
+    [matrix] = call.operands()
+    whole = matrix.to_global(root=call.grid.grid.rank(call["IRPRNT"], call["ICPRNT"]))
+    with call.local_step():
+        out = sys.stdout if isinstance(call["NOUT"], int) else call["NOUT"]
+        for (j, i), element in np.ndenumerate(whole.T) if whole is not None else ():
+            out.write(f"{call['CMATNM']}({call['IA'] + i:6d},{call['JA'] + j:6d})={_number(element)}\n")
+    call.runtime.agree(f"{call.verb}: print", {})
 
 
 def _check_index(verb: str, name: str, value: Any, least: int) -> None:
@@ -246,7 +234,24 @@ def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> t
     return desc.rows.local_start(i, coordinates[0]), desc.columns.local_start(j, coordinates[1])
 
 
-if not TYPE_CHECKING:  # their types are in __init__.pyi
-    pselset, pdelset, pcelset, pzelset = of_types("sdcz", routines.ELSET, pxelset)
-    pselget, pdelget, pcelget, pzelget = of_types("sdcz", routines.ELGET, pxelget)
-    pslaprnt, pdlaprnt, pclaprnt, pzlaprnt = of_types("sdcz", routines.LAPRNT, pxlaprnt)
+def edited(x: float, letter: str, width: int, digits: int) -> str:
+    """A number as 0.ddd and a power of ten.
+
+    Args:
+        x: the number.
+        letter: "D" or "E", between the digits and the exponent; left out if the exponent has three digits.
+        width: characters, filled with blanks on the left.
+        digits: digits after the point.
+
+    Source: Fortran 2018, 13.7.2.3.3; infinities and NaN as GNU Fortran writes them.
+
+    >>> edited(53.0, "D", 30, 18), edited(-1e100, "E", 16, 8)
+    ('      0.530000000000000000D+02', ' -0.10000000+101')
+    """
+    if not math.isfinite(x):
+        return ("NaN" if math.isnan(x) else "Infinity" if x > 0 else "-Infinity").rjust(width)
+    mantissa, _, exponent = f"{abs(x):.{digits - 1}e}".partition("e")
+    power = int(exponent) + (x != 0)
+    tail = f"{letter}{power:+03d}" if abs(power) < _MOST else f"{power:+04d}"
+    sign = "-" * (math.copysign(1.0, x) < 0)
+    return f"{sign}0.{mantissa.replace('.', '')}{tail}".rjust(width)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hatch_build import STUB, text
 from tests.harness.run import ROOT
 
 LINKED = ("layouts", "backends")
@@ -18,9 +19,9 @@ BESIDE = (".github", "benchmarks", "conda", "docs", "examples", "tests")
 
 
 def build(kind: str, tree: Path, target: Path) -> Path:
-    """The archive that hatchling builds in `tree`, called as pip calls it."""
+    """The archive that hatchling builds in `tree`, called as pip calls it: where NumPy is missing."""
     target.mkdir()
-    code = f"import hatchling.build as b; b.build_{kind}({str(target)!r})"
+    code = f"import sys; sys.modules['numpy'] = None; import hatchling.build as b; b.build_{kind}({str(target)!r})"
     done = subprocess.run([sys.executable, "-c", code], cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.fail(done.stderr[-2000:], pytrace=False)
@@ -32,11 +33,11 @@ def build(kind: str, tree: Path, target: Path) -> Path:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the files of the repository, in a folder of the package's name."""
     tree = tmp_path_factory.mktemp("packaging") / "pblas"
-    skip = shutil.ignore_patterns("__pycache__", "_build")
+    skip = shutil.ignore_patterns("__pycache__", "_build", STUB.name)
     for name in ("pblas", *LINKED, *BESIDE):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=skip)
     for path in ROOT.iterdir():
-        if path.suffix in {".toml", ".md", ".cff"} or path.name in {".gitignore", "LICENSE", "Makefile"}:
+        if path.suffix in {".toml", ".md", ".cff", ".py"} or path.name in {".gitignore", "LICENSE", "Makefile"}:
             shutil.copy(path, tree)
     return tree
 
@@ -88,12 +89,15 @@ def test_wheel_has_the_sources_of_kernels_and_no_other_files(files: set[str]) ->
     suffixes = {".py", ".pyi", ".cu", ".cuh", ".typed"}
     folders = [ROOT / "pblas", *(ROOT / folder for folder in LINKED)]
     paths = [path.relative_to(ROOT) for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
+    paths += [STUB.relative_to(ROOT)]  # a checkout may not have it
     expected = {str(Path("pblas") / path) if path.parts[0] in LINKED else str(path) for path in paths}
     assert {name for name in files if ".dist-info/" not in name} == expected
 
 
-def test_wheel_is_typed_and_licensed(files: set[str]) -> None:
+def test_wheel_is_typed_and_licensed(wheel: Path, files: set[str]) -> None:
     assert "pblas/py.typed" in files
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("pblas/scalapack/__init__.pyi").decode() == text()
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
 
 
@@ -126,6 +130,7 @@ def test_a_script_beside_an_editable_checkout_imports_it(checkout: Path, tmp_pat
     """In the parent folder of a clone, where the folder pblas looks like a package without __init__.py."""
     with zipfile.ZipFile(build("editable", checkout, tmp_path / "wheel")) as archive:
         archive.extractall(tmp_path / "site")
+    assert (checkout / STUB.relative_to(ROOT)).read_text(encoding="utf-8") == text()
     (path_file,) = (tmp_path / "site").glob("*.pth")
     assert path_file.read_text().split() == [str(checkout)]  # one path, which pyright reads too, and no code
     script = checkout.parent / "script.py"

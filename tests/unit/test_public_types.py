@@ -7,11 +7,11 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ForwardRef
 
+import hatch_build
 import pblas
-from pblas import blas, layouts, linalg, scalapack, tp
+from pblas import blas, layouts, linalg, tp
 from pblas.factor.factors import SlogdetResult
 
 MODULES = pblas, blas, linalg, tp, layouts
@@ -79,7 +79,7 @@ def everything() -> Iterator[tuple[str, str]]:
     """Every public result, as (name, annotation)."""
     for name, value in public().items():
         yield from results(name, value) if inspect.isfunction(value) else members(name, value)
-    for node in ast.parse(Path(scalapack.__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body:
+    for node in ast.parse(hatch_build.text()).body:
         if isinstance(node, ast.FunctionDef):
             yield f"pblas.scalapack.{node.name}", "Any" if node.returns is None else ast.unparse(node.returns)
 

@@ -1,5 +1,6 @@
 """Laws of pblas.scalapack that need no MPI: positions of arguments, index maps from 1, descriptors."""
 
+import ast
 import builtins
 import inspect
 import itertools
@@ -10,13 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hatch_build
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
-from pblas.scalapack.descriptors import Entries
-from pblas.scalapack.fortran import edited
-from pblas.scalapack.local_arrays import cut, overlaps_itself
+from pblas.scalapack.descriptors import Entries, cut, overlaps_itself
+from pblas.scalapack.tools import edited
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
-from tests.harness import scalapack_stub
 
 
 @pytest.mark.parametrize("routine", [getattr(routines, name.upper()) for name in ERROR_EXITS])
@@ -187,5 +187,15 @@ def test_numbers_are_edited_as_by_fortran(x: float, text: str) -> None:
 
 
 def test_editors_see_the_arguments_of_every_routine() -> None:
-    """If this fails: python tests/harness/scalapack_stub.py >pblas/scalapack/__init__.pyi."""
-    assert scalapack_stub.STUB.read_text(encoding="utf-8") == scalapack_stub.text()
+    stub = ast.parse(hatch_build.text()).body
+    defined = {node.name: ast.unparse(node.args) for node in stub if isinstance(node, ast.FunctionDef)}
+    imported = {name.asname for node in stub if isinstance(node, ast.ImportFrom) for name in node.names}
+    assert {*defined, *filter(None, imported)} == {*scalapack.__all__, "exit"}
+    for name, arguments in defined.items():
+        parameters = inspect.signature(getattr(scalapack, name)).parameters.values()
+        shown = [f"{x.name}: {x.annotation}{'' if x.default is x.empty else '=...'}" for x in parameters]
+        assert arguments == ", ".join(shown), name
+    scope: dict[str, object] = {}
+    exec("from pblas.scalapack import *", scope)
+    (exported,) = (node.value for node in stub if isinstance(node, ast.Assign))
+    assert ast.literal_eval(exported) == scalapack.__all__ == sorted({*scope} - {"__builtins__"})

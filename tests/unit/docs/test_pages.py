@@ -96,7 +96,7 @@ def test_files_that_the_pages_name_exist() -> None:
     """By the end of their path: `matmul/choose.py`, `startup.py`. X stands for the name of an operation."""
     folders = ("pblas", "layouts", "backends", "tests", "benchmarks", "examples", "docs")
     files = [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.*")]
-    files += [f"/{path.name}" for path in ROOT.glob("*.md")]
+    files += [f"/{path.name}" for path in ROOT.glob("*.*")]
     pages = ["CONTRIBUTING.md", *(page for page in PAGES if page.startswith("docs/architecture/"))]
     named = {
         name
