@@ -36,18 +36,31 @@ def test_layouts_can_be_drawn(block: Block) -> None:
     assert desc.picture().startswith(f"{desc.m} x {desc.n} matrix")
 
 
+def layers() -> list[set[str]]:
+    """The packages of each layer of the contract that import-linter checks, without _operators and __main__."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    named = [
+        set(re.findall(r"\b[a-z]\w*", layer)) for layer in project["tool"]["importlinter"]["contracts"][0]["layers"]
+    ]
+    return [layer for layer in named if layer]
+
+
 def test_the_picture_of_the_packages_has_all_of_them() -> None:
     """In the rows, and in the order, that import-linter checks."""
-    contract = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ][0]
-    layers = [set(re.findall(r"\b[a-z]\w*", layer)) for layer in contract["layers"]]  # without _operators, __main__
     svg = (ROOT / "docs/architecture/packages.svg").read_text(encoding="utf-8")
     drawn: dict[str, set[str]] = {}
     for y, names in re.findall(r'<text class="package" x="\d+" y="(\d+)">([^<]*)</text>', svg):
         drawn.setdefault(y, set()).update(re.findall(r"\w+", names))
     rows = [drawn[y] for y in sorted(drawn, key=int)]
-    assert rows == [layer for layer in layers if layer]
+    assert rows == layers()
+
+
+@pytest.mark.parametrize("page", ["docs/architecture/index.md", "CONTRIBUTING.md"])
+def test_the_tables_of_a_page_have_all_packages(page: str) -> None:
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for row in rows for code in re.findall(r"`([^`]*)`", row) for name in re.findall(r"\w+", code)}
+    missing = set().union(*layers()) - named
+    assert missing <= ({"config", "gpu", "epilogues", "errors"} if page == "CONTRIBUTING.md" else set())
 
 
 def test_the_glossary_defines_every_row_of_explain() -> None:
@@ -106,6 +119,14 @@ def test_files_that_the_pages_name_exist() -> None:
     assert len(named) > 100
     missing = [name for name in named if "X" not in name and not any(path.endswith(f"/{name}") for path in files)]
     assert not missing
+
+
+def test_paths_in_the_commands_of_contributing_exist() -> None:
+    """X stands for the name of an operation."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = {path for command in re.findall(r"`([^`]*)`", text) for path in re.findall(r"\btests/[\w./]+", command)}
+    assert len(paths) > 40
+    assert not [path for path in paths if "X" not in path and not (ROOT / path).exists()]
 
 
 MARKDOWN = sorted({*PAGES, *(path.name for path in ROOT.glob("*.md")), "tests/gpu/README.md"})
