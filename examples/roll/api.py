@@ -14,7 +14,7 @@ from pblas.core.call import call
 from pblas.core.checks import common_dtype, not_a_matrix
 from pblas.core.operation import Bound, Operation
 from pblas.matrices.matrix import DistMatrix
-from pblas.redistribution.scaling import Scaling
+from pblas.redistribution.packing import Scaling
 
 if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from examples.roll.roll_plan import RollPlan
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.redistribution.scaling import Scaling
+    from pblas.redistribution.packing import Scaling
 
 
 class RollOperands(NamedTuple):
