@@ -96,6 +96,7 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def along_k(self) -> bool:
+        """Whether the shards of the gathered operand are cut along K (global)."""
         return self.oriented.b.axis == "rows"
 
     def shard_shape(self, source: int) -> tuple[int, int]:
@@ -261,11 +262,13 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def inner(self) -> Split:
+        """The split of K (global)."""
         split = self.oriented.a.split or self.oriented.b.split
         assert split is not None, "k is split in one operand at least"
         return split
 
     def contributes(self, rank: int) -> bool:
+        """Whether `rank` has a part of K, and so a partial product (global)."""
         return self.inner.count(rank) > 0
 
     def sources(self, owner: int) -> Iterator[int]:
@@ -374,6 +377,7 @@ class GemmReduceScatter(ProductPlan):
 
     @property
     def piece_width(self) -> int:
+        """Columns of the widest piece in which a shard moves (global)."""
         return -(-self.shards.max_count // self.chunks)
 
     def owned(self, owner: int) -> Iterator[tuple[int, int, int]]:
@@ -466,6 +470,7 @@ class GemmAllReduce(GemmReduceScatter):
 
     @property
     def piece_width(self) -> int:
+        """Columns of the widest piece in which a shard moves (global)."""
         return self.shards.nb
 
     def pushed_transposed(self, orders: str) -> bool:

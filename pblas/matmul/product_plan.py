@@ -100,6 +100,7 @@ class Product:
 
     @property
     def d_itemsize(self) -> int:
+        """Bytes of an element of D (global)."""
         return ITEMSIZE[self.dtype_d or self.dtype]
 
     @property
@@ -214,6 +215,7 @@ class ProductPlan(Plan):
 
     @property
     def dtype(self) -> str:
+        """Name of the dtype of A and B (global)."""
         return self.product.dtype
 
     @property
@@ -222,10 +224,12 @@ class ProductPlan(Plan):
 
     @property
     def d_itemsize(self) -> int:
+        """Bytes of an element of D (global)."""
         return self.product.d_itemsize
 
     @property
     def nprocs(self) -> int:
+        """Ranks of the context (global)."""
         return self.product.nprocs
 
     @property

@@ -197,14 +197,17 @@ class Summa(ProductPlan):
 
     @property
     def a(self) -> Placement:
+        """Placement of op(A) in the orientation of the plan (global)."""
         return placed(self.product.b).T if self.transposed else placed(self.product.a)
 
     @property
     def b(self) -> Placement:
+        """Placement of op(B) in the orientation of the plan (global)."""
         return placed(self.product.a).T if self.transposed else placed(self.product.b)
 
     @property
     def d(self) -> Placement:
+        """Placement of D in the orientation of the plan (global)."""
         return placed(self.product.d).T if self.transposed else placed(self.product.d)
 
     @property
@@ -214,6 +217,7 @@ class Summa(ProductPlan):
 
     @property
     def sums(self) -> Placement:
+        """Placement in which partial products are added: that of D, unless the plan has another (global)."""
         return self.sum_placement or self.d
 
     @property

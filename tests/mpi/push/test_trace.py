@@ -166,13 +166,13 @@ def test_recorders_nest_and_leave_nothing_patched(
             raise KeyboardInterrupt
         assert [set(vars(thing)) for thing in things] == before
         count = len(outer.events)
-        monkeypatch.setattr(recording, "MOST_EVENTS", 2)
+        monkeypatch.setattr(recording, "MOST_EVENTS", 1)  # one rank has one event, a GEMM
         _, short = traced(ctx, "GemmReduceScatter")
         assert len(outer.events) == count
     if RANK == 0:
         assert 0 < len(inner.events) < count
         assert (outer.is_whole, inner.is_whole, short.is_whole) == (True, True, False)
-        assert len(short.events) <= 2 * P
+        assert len(short.events) <= P
         assert [path.name for path in folder.iterdir()] == ["outer.json"]
         assert json.loads((folder / "outer.json").read_text())["otherData"]["title"] == "outer"
 
