@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -202,3 +204,15 @@ def test_factors_that_differ_between_ranks_are_refused(ctx: pblas.Context) -> No
         factor = cholesky if mine else lu
         raises_on_all_ranks(pblas.MismatchError, "factor differs", lambda factor=factor: factor.solve(rows))  # type: ignore[misc]
     assert np.allclose(collected(lu.solve(rows)), np.eye(4))
+
+
+def test_a_kept_plan_holds_no_factor(ctx: pblas.Context) -> None:
+    """The context keeps the plan of the solve; the memory of a factor is free when it is dropped."""
+    A = ctx.from_global(np.eye(40) + 1, MatrixDescriptor.row_wise(40, 40, ctx.nprocs), None)
+    factor = linalg.lu_factor(A)
+    memory = weakref.ref(factor._w.stored("test"))
+    factor.solve(A)
+    assert memory() is not None
+    del factor
+    gc.collect()
+    assert memory() is None
