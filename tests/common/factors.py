@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pblas.factor.choose import choose_factorization
+from pblas.factor.choose_qr import choose_qr
 from tests.common.gauge import Array, eps_of
 
 MOST = 30.0
@@ -17,10 +20,24 @@ NB = 5
 
 
 @pytest.fixture
-def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Panels of NB columns, the first one of fewer, and all ranks for matrices of a few columns."""
-    for name, value in (("_NARROWEST", NB), ("_WIDEST", NB), ("_LEAST", 3), ("_FIRST", NB - 1)):
+    set_panels(monkeypatch, NB, _LEAST=3, _FIRST=NB - 1)
+    yield
+    forget_plans()
+
+
+def set_panels(monkeypatch: pytest.MonkeyPatch, nb: int, **others: int) -> None:
+    """Panels of nb columns, and other constants of the choice of a plan."""
+    for name, value in {"_NARROWEST": nb, "_WIDEST": nb, **others}.items():
         monkeypatch.setattr(f"pblas.factor.choose.{name}", value)
+    forget_plans()
+
+
+def forget_plans() -> None:
+    """Forget the plans that were chosen with other constants."""
+    choose_factorization.cache_clear()
+    choose_qr.cache_clear()
 
 
 def general(m: int, n: int, dtype: np.dtype[Any], seed: int = 0) -> Array:

@@ -10,7 +10,18 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
-from tests.common.factors import MOST, NAMES, NB, cholesky_ratio, lu_ratio, narrow_panels, positive, ratio, solve_ratio  # noqa: F401
+from tests.common.factors import (
+    MOST,
+    NAMES,
+    NB,
+    cholesky_ratio,
+    lu_ratio,
+    narrow_panels,  # noqa: F401
+    positive,
+    ratio,
+    set_panels,
+    solve_ratio,
+)
 from tests.common.gauge import dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor
@@ -74,8 +85,7 @@ def test_out_may_be_the_matrix(ctx: pblas.Context, upper: bool) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("nb", [7, 128])
 def test_the_same_bits_on_any_transport(contexts: Contexts, name: str, nb: int, monkeypatch: Any) -> None:
-    for constant in ("_NARROWEST", "_WIDEST"):
-        monkeypatch.setattr(f"pblas.factor.choose.{constant}", nb)
+    set_panels(monkeypatch, nb)
     n = 3 * nb * P // (1 if nb < 100 else P) + 3
     a, b = positive(n, dtype_of(name)), positive(n, dtype_of(name), 5)[:, :9]
     results = set()

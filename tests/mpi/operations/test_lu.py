@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,18 @@ import scipy.linalg
 import pblas
 from pblas import MatrixDescriptor, linalg
 from pblas.factor.lu_run import RunLu
-from tests.common.factors import MOST, NAMES, NB, general, lu_ratio, narrow_panels, norm1, ratio, solve_ratio  # noqa: F401
+from tests.common.factors import (
+    MOST,
+    NAMES,
+    NB,
+    general,
+    lu_ratio,
+    narrow_panels,  # noqa: F401
+    norm1,
+    ratio,
+    set_panels,
+    solve_ratio,
+)
 from tests.common.gauge import applied, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor
@@ -57,8 +70,7 @@ def test_the_factor_of_any_layout(contexts: Contexts, seed: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("nb", [7, 96])
 def test_the_same_bits_on_any_transport(contexts: Contexts, name: str, nb: int, monkeypatch: Any) -> None:
-    for constant in ("_NARROWEST", "_WIDEST"):
-        monkeypatch.setattr(f"pblas.factor.choose.{constant}", nb)
+    set_panels(monkeypatch, nb)
     n = 300 if nb > 90 else 3 * nb * P + 3
     a, b = general(n, n, dtype_of(name)), general(n, 9, dtype_of(name), 5)
     results = set()
@@ -202,3 +214,15 @@ def test_factors_that_differ_between_ranks_are_refused(ctx: pblas.Context) -> No
         factor = cholesky if mine else lu
         raises_on_all_ranks(pblas.MismatchError, "factor differs", lambda factor=factor: factor.solve(rows))  # type: ignore[misc]
     assert np.allclose(collected(lu.solve(rows)), np.eye(4))
+
+
+def test_a_kept_plan_holds_no_factor(ctx: pblas.Context) -> None:
+    """The context keeps the plan of the solve; the memory of a factor is free when it is dropped."""
+    A = ctx.from_global(np.eye(40) + 1, MatrixDescriptor.row_wise(40, 40, ctx.nprocs), None)
+    factor = linalg.lu_factor(A)
+    memory = weakref.ref(factor._w.stored("test"))
+    factor.solve(A)
+    assert memory() is not None
+    del factor
+    gc.collect()
+    assert memory() is None

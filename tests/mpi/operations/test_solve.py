@@ -25,6 +25,7 @@ from tests.common.factors import (
     positive,
     qr_ratios,
     ratio,
+    set_panels,
     solve_ratio,
 )
 from tests.common.gauge import dtype_of, eps_of
@@ -153,8 +154,7 @@ def test_a_matrix_that_may_be_overwritten_is_factored_in_place(contexts: Context
 
 def test_many_factorizations_take_constant_memory(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """120 of them, of 30 kB each; every tenth one also solves equations."""
-    for name in ("_NARROWEST", "_WIDEST"):
-        monkeypatch.setattr(f"pblas.factor.choose.{name}", 30)
+    set_panels(monkeypatch, 30)
     a = ctx.from_global(positive(60, np.dtype(np.float64)), root=None)
     held, resident = list[int](), list[int]()
     for k in range(120):

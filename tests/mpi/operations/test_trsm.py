@@ -254,3 +254,11 @@ def test_one_right_hand_side_moves_little_to_idle_ranks(contexts: Contexts) -> N
         assert np.array_equal(x, np.eye(12)[:, :1])
         assert part(x, planned.out, ctx.rank).shape == planned.out.local_shape(ctx.rank)
         planned.close()
+
+
+@pytest.mark.parametrize("make", [MatrixDescriptor.row_wise, MatrixDescriptor.column_wise])
+def test_a_conjugated_view_of_the_result_is_refused(ctx: pblas.Context, make: Any) -> None:
+    """It would not be conjugated where X is computed in the memory of B."""
+    desc, x = make(4, 4, ctx.nprocs), np.eye(4) + 1j
+    A, B = (ctx.from_global(x, desc, None) for _ in range(2))
+    raises_on_all_ranks(pblas.ArgumentError, "out overlaps B in part", lambda: pblas.blas.trsm(A, B.conj(), out=B))

@@ -11,6 +11,7 @@ import pytest
 from pblas import Grid, MatrixDescriptor, blas, plan_matmul
 from pblas.layouts.rectangles import area, rectangles
 from pblas.layouts.split import Split
+from pblas.symmetric.arguments import square
 
 
 def some_split(rng: random.Random, n: int) -> Split:
@@ -65,3 +66,10 @@ def test_plans_receive_no_more_than_the_product(grid: Grid) -> None:
         assert plan.max_received_nbytes <= product.max_received_nbytes
         assert plan.flops < 0.51 * product.flops
         assert plan.busiest_multiplies <= 0.6 * product.busiest_multiplies
+
+
+@pytest.mark.parametrize("rsrc", [-1, 1])
+def test_a_new_result_of_a_rank_update_has_rows_in_blocks_of_a(rsrc: int) -> None:
+    """Of an A whose rows all ranks have, each process row gets one block."""
+    result = square(MatrixDescriptor(6, 4, 1 if rsrc < 0 else 2, 2, Grid(2, 2), rsrc, 0))
+    assert (result.shape, result.mb, result.rsrc) == ((6, 6), 3 if rsrc < 0 else 2, max(rsrc, 0))
