@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas.factor.choose import choose_factorization
-from pblas.factor.choose_qr import choose_qr
+from pblas.factor.choose import choose_factorization, choose_qr
 from tests.common.gauge import Array, eps_of
 
 MOST = 30.0

@@ -11,7 +11,7 @@ import pytest
 from pblas import Grid, MatrixDescriptor, blas, plan_matmul
 from pblas.layouts.rectangles import area, rectangles
 from pblas.layouts.split import Split
-from pblas.symmetric.arguments import square
+from pblas.symmetric.structured import square
 
 
 def some_split(rng: random.Random, n: int) -> Split:
