@@ -1,8 +1,8 @@
 """How much time does a small call take, of one tree or of several, and what do NumPy and MPI take for the same?
 
-    python -m benchmarks.cpu.small_calls [--tree PATH --tree PATH] [--jobs 3] [--repeats 10] [--json FILE]
+    python -m benchmarks.cpu.small_calls [--tree PATH --tree PATH] [--n 64] [--jobs 3] [--repeats 10] [--json FILE]
 
-Every call is repeated with the same layouts, so that its plan is cached: matrices of 64 x 64 float64 on 2 ranks, cut
+Every call is repeated with the same layouts, so that its plan is cached: matrices of n x n float64 on 2 ranks, cut
 into rows where nothing else is said (G: into columns), with one BLAS thread per rank. Each tree runs in jobs of its
 own, in rotated order. A job has rounds; a round runs each call `--calls` times in a row, from a barrier to the last
 rank's return. The table has the least and the median of all rounds, in microseconds for one call. The peer is NumPy's
@@ -25,31 +25,31 @@ from typing import Any
 
 os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
-N, HIDDEN = 64, 64
+HIDDEN = 64
 ROOT = Path(__file__).resolve().parents[2]
 PEER = "peer: "
 Calls = dict[str, Callable[[], Any]]
 Times = dict[str, list[float]]
 
 
-def matrix_calls(ctx: Any) -> Calls:
-    """Calls on matrices, by name, and their peers."""
+def matrix_calls(ctx: Any, n: int) -> Calls:
+    """Calls on n x n matrices, by name, and their peers."""
     import numpy as np
 
     import pblas
     from pblas import blas, linalg
 
-    rows, columns = (layout(N, N, ctx.nprocs) for layout in (pblas.MatrixDescriptor.row_wise, _columns))
-    vector = pblas.MatrixDescriptor.row_wise(N, 1, ctx.nprocs)
+    rows, columns = (layout(n, n, ctx.nprocs) for layout in (pblas.MatrixDescriptor.row_wise, _columns))
+    vector = pblas.MatrixDescriptor.row_wise(n, 1, ctx.nprocs)
     A, B, C = (ctx.random(rows, seed=seed) for seed in (1, 2, 3))
     G, H = (ctx.random(columns, seed=seed) for seed in (4, 5))
     x, y = ctx.random(vector, seed=6), ctx.random(vector, seed=7)
-    pos = A @ A.T + ctx.eye(rows) * float(N)
+    pos = A @ A.T + ctx.eye(rows) * float(n)
     triangle = pblas.tril(pos)
     factor = linalg.lu_factor(pos)
     planned = pblas.plan_redistribution(A, out=G)
-    a, b, c = (np.random.default_rng(seed).random((N, N)) for seed in (1, 2, 3))
-    v, spd = a[:, :1].copy(), a @ a.T + N * np.eye(N)
+    a, b, c = (np.random.default_rng(seed).random((n, n)) for seed in (1, 2, 3))
+    v, spd = a[:, :1].copy(), a @ a.T + n * np.eye(n)
     return {
         "A @ B": lambda: A @ B,
         "A + B": lambda: A + B,
@@ -129,7 +129,11 @@ def measure(options: argparse.Namespace) -> None:
 
     comm = MPI.COMM_WORLD
     with pblas.Context(transport=options.transport, threads=1) as ctx:
-        calls = {n: call for n, call in {**matrix_calls(ctx), **array_calls(ctx, comm)}.items() if options.only in n}
+        calls = {
+            name: call
+            for name, call in {**matrix_calls(ctx, options.n), **array_calls(ctx, comm)}.items()
+            if options.only in name
+        }
         times: Times = {name: [] for name in calls}
         names = list(calls)
         for turn in range(options.repeats + 1):
@@ -153,7 +157,7 @@ def job(tree: Path, options: argparse.Namespace) -> Times:
     """Seconds of a job of one tree; its own modules are imported, and this file."""
     mpiexec = str(Path(sys.executable).parent / "mpiexec")
     command = [mpiexec, "-n", str(options.ranks), sys.executable, "-m", "mpi4py", str(Path(__file__).resolve())]
-    command += [f"--{name}={getattr(options, name)}" for name in ("repeats", "calls", "transport", "only")]
+    command += [f"--{name}={getattr(options, name)}" for name in ("n", "repeats", "calls", "transport", "only")]
     environment = os.environ | {"PYTHONPATH": str(tree)}
     done = subprocess.run(
         [*command, "--measure"], check=False, capture_output=True, text=True, cwd=tree, env=environment
@@ -171,7 +175,8 @@ def show(trees: Sequence[Path], times: Sequence[Times], options: argparse.Namesp
     from rich.console import Console
     from rich.table import Table
 
-    title = f"Microseconds: least, median of {options.jobs} x {options.repeats} rounds; {options.ranks} ranks"
+    rounds = f"{options.jobs} x {options.repeats} rounds"
+    title = f"n = {options.n}, {options.ranks} ranks, microseconds: least, median of {rounds}"
     heads = [f"{number}: {tree.name}" for number, tree in enumerate(trees)]
     ratio = ["ratio"] if len(trees) > 1 else []
     table = Table("call", *heads, *ratio, "peer", title=title)
@@ -189,6 +194,7 @@ def show(trees: Sequence[Path], times: Sequence[Times], options: argparse.Namesp
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tree", type=Path, action="append", help="a checkout to measure")
+    parser.add_argument("--n", type=int, default=64, help="rows and columns of the matrices")
     parser.add_argument("--jobs", type=int, default=3, help="jobs of each tree")
     parser.add_argument("--repeats", type=int, default=10, help="rounds of a job")
     parser.add_argument("--calls", type=int, default=20, help="calls in a row in a round")
@@ -212,7 +218,7 @@ def main() -> None:
     if options.json is not None:
         from benchmarks.cpu.machine import write
 
-        settings = {name: getattr(options, name) for name in ("jobs", "repeats", "calls", "ranks", "transport")}
+        settings = {name: getattr(options, name) for name in ("n", "jobs", "repeats", "calls", "ranks", "transport")}
         write(options.json, settings | {"trees": [str(tree) for tree in trees], "seconds": times})
 
 

@@ -216,7 +216,7 @@ def pmatmul(
 
     `plan_matmul(...).explain()` shows the number of bytes that move. Calls with the same layouts, scalars and options
     use one plan, whatever the matrices: a context keeps the plans of the last calls, if their workspace has at most
-    16 MiB. Where GPUs push data it keeps the last 64, which share their workspace.
+    32 MiB. Where GPUs push data it keeps the last 64, which share their workspace.
 
     Source: PBLAS, p?gemm.
     """

@@ -16,7 +16,7 @@ class Plan(Kept):
 
 
 def test_plans_that_were_used_longest_ago_make_room() -> None:
-    kept, plans = KeptPlans(), [Plan(MOST_NBYTES) for _ in range(8)]
+    kept, plans = KeptPlans(), [Plan(MOST_NBYTES // 2) for _ in range(8)]
     for key, plan in enumerate(plans[:7]):
         kept.keep(key, plan)
     kept.keep(0, plans[0])
@@ -47,9 +47,9 @@ def test_a_new_plan_replaces_one_under_its_key_and_a_dropped_one_can_return() ->
 
 
 def test_bytes_of_dropped_plans_do_not_count() -> None:
-    kept, first = KeptPlans(), Plan(4 * MOST_NBYTES)
+    kept, first = KeptPlans(), Plan(2 * MOST_NBYTES)
     kept.keep("first", first)
     for key in range(20):
-        kept.keep(key, Plan(3 * MOST_NBYTES))
+        kept.keep(key, Plan(MOST_NBYTES))
         kept.drop(key)
     assert not first.is_closed
