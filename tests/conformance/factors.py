@@ -20,6 +20,7 @@ import numpy as np
 from pblas import scalapack
 from pblas.factor import choose as choose_factorization
 from pblas.layouts.grid import Grid
+from tests.common.factors import forget_plans
 from tests.common.gauge import Array, applied, entries
 from tests.conformance.problems import DTYPES, SEEDS, Matrix, Operand, Outcome
 from tests.conformance.tables import INV, LLT, LU, NBRHS, NRHS
@@ -141,11 +142,13 @@ def narrow_panels() -> Iterator[None]:
     before = [getattr(choose_factorization, name) for name in names]
     for name, value in zip(names, (5, 5, 3), strict=True):
         setattr(choose_factorization, name, value)
+    forget_plans()
     try:
         yield
     finally:
         for name, value in zip(names, before, strict=True):
             setattr(choose_factorization, name, value)
+        forget_plans()
 
 
 class Run:

@@ -12,7 +12,17 @@ import pytest
 
 import pblas
 from pblas import linalg
-from tests.common.factors import MOST, NAMES, cholesky_ratio, general, lu_ratio, positive, ratio, solve_ratio
+from tests.common.factors import (
+    MOST,
+    NAMES,
+    cholesky_ratio,
+    forget_plans,
+    general,
+    lu_ratio,
+    positive,
+    ratio,
+    solve_ratio,
+)
 from tests.common.gauge import applied, dtype_of
 from tests.common.ranks import COMM, collected, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.products.general import BACKENDS, context
@@ -34,11 +44,14 @@ def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
 
 
 @pytest.fixture
-def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Panels of NB columns, all ranks for matrices of a few columns, both kinds of products in an update, a tail."""
     values = {"_NARROWEST": NB, "_WIDEST": NB, "_LEAST": 3, "_TRIANGLE": 2 * NB, "_TAIL": 2 * NB}
     for name, value in values.items():
         monkeypatch.setattr(f"pblas.factor.choose.{name}_ON_GPUS", value)
+    forget_plans()
+    yield
+    forget_plans()
 
 
 @pytest.mark.parametrize("seed", range(16))

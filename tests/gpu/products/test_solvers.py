@@ -16,7 +16,7 @@ from pblas import Grid, MatrixDescriptor, linalg, scalapack
 from pblas.backends.cuda.lapack import Reflectors
 from pblas.backends.nvshmem.settings import may_share_gpu
 from pblas.matrices.scatter_gather import part_of, put_part
-from tests.common.factors import MOST, NAMES, general, lu_ratio, positive, qr_ratios, ratio, solve_ratio
+from tests.common.factors import MOST, NAMES, forget_plans, general, lu_ratio, positive, qr_ratios, ratio, solve_ratio
 from tests.common.gauge import applied, dtype_of
 from tests.common.ranks import COMM, collected, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.products.test_arrays import Guarded, contexts, ctx  # noqa: F401 - fixtures
@@ -49,10 +49,13 @@ QR_ALGORITHMS: tuple[Literal["blocked", "cholesky", "local"], ...] = ("blocked",
 
 
 @pytest.fixture
-def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> None:
+def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Panels of NB columns, and all ranks for matrices of a few columns."""
     for name, value in (("_NARROWEST", NB), ("_WIDEST", NB), ("_LEAST", 3)):
         monkeypatch.setattr(f"pblas.factor.choose.{name}_ON_GPUS", value)
+    forget_plans()
+    yield
+    forget_plans()
 
 
 @pytest.fixture(autouse=True)
