@@ -1,4 +1,4 @@
-"""Plans of earlier calls, and other values that calls derive from their arguments, kept for calls like them."""
+"""What calls leave for later ones: kept plans, values derived from arguments, and measured times of algorithms."""
 
 from __future__ import annotations
 
