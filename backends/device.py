@@ -41,25 +41,15 @@ _MOST_PROGRAMS = 4  # each may hold memory as large as D
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What executors may expect of a device (global).
+    """What executors may expect of a device (global)."""
 
-    Args:
-        gpu: arrays are in GPU memory, which the host does not read.
-        blocking: an operation is done when its call returns.
-        reads_peers: a product may read operands in a peer's memory; otherwise they are copied first.
-        packs_blocks: blocks of cyclic layouts are copied side by side, so that one product multiplies many of them.
-        most_across: most rows and columns of a part of a message across the diagonal, which is copied with a mask.
-        pivot_dtype: integers of LAPACK: INFO, and numbers of exchanged rows.
-        lacks: optional methods that the device does not have, because plans for it do without them.
-    """
-
-    gpu: bool
-    blocking: bool
-    reads_peers: bool
-    packs_blocks: bool
-    most_across: int
-    pivot_dtype: Dtype
-    lacks: frozenset[str]
+    gpu: bool  # arrays are in GPU memory, which the host does not read
+    blocking: bool  # an operation is done when its call returns
+    reads_peers: bool  # a product may read operands in a peer's memory; otherwise they are copied first
+    packs_blocks: bool  # blocks of cyclic layouts are copied side by side, so that one product multiplies many of them
+    most_across: int  # most rows and columns of a part of a message across the diagonal, which is copied with a mask
+    pivot_dtype: Dtype  # integers of LAPACK: INFO, and numbers of exchanged rows
+    lacks: frozenset[str]  # optional methods that the device does not have, because plans for it do without them
 
 
 def lacking(method: str) -> NotImplementedError:

@@ -90,21 +90,13 @@ def strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array
 
 
 class ProductDtypes(NamedTuple):
-    """dtypes of D = op(A) op(B) + C, or of the product that a plan sees, whose A may be the user's B^T.
+    """dtypes of D = op(A) op(B) + C, or of the product that a plan sees, whose A may be the user's B^T."""
 
-    Args:
-        a: of A (global).
-        b: of B: that of A, or another one of 8 bits (global).
-        c: of C: that of D, or a narrower one (global).
-        d: of D (global).
-        wire: in which partial products travel: that of D, or float32 (global).
-    """
-
-    a: Dtype
-    b: Dtype
-    c: Dtype
-    d: Dtype
-    wire: Dtype
+    a: Dtype  # of A (global)
+    b: Dtype  # of B: that of A, or another one of 8 bits (global)
+    c: Dtype  # of C: that of D, or a narrower one (global)
+    d: Dtype  # of D (global)
+    wire: Dtype  # in which partial products travel: that of D, or float32 (global)
 
     @classmethod
     def of(cls, dtype: Dtype, wire: Dtype | None = None) -> ProductDtypes:

@@ -31,15 +31,10 @@ COPY_US, COPY_RATE = 6.0, 380e3
 
 
 class Shape(NamedTuple):
-    """Division of the work among clusters.
+    """Division of the work among clusters."""
 
-    Args:
-        width: maximum width of tiles: 256, 128 or 64.
-        split: CTAs of a cluster that compute a tile together, each over a part of K: 1 or 2.
-    """
-
-    width: int = WIDTH
-    split: int = 1
+    width: int = WIDTH  # maximum width of tiles: 256, 128 or 64
+    split: int = 1  # CTAs of a cluster that compute a tile together, each over a part of K: 1 or 2
 
     def fitting(self, steps: int) -> Shape:
         """This shape, or the same width with split=1 if K has too few steps for the pipeline's stages.

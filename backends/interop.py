@@ -116,17 +116,11 @@ def current_stream(x: Any) -> Stream | None:
 
 
 class Target(NamedTuple):
-    """Destination of a result.
+    """Destination of a result."""
 
-    Args:
-        theirs: the caller's array, or a new one of its library; None if `array` is converted in the end (local).
-        array: the backend's array on the same memory (local).
-        like: an array of the caller's library (local).
-    """
-
-    theirs: Any
-    array: Array
-    like: Any
+    theirs: Any  # the caller's array, or a new one of its library; None if `array` is converted in the end (local)
+    array: Array  # the backend's array on the same memory (local)
+    like: Any  # an array of the caller's library (local)
 
     @property
     def result(self) -> Any:

@@ -78,37 +78,24 @@ _RESULT_WORD = re.compile(rf"\b{RESULT}\b")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal number.
+    """A literal number."""
 
-    Args:
-        value: the number, finite.
-    """
-
-    value: float
+    value: float  # the number, finite
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The result or an operand.
+    """The result or an operand."""
 
-    Args:
-        name: `RESULT`, or the name of the operand.
-    """
-
-    name: str
+    name: str  # `RESULT`, or the name of the operand
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A function applied to other nodes.
+    """A function applied to other nodes."""
 
-    Args:
-        function: a key of `FUNCTIONS`, one of `COMPARISONS`, or the name of an operator: "add", "negative", ...
-        arguments: the arguments of the function.
-    """
-
-    function: str
-    arguments: tuple[Node, ...]
+    function: str  # a key of `FUNCTIONS`, one of `COMPARISONS`, or the name of an operator: "add", "negative", ...
+    arguments: tuple[Node, ...]  # the arguments of the function
 
 
 Node = Number | Name | Apply

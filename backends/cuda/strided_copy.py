@@ -56,19 +56,14 @@ class StridedRegion(NamedTuple):
 
     Element (i, j) is rows[i] * down + columns[j] * across elements after `address`.
 
-    Args:
-        address: address of the element at position 0.
-        down: distance in elements from one row to the next.
-        across: distance in elements from one column to the next.
-        rows: address of 64-bit row numbers in GPU memory; 0 stands for the rows 0, 1, 2, ...
-        columns: address of 64-bit column numbers in GPU memory; 0 stands for the columns 0, 1, 2, ...
+
     """
 
-    address: int
-    down: int
-    across: int
-    rows: int = 0
-    columns: int = 0
+    address: int  # address of the element at position 0
+    down: int  # distance in elements from one row to the next
+    across: int  # distance in elements from one column to the next
+    rows: int = 0  # address of 64-bit row numbers in GPU memory; 0 stands for the rows 0, 1, 2, ...
+    columns: int = 0  # address of 64-bit column numbers in GPU memory; 0 stands for the columns 0, 1, 2, ...
 
     @property
     def by_columns(self) -> bool:

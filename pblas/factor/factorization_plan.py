@@ -101,19 +101,7 @@ def makespan(steps: Sequence[StepWork], ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FactorizationPlan(Plan):
-    """A factorization by block columns: A is brought to W, on 1 x P ranks, and W is factored in place.
-
-    Args:
-        a: distribution of A (global).
-        w: distribution of W: block columns on 1 x P ranks (global).
-        why: the rule that chose W (global).
-        returns: whether the factor is brought back to the distribution of A; otherwise it stays in W (global).
-        uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
-            (global).
-        library: that factors panels; if the matrix is in GPU memory "cuSOLVER", or "a kernel" for QR (global).
-        triangles: for Cholesky, orders of triangles of an update that the library's symmetric product updates (global).
-        tail: columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global).
-    """
+    """A factorization by block columns: A is brought to W, on 1 x P ranks, and W is factored in place."""
 
     operation: ClassVar[str]
     equation: ClassVar[str]
@@ -122,17 +110,21 @@ class FactorizationPlan(Plan):
     trapezoid: ClassVar[Trapezoid | None] = None
     """The elements of W that are used; None for all."""
 
-    a: MatrixDescriptor
-    w: MatrixDescriptor
-    why: str
+    a: MatrixDescriptor  # distribution of A (global)
+    w: MatrixDescriptor  # distribution of W: block columns on 1 x P ranks (global)
+    why: str  # the rule that chose W (global)
     dtype: str
     nprocs: int
     transport: Transport = "message"
+    # whether the factor is brought back to the distribution of A; otherwise it stays in W (global)
     returns: bool = False
+    # for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W (global)
     uplo: Literal["L", "U"] = "L"
+    # that factors panels; if the matrix is in GPU memory "cuSOLVER", or "a kernel" for QR (global)
     library: Literal["LAPACK", "cuSOLVER", "a kernel"] = "LAPACK"
+    # for Cholesky, orders of triangles of an update that the library's symmetric product updates (global)
     triangles: range = range(0)
-    tail: int = 0
+    tail: int = 0  # columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global)
 
     # Each factorization defines these
 

@@ -225,9 +225,6 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
     factorization succeeds, and there are three passes. The condition is checked: the last Gram matrix is near the
     identity, or else A is factored by the plan `fallback`.
 
-    Args:
-        fallback: the plan for a matrix that is too ill-conditioned, singular, or out of range (global).
-
     Source: Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, Shifted Cholesky QR for computing the QR factorization of
         ill-conditioned matrices, 2020.
 
@@ -239,6 +236,7 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
 
     name: ClassVar[str] = "CholeskyQrPlan"
 
+    # the plan for a matrix that is too ill-conditioned, singular, or out of range (global)
     fallback: QrPlan | None = None
 
     def panel_elements(self, rank: int) -> int:
@@ -288,9 +286,6 @@ class PivotedQrPlan(FactorizationWithoutPanels):
 
     All ranks get both columns, and multiply their own columns after i with the reflector.
 
-    Args:
-        on_copies: whether W is in GPU memory, and a copy of it in host memory is factored (global).
-
     >>> w = MatrixDescriptor.column_wise(8, 3, 2, nb=1)
     >>> PivotedQrPlan(w, w, "by columns already", "float64", 2).panel_elements(0)
     45
@@ -300,7 +295,7 @@ class PivotedQrPlan(FactorizationWithoutPanels):
     operation: ClassVar[str] = "pivoted_qr"
     equation: ClassVar[str] = "A P = Q R"
 
-    on_copies: bool = False
+    on_copies: bool = False  # whether W is in GPU memory, and a copy of it in host memory is factored (global)
 
     @property
     def count(self) -> int:

@@ -98,23 +98,14 @@ class RunAllGatherGemm:
 
 @dataclass(frozen=True, slots=True)
 class _FarPiece:
-    """A piece from another node, in the memory of the rank that receives it.
+    """A piece from another node, in the memory of the rank that receives it."""
 
-    Args:
-        index: number in the order in which the ranks of the node read such pieces (global to the node).
-        number: number among the pieces that the same rank receives (global to the node).
-        step: source and columns (global to the node).
-        receiver: the rank that receives it (global to the node).
-        offset: first byte in the receiver's memory for pieces (global to the node).
-        is_reused: a later piece takes the same memory (global to the node).
-    """
-
-    index: int
-    number: int
-    step: GatherStep
-    receiver: int
-    offset: int
-    is_reused: bool
+    index: int  # number in the order in which the ranks of the node read such pieces (global to the node)
+    number: int  # number among the pieces that the same rank receives (global to the node)
+    step: GatherStep  # source and columns (global to the node)
+    receiver: int  # the rank that receives it (global to the node)
+    offset: int  # first byte in the receiver's memory for pieces (global to the node)
+    is_reused: bool  # a later piece takes the same memory (global to the node)
 
 
 class Gather:

@@ -74,11 +74,7 @@ _DEFAULTS = ProductOptions()
 
 
 class ProductCall(NamedTuple):
-    """The arguments of a call of pmatmul or plan_matmul, as there but for `scales`, not checked yet.
-
-    Args:
-        scales: scale_a, scale_b, scale_d and amax.
-    """
+    """The arguments of a call of pmatmul or plan_matmul, as there but for `scales`, not checked yet."""
 
     a: Any
     b: Any
@@ -88,7 +84,7 @@ class ProductCall(NamedTuple):
     beta: Any
     options: ProductOptions
     epilogue: Any
-    scales: tuple[Any, Any, Any, Any]
+    scales: tuple[Any, Any, Any, Any]  # scale_a, scale_b, scale_d and amax
     out_dtype: Any
     wire_dtype: Any
     dtype: Any = None
@@ -163,35 +159,20 @@ class ProductCall(NamedTuple):
 
 
 class ProductForm(NamedTuple):
-    """The arguments of a product that decide its plan, checked on this rank (global).
+    """The arguments of a product that decide its plan, checked on this rank (global)."""
 
-    Args:
-        options: see `ProductOptions`.
-        dtypes: dtypes of the matrices, and of partial products that travel.
-        a: descriptor of A, without leading dimension like the next three.
-        b: descriptor of B.
-        c: descriptor of C; None without C.
-        out: descriptor of out; None without out.
-        conj_views: whether A, and B, are conjugated views.
-        multiplies: whether alpha is not 0.
-        adds: whether beta is not 0.
-        expression: of the epilogue; None for none.
-        kinds: name of each operand of the epilogue, and its dtype or "a number".
-        scales: whether the scales of A and B are arrays; None without scales.
-    """
-
-    options: ProductOptions
-    dtypes: ProductDtypes
-    a: MatrixDescriptor
-    b: MatrixDescriptor
-    c: MatrixDescriptor | None
-    out: MatrixDescriptor | None
-    conj_views: tuple[bool, bool]
-    multiplies: bool
-    adds: bool
-    expression: str | None = None
-    kinds: tuple[tuple[str, str], ...] = ()
-    scales: tuple[bool, bool] | None = None
+    options: ProductOptions  # see `ProductOptions`
+    dtypes: ProductDtypes  # dtypes of the matrices, and of partial products that travel
+    a: MatrixDescriptor  # descriptor of A, without leading dimension like the next three
+    b: MatrixDescriptor  # descriptor of B
+    c: MatrixDescriptor | None  # descriptor of C; None without C
+    out: MatrixDescriptor | None  # descriptor of out; None without out
+    conj_views: tuple[bool, bool]  # whether A, and B, are conjugated views
+    multiplies: bool  # whether alpha is not 0
+    adds: bool  # whether beta is not 0
+    expression: str | None = None  # of the epilogue; None for none
+    kinds: tuple[tuple[str, str], ...] = ()  # name of each operand of the epilogue, and its dtype or "a number"
+    scales: tuple[bool, bool] | None = None  # whether the scales of A and B are arrays; None without scales
 
     @property
     def op_a(self) -> MatrixDescriptor:

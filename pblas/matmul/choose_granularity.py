@@ -72,33 +72,21 @@ _LEAVING_ROOM = {
 
 @dataclass(frozen=True, slots=True)
 class PlanningContext:
-    """The settings that all plans compared for one product share.
+    """The settings that all plans compared for one product share."""
 
-    Args:
-        topology: the ranks of each node, and how they reach each other (global).
-        nprocs: ranks (global).
-        orders: storage orders of op(A), op(B) and D (global).
-        overlap: let data move while the GEMM runs (global).
-        chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
-        hardware: the machine to plan for; None if only its topology is known (global).
-        memory_nbytes: bytes that a rank may use; None for the memory of `hardware`, or no limit (global).
-        known: function that returns the measured times of a plan's algorithms; None without measurements (global).
-        queue: stream slot of the plans' executions; None if they run alone (global).
-        wire: name of the dtype in which partial products travel; "" for that of D (global).
-        others: names of the dtypes of op(B) and D; "" for that of op(A) (global).
-    """
-
-    topology: Topology
-    nprocs: int
-    orders: str = "FFF"
-    overlap: bool = True
-    chunks: int | None = None
-    hardware: Hardware | None = None
+    topology: Topology  # the ranks of each node, and how they reach each other (global)
+    nprocs: int  # ranks (global)
+    orders: str = "FFF"  # storage orders of op(A), op(B) and D (global)
+    overlap: bool = True  # let data move while the GEMM runs (global)
+    chunks: int | None = None  # pieces per shard, panels of a general plan; None lets the planner choose (global)
+    hardware: Hardware | None = None  # the machine to plan for; None if only its topology is known (global)
+    # bytes that a rank may use; None for the memory of `hardware`, or no limit (global)
     memory_nbytes: int | None = None
+    # function that returns the measured times of a plan's algorithms; None without measurements (global)
     known: Callable[[ProductPlan], Times] | None = None
-    queue: int | None = None
-    wire: str = ""
-    others: tuple[str, str] = ("", "")
+    queue: int | None = None  # stream slot of the plans' executions; None if they run alone (global)
+    wire: str = ""  # name of the dtype in which partial products travel; "" for that of D (global)
+    others: tuple[str, str] = ("", "")  # names of the dtypes of op(B) and D; "" for that of op(A) (global)
 
     @property
     def transport(self) -> Transport:

@@ -33,18 +33,12 @@ SCALE_D = "scale_d"
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Scales of D = scale_d epilogue(alpha scale_a scale_b op(A) op(B) + beta C). `checked` makes them.
+    """Scales of D = scale_d epilogue(alpha scale_a scale_b op(A) op(B) + beta C). `checked` makes them."""
 
-    Args:
-        a: scale of A: a number (global), or an array of one float32, read by each execution (local).
-        b: scale of B, as a.
-        d: scale of D, as a; None for none.
-        amax: array of one float32 that receives the largest modulus in this rank's part of D; None for none (local).
-    """
-
-    a: Any = 1.0
-    b: Any = 1.0
-    d: Any = None
+    a: Any = 1.0  # scale of A: a number (global), or an array of one float32, read by each execution (local)
+    b: Any = 1.0  # scale of B, as a
+    d: Any = None  # scale of D, as a; None for none
+    # array of one float32 that receives the largest modulus in this rank's part of D; None for none (local)
     amax: Any = None
 
     @classmethod
@@ -164,21 +158,14 @@ class CheckedOperands(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class ProductEpilogue:
-    """The epilogue of a product: an elementwise function applied to D. `checked` makes it, `planned` completes it.
+    """The epilogue of a product: an elementwise function applied to D. `checked` makes it, `planned` completes it."""
 
-    Args:
-        epilogue: the expression and its operands (global).
-        dtype: dtype of D (global).
-        desc: descriptor of D (global).
-        kinds: by operand, the planned dtype's name, or "a number"; empty before planning (global).
-        shape: shape of this rank's part of D; None before planning (local).
-    """
-
-    epilogue: Epilogue
-    dtype: np.dtype[Any]
-    desc: MatrixDescriptor
+    epilogue: Epilogue  # the expression and its operands (global)
+    dtype: np.dtype[Any]  # dtype of D (global)
+    desc: MatrixDescriptor  # descriptor of D (global)
+    # by operand, the planned dtype's name, or "a number"; empty before planning (global)
     kinds: Mapping[str, str] = field(default_factory=dict)
-    shape: tuple[int, int] | None = None
+    shape: tuple[int, int] | None = None  # shape of this rank's part of D; None before planning (local)
 
     @classmethod
     def checked(cls, verb: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:

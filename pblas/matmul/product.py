@@ -48,19 +48,13 @@ if TYPE_CHECKING:
 
 
 class Extras(NamedTuple):
-    """The objects of one call besides its matrices.
+    """The objects of one call besides its matrices."""
 
-    Args:
-        epilogue: with the operands of the call that planned it; None for none (global).
-        operands: the epilogue's operands on this rank, checked; None without an epilogue (local).
-        scales: checked; None for none (local).
-        stream: CUDA stream on which to run; None for the current one (local).
-    """
-
-    epilogue: ProductEpilogue | None = None
+    epilogue: ProductEpilogue | None = None  # with the operands of the call that planned it; None for none (global)
+    # the epilogue's operands on this rank, checked; None without an epilogue (local)
     operands: Mapping[str, Any] | None = None
-    scales: Scales | None = None
-    stream: Any = None
+    scales: Scales | None = None  # checked; None for none (local)
+    stream: Any = None  # CUDA stream on which to run; None for the current one (local)
 
 
 _NO_EXTRAS = Extras()
@@ -257,14 +251,7 @@ def numbers(operands: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Execution(NamedTuple):
-    """The arguments of one execution of a product; see `PlannedMatmul.execute`.
-
-    Args:
-        call: the name of the call that this execution is part of, and a function that returns the arguments of that
-            call on which the ranks agree, `spelled`; None for `execute` itself (global).
-        scales: checked `Scales`, or those that replace the planned ones, as (scale_a, scale_b, scale_d, amax); None for
-            the planned ones.
-    """
+    """The arguments of one execution of a product; see `PlannedMatmul.execute`."""
 
     a: DistMatrix
     b: DistMatrix
@@ -272,7 +259,11 @@ class Execution(NamedTuple):
     out: DistMatrix | None
     operands: Mapping[str, Any] | None = None
     stream: Any = None
+    # the name of the call that this execution is part of, and a function that returns the arguments of that call on
+    # which the ranks agree, `spelled`; None for `execute` itself (global)
     call: tuple[str, Callable[[], str]] | None = None
+    # checked `Scales`, or those that replace the planned ones, as (scale_a, scale_b, scale_d, amax); None for the
+    # planned ones
     scales: Any = None
 
 

@@ -24,21 +24,14 @@ _ALIGNMENT = 16  # bytes: pblas and the GPU's libraries choose kernels by addres
 
 
 class _MemoryLayout(NamedTuple):
-    """Memory layout of matrices and operands, as far as the launched kernels depend on it.
+    """Memory layout of matrices and operands, as far as the launched kernels depend on it."""
 
-    Args:
-        in_place: whether C is D, and beta is not 0.
-        reads_c: whether C is another matrix than D, and beta is not 0.
-        bound: the address of D if the recording is valid for that address only; otherwise 0.
-        others: alignment, shape and strides of the arrays whose addresses may change.
-        numbers: the epilogue's numbers, as text.
-    """
-
-    in_place: bool
-    reads_c: bool
-    bound: int
+    in_place: bool  # whether C is D, and beta is not 0
+    reads_c: bool  # whether C is another matrix than D, and beta is not 0
+    bound: int  # the address of D if the recording is valid for that address only; otherwise 0
+    # alignment, shape and strides of the arrays whose addresses may change
     others: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
-    numbers: tuple[str, ...]
+    numbers: tuple[str, ...]  # the epilogue's numbers, as text
 
 
 class PushedMatmul(PlannedMatmul):

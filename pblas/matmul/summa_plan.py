@@ -40,21 +40,15 @@ class Cuboids:
 
     Rank i strides[0] + j strides[1] + l strides[2] multiplies rows m(i) of op(A) and columns n(j) of op(B) over k(l).
 
-    Args:
-        m: split of M over p1 coordinates (global).
-        n: split of N over p2 coordinates (global).
-        k: split of K over p3 coordinates, the layers (global).
-        strides: distances in ranks from one coordinate along m, n and k to the next (global).
-
     >>> cuboids = Cuboids(Split(4, 2, 2), Split(6, 6, 1), Split(8, 4, 2), (1, 1, 2))
     >>> cuboids.a.local_shape(3), cuboids.b.local_shape(3), cuboids.d.local_shape(3)
     ((2, 4), (4, 6), (2, 6))
     """
 
-    m: Split
-    n: Split
-    k: Split
-    strides: tuple[int, int, int]
+    m: Split  # split of M over p1 coordinates (global)
+    n: Split  # split of N over p2 coordinates (global)
+    k: Split  # split of K over p3 coordinates, the layers (global)
+    strides: tuple[int, int, int]  # distances in ranks from one coordinate along m, n and k to the next (global)
     a: Placement = field(init=False, repr=False, compare=False)
     """Placement of op(A) that the multiplications need."""
     b: Placement = field(init=False, repr=False, compare=False)
@@ -172,15 +166,7 @@ def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summa(ProductPlan):
-    """The fields of general plans: the cuboid of each rank, and the placement of the sums.
-
-    Args:
-        cuboids: the arrangement, in the plan's orientation (global).
-        width: largest width of a panel, elements (global).
-        sum_placement: placement in which partial products are added before D is sent to its owners, in the plan's
-            orientation; None: that of D (global).
-        misfits: sentences for `explain` about layouts that do not conform (global).
-    """
+    """The fields of general plans: the cuboid of each rank, and the placement of the sums."""
 
     is_pushed: ClassVar[bool] = False
     by_owner: ClassVar[bool] = False
@@ -190,10 +176,12 @@ class Summa(ProductPlan):
     is_read_in_place: ClassVar[bool] = False
     """Whether each panel is contiguous on one rank."""
 
-    cuboids: Cuboids
-    width: int = PANEL
+    cuboids: Cuboids  # the arrangement, in the plan's orientation (global)
+    width: int = PANEL  # largest width of a panel, elements (global)
+    # placement in which partial products are added before D is sent to its owners, in the plan's orientation; None:
+    # that of D (global)
     sum_placement: Placement | None = None
-    misfits: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()  # sentences for `explain` about layouts that do not conform (global)
 
     @property
     def a(self) -> Placement:

@@ -42,18 +42,13 @@ class Scaling:
     With alpha = 0 it does not read x; with beta = 0 it does not read out. If the elements of out have 16 bits, it
     computes in a 32-bit accumulator and rounds each result once.
 
-    Args:
-        alpha: scalar (global).
-        beta: scalar (global).
-        conj: conjugate x (global).
-
     >>> out = np.array([1.0, np.nan]); Scaling(2.0)(np.array([3.0, 4.0]), out); out.tolist()
     [6.0, 8.0]
     """
 
-    alpha: complex = 1.0
-    beta: complex = 0.0
-    conj: bool = False
+    alpha: complex = 1.0  # scalar (global)
+    beta: complex = 0.0  # scalar (global)
+    conj: bool = False  # conjugate x (global)
 
     def __call__(self, x: Array, out: Array) -> None:
         """out := alpha conj?(x) + beta out (local)."""

@@ -87,19 +87,14 @@ _OPTIONS = ("--std=c++17",)
 class Struct:
     """A struct whose fields all have eight bytes.
 
-    Args:
-        name: name in the source.
-        scalars: names of the first fields, separated by blanks.
-        tables: names and lengths of the arrays after the scalars.
-
     >>> two = Struct("S", "a beta.re", {"t": 3})
     >>> two.nbytes, two.offsets
     (40, {'a': 0, 'beta.re': 8, 't': 16})
     """
 
-    name: str
-    scalars: str
-    tables: dict[str, int]
+    name: str  # name in the source
+    scalars: str  # names of the first fields, separated by blanks
+    tables: dict[str, int]  # names and lengths of the arrays after the scalars
 
     @property
     def nbytes(self) -> int:

@@ -63,19 +63,12 @@ _WORTH = 0.97  # other tiles must take less than this fraction of the time
 
 
 class Tile(NamedTuple):
-    """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields.
+    """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields."""
 
-    Args:
-        row: first row; for a cluster's tile, the first row of its first CTA.
-        column: first column; for a cluster's tile, the first column of its first CTA.
-        width: columns of each CTA, a multiple of LINE; columns outside of the part are not stored.
-        part: index of the part.
-    """
-
-    row: int
-    column: int
-    width: int
-    part: int
+    row: int  # first row; for a cluster's tile, the first row of its first CTA
+    column: int  # first column; for a cluster's tile, the first column of its first CTA
+    width: int  # columns of each CTA, a multiple of LINE; columns outside of the part are not stored
+    part: int  # index of the part
 
 
 def tiles_of_ctas(

@@ -42,23 +42,16 @@ class Block(NamedTuple):
 
     The struct of the kernel that pushes has the same fields.
 
-    Args:
-        source: address, as mapped here.
-        target: address, as mapped here; a push has its source or its target in a peer's memory.
-        nbytes: bytes of one line.
-        signal: index of the flag that signals this block; -1: none.
-        lines: 1 for a contiguous block.
-        source_pitch: bytes from line to line of the source; unused for one line.
-        target_pitch: bytes from line to line of the target; unused for one line.
+
     """
 
-    source: int
-    target: int
-    nbytes: int
-    signal: int = -1
-    lines: int = 1
-    source_pitch: int = 0
-    target_pitch: int = 0
+    source: int  # address, as mapped here
+    target: int  # address, as mapped here; a push has its source or its target in a peer's memory
+    nbytes: int  # bytes of one line
+    signal: int = -1  # index of the flag that signals this block; -1: none
+    lines: int = 1  # 1 for a contiguous block
+    source_pitch: int = 0  # bytes from line to line of the source; unused for one line
+    target_pitch: int = 0  # bytes from line to line of the target; unused for one line
 
     @property
     def is_in_packets(self) -> bool:
@@ -86,21 +79,16 @@ class EpilogueTerms(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Memory that receives terms as LL packets; a packet with all bits set, as initially, has not arrived.
+    """Memory that receives terms as LL packets; a packet with all bits set, as initially, has not arrived."""
 
-    Args:
-        addresses: for each rank, as mapped here, the address of P slots, one for each sender, multiples of 16; a
-            two-shot all-reduce has P more slots after them, for the sums of each rank.
-        nbytes: bytes from slot to slot, a multiple of 16 (global).
-        epoch: address of the word that counts calls; calls alternate between two halves of the slots; 0: the caller
-            passes slots of the other parity in each call.
-        pitch: bytes from one half to the other (global).
-    """
-
+    # for each rank, as mapped here, the address of P slots, one for each sender, multiples of 16; a two-shot all-reduce
+    # has P more slots after them, for the sums of each rank
     addresses: Sequence[int]
-    nbytes: int
+    nbytes: int  # bytes from slot to slot, a multiple of 16 (global)
+    # address of the word that counts calls; calls alternate between two halves of the slots; 0: the caller passes slots
+    # of the other parity in each call
     epoch: int = 0
-    pitch: int = 0
+    pitch: int = 0  # bytes from one half to the other (global)
 
 
 LONGEST = 1 << 56
@@ -108,17 +96,11 @@ LONGEST = 1 << 56
 
 
 class Watch(NamedTuple):
-    """Deadline of waiting kernels, the abort word that they check, and the record of a kernel that gives up.
+    """Deadline of waiting kernels, the abort word that they check, and the record of a kernel that gives up."""
 
-    Args:
-        timeout: nanoseconds, at most `LONGEST`.
-        abort: address of this rank's abort word; 0: none.
-        record: address of a RECORD in pinned memory of the host; 0: none.
-    """
-
-    timeout: int
-    abort: int = 0
-    record: int = 0
+    timeout: int  # nanoseconds, at most `LONGEST`
+    abort: int = 0  # address of this rank's abort word; 0: none
+    record: int = 0  # address of a RECORD in pinned memory of the host; 0: none
 
 
 STRUCTS = {
