@@ -40,8 +40,7 @@ _FIRST = _NUMBERS.size
 _NO_ERROR = (-1, -1, 0, b"")
 
 _TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_VALUE, _TAG_ROUND = 100, 101, 102, 103, 104
-GRACE = 1.0
-"""Seconds in which a live, waiting rank answers the notice that another rank has given up."""
+GRACE = 1.0  # seconds in which a live, waiting rank answers the notice that another rank has given up
 
 # A waiting rank first polls: a message of a few microseconds must not cost a sleep (60 us at least). It then sleeps,
 # because a rank that polls on a shared core takes time from the rank that it waits for. Ranks do not know whether they

@@ -71,8 +71,7 @@ class Cache(Generic[Key, Value]):
         read: Callable[[Any], tuple[Key, Value]],
         plain: Callable[[Key, Value], dict[str, Any]],
     ) -> None:
-        self.path: Path | None = store_path(*names)
-        """The file; None without a home directory (local)."""
+        self.path: Path | None = store_path(*names)  # the file; None without a home directory (local)
         self.entries: dict[Key, Value] = {}
         self._what, self._version, self._read, self._plain = what, version, read, plain
 

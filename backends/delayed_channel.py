@@ -10,8 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from pblas.backends.transport import Array, HostChannel, Transfer
 
-_STAMP = 500
-"""Difference of the tags of a message and of its time of delivery."""
+_STAMP = 500  # difference of the tags of a message and of its time of delivery
 
 
 class _Delayed:

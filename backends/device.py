@@ -29,12 +29,9 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.epilogues import Epilogue, Node
 
-Uplo = Literal["L", "U"]
-"""A triangle: the lower or the upper one."""
-Axis = Literal[0, 1] | None
-"""Axis of a reduction: a result for each column, for each row, or one for the matrix."""
-Mark = Any
-"""A point on a lane, for `follow`."""
+Uplo = Literal["L", "U"]  # a triangle: the lower or the upper one
+Axis = Literal[0, 1] | None  # axis of a reduction: a result for each column, for each row, or one for the matrix
+Mark = Any  # a point on a lane, for `follow`
 
 _MOST_PROGRAMS = 4  # each may hold memory as large as D
 

@@ -22,21 +22,16 @@ if TYPE_CHECKING:
     Scalar = complex | np.number[Any]
 
 _pointer_at = c_size_t.from_address
-Order = Literal["F", "C"]
-"""Storage order: by columns or by rows."""
-ArrayT = TypeVar("ArrayT")
-"""An array of any library, whose functions give arrays of the same library."""
+Order = Literal["F", "C"]  # storage order: by columns or by rows
+ArrayT = TypeVar("ArrayT")  # an array of any library, whose functions give arrays of the same library
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 DTYPES = (FLOAT32, np.dtype(np.float64), np.dtype(np.complex64), np.dtype(np.complex128), FLOAT16, BFLOAT16)
 """Every dtype that pblas computes with."""
-FLOAT8 = (E4M3, E5M2)
-"""dtypes of 8 bits: matrices of them are moved, converted and multiplied, but not added."""
-STORED = DTYPES + FLOAT8
-"""Every dtype that a matrix may have."""
-_NAMED = {dtype.name: dtype for dtype in (BFLOAT16, *FLOAT8)}
-"""dtypes that NumPy does not find by their names."""
+FLOAT8 = (E4M3, E5M2)  # dtypes of 8 bits: matrices of them are moved, converted and multiplied, but not added
+STORED = DTYPES + FLOAT8  # every dtype that a matrix may have
+_NAMED = {dtype.name: dtype for dtype in (BFLOAT16, *FLOAT8)}  # dtypes that NumPy does not find by their names
 
 RESULTS: dict[Dtype, tuple[Dtype, ...]] = {
     **{dtype: (dtype,) for dtype in DTYPES[:4]},

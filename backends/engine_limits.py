@@ -108,14 +108,12 @@ run while a GEMM fills the GPU.
 """
 
 
-Flag = tuple[int, int]
-"""The rank that sets the flag, and its phase."""
+Flag = tuple[int, int]  # the rank that sets the flag, and its phase
 
 MAX_QUEUES = 8
 """Maximum number of queues of executions that may run concurrently; in each, at most one CTA waits for a peer."""
 
-MAX_TILE_FLAGS = 256
-"""Maximum number of tile flags of one execution."""
+MAX_TILE_FLAGS = 256  # maximum number of tile flags of one execution
 
 
 _FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}

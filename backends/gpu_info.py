@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pblas.errors import BackendError
 
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-DEFAULT_QUEUES = 8
-"""Hardware queues of CUDA for the work of streams, if that variable is not set."""
+DEFAULT_QUEUES = 8  # hardware queues of CUDA for the work of streams, if that variable is not set
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,20 +44,14 @@ class HostRanks(ABC):
     """
 
     name: str
-    tiles = False
-    """Whether each tile of a GEMM can wait for its operands by itself."""
-    shared = False
-    """Whether ranks of a node reach each other's memory (global)."""
+    tiles = False  # whether each tile of a GEMM can wait for its operands by itself
+    shared = False  # whether ranks of a node reach each other's memory (global)
     push = False
     """Whether ranks write data into the memory of the peers that need it, instead of reading it there (global)."""
-    falls_back = False
-    """Whether too little shared memory is no error (global)."""
-    arena: Blocks[Any, Any]
-    """Symmetric memory."""
-    arrays: Device
-    """Operations of the executors on this rank's arrays."""
-    channel: Channel
-    """Messages of pieces of matrices."""
+    falls_back = False  # whether too little shared memory is no error (global)
+    arena: Blocks[Any, Any]  # symmetric memory
+    arrays: Device  # operations of the executors on this rank's arrays
+    channel: Channel  # messages of pieces of matrices
 
     def __init__(
         self,
@@ -85,8 +79,7 @@ class HostRanks(ABC):
         self._nodes = self._gathered_nodes()
         self.plain_channel: HostChannel = self.peers.channel()
         self.channel = self.plain_channel
-        self.read_nbytes = 0
-        """Bytes of near ranks' matrices that movements of this rank have read in place (local)."""
+        self.read_nbytes = 0  # bytes of near ranks' matrices that movements of this rank have read in place (local)
         self._blas = BlasThreads(self.threads)
         self.workspace_slot: WorkspaceSlot | None = None
         """Slot of the plan that is being made or executed, if it shares its memory (local)."""

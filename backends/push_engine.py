@@ -72,8 +72,7 @@ class GemmModes:
     fast_accumulate: bool = False  # products of 8 bits may be added with fewer bits (global)
 
 
-EXACT = GemmModes()
-"""The modes of a product that is to be as precise as its dtypes allow."""
+EXACT = GemmModes()  # the modes of a product that is to be as precise as its dtypes allow
 
 
 def is_array(x: Any) -> bool:

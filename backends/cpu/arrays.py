@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pblas.epilogues import Epilogue, Node
 
 _HERE = nullcontext()
-_CACHED = 1 << 15
-"""Elements of a rank-k update that are formed before they are added, so that they stay in cache."""
+_CACHED = 1 << 15  # elements of a rank-k update that are formed before they are added, so that they stay in cache
 
 
 class HostArrays(Device):

@@ -302,8 +302,7 @@ def _syr2k_by_halves(
 
 _TRSM_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 11)
 _TRSM = {dtype: _TRSM_PROTOTYPE(_pointer(f"{letter}trsm")) for dtype, letter in _LETTERS.items()}
-_COLUMNS = 4096
-"""Columns solved at a time if Z exceeds the integers of BLAS."""
+_COLUMNS = 4096  # columns solved at a time if Z exceeds the integers of BLAS
 _WHOLE, _FEW = 64, 32
 """Rows of a triangle that BLAS solves as a whole, and columns of Z for which it solves any triangle as a whole."""
 

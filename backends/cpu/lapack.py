@@ -19,8 +19,7 @@ from pblas.backends.dtypes import address_of
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
-_PREFIXES = dict(zip("fdFD", "sdcz", strict=True))
-"""First letters of routines, by NumPy's letters of dtypes."""
+_PREFIXES = dict(zip("fdFD", "sdcz", strict=True))  # first letters of routines, by NumPy's letters of dtypes
 
 
 def potrf(x: Array) -> int:

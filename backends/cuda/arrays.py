@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 
 _GRAM_BLOCKS, _GRAM_ROWS = 528, 512
 """Blocks of rows of a Gram matrix at most, some for each multiprocessor, and rows of a block at least."""
-_WIDE = 256
-"""Fewest right-hand sides that are multiplied with inverses."""
+_WIDE = 256  # fewest right-hand sides that are multiplied with inverses
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
 
@@ -56,8 +55,7 @@ class Program:
             self.graph.close()
 
 
-_SEEN = object()
-"""Stands for the program of a body that has run once."""
+_SEEN = object()  # stands for the program of a body that has run once
 
 
 class DeviceArrays(Device):

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Trans = Literal["N", "T", "C"]
 
-ALIGNMENT = 16
-"""Largest alignment in bytes that matters to an algorithm: TMA and 128-bit loads need 16."""
+ALIGNMENT = 16  # largest alignment in bytes that matters to an algorithm: TMA and 128-bit loads need 16
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype
     from pblas.epilogues import Node
 
-MAX_TERMS = 12
-"""Maximum number of terms of one expression: its operands, and x."""
+MAX_TERMS = 12  # maximum number of terms of one expression: its operands, and x
 TERM_WORDS = 3
 ANY_STEP = -1
 OPTIONS = ("--std=c++17",)

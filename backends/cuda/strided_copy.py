@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pblas.layouts.trapezoid import Trapezoid
 
 
-FIELDS = struct.Struct("=16q4dq")
-"""MoveArguments of strided_copy.cu; each field has eight bytes."""
+FIELDS = struct.Struct("=16q4dq")  # MoveArguments of strided_copy.cu; each field has eight bytes
 
 _NAMES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _HALVES = _NAMES[:2]
@@ -41,8 +40,7 @@ COMBINATIONS = (
 )
 
 CONVERSIONS = (*(f"convert_{name}_float32" for name in _HALVES), *(f"convert_float32_{name}" for name in _HALVES))
-LINES = struct.Struct("=6q")
-"""LinesArguments of strided_copy.cu."""
+LINES = struct.Struct("=6q")  # LinesArguments of strided_copy.cu
 
 _TILE = 32
 _PACK = 8  # elements that a thread converts at a time

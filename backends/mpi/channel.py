@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 WORDS = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 
-_MAX_TYPES = 256
-"""Datatypes of strided pieces kept at most: an execution needs few, a program may need any number."""
-_ABANDONED: list[Any] = []
-"""Abandoned messages, with their memory: a late rank may still write or read it."""
+_MAX_TYPES = 256  # datatypes of strided pieces kept at most: an execution needs few, a program may need any number
+_ABANDONED: list[Any] = []  # abandoned messages, with their memory: a late rank may still write or read it
 
 
 class Transfer:

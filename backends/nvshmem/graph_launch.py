@@ -69,10 +69,8 @@ class Executions:
         self._capture = self._begun = -1  # the caller's current capture; the last one with a barrier
         self._memory_of_captures: dict[Any, Any] = {}
         self._kept: list[Any] = []  # memory that the caller's graphs use
-        self.sink: Sink = Sink(self.lanes, {})
-        """Takes the operations of the current execution."""
-        self.workspace: Workspace | None = None
-        """Workspace of the current execution."""
+        self.sink: Sink = Sink(self.lanes, {})  # takes the operations of the current execution
+        self.workspace: Workspace | None = None  # workspace of the current execution
 
     def run(self, program: Program, body: Callable[[], None], main: int) -> None:
         """One execution on the caller's stream `main`: a graph launch if these arrays were seen before (local)."""

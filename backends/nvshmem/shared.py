@@ -55,8 +55,7 @@ class _Ends:
     def __init__(self) -> None:
         self._events = [streams.event() for _ in range(_RING)]
         self._launches = self._finished = 0
-        self.since = 0.0
-        """Time of the last progress."""
+        self.since = 0.0  # time of the last progress
 
     def launched(self, stream: int) -> int:
         """Record an event after an execution on a stream, and return it."""

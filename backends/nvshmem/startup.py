@@ -55,8 +55,7 @@ class Nvshmem:
         self.pe: int = int(bindings.my_pe())
         self.npes: int = int(bindings.n_pes())
         self.pool: Pool = Pool()
-        self.order: Order = Order()
-        """Order of the executions of all contexts of this process (local)."""
+        self.order: Order = Order()  # order of the executions of all contexts of this process (local)
         self._abandoned: str | None = None
 
     @property

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 ALIGNMENT = 256
 FLAG_NBYTES = 4
 PARITIES = 2
-_MOST_ARRAYS = 1024
-"""Cached arrays of a workspace; an array takes longer to make than to use."""
+_MOST_ARRAYS = 1024  # cached arrays of a workspace; an array takes longer to make than to use
 
 
 class Workspace:

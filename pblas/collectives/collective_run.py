@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from pblas.collectives.reduction_run import Finish
     from pblas.collectives.staging_run import Staging
 
-X_TABLE, OUT_TABLE = 0, 1
-"""Location tables of x and out."""
+X_TABLE, OUT_TABLE = 0, 1  # location tables of x and out
 
 
 class Steps(NamedTuple):

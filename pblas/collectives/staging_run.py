@@ -94,8 +94,7 @@ def spans(x: Array, a: int, b: int) -> Iterator[Array]:
 
 INPUTS, RESULTS = 0, 1
 """Regions of the staging memory, and kinds of messages: pieces to combine, and combined or gathered pieces."""
-RELAYED = 2
-"""Kind of messages: pieces from another node, sent on to the ranks of this node."""
+RELAYED = 2  # kind of messages: pieces from another node, sent on to the ranks of this node
 TAG = 1030
 _TAG_MEETING = TAG + 4
 _MAX_SLOTS = 1024

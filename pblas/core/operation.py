@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
-ResultT = TypeVar("ResultT")
-"""What a call returns."""
+ResultT = TypeVar("ResultT")  # what a call returns
 
 
 class Bound(NamedTuple, Generic[ResultT]):
@@ -94,10 +93,8 @@ class Operation(ABC, Generic[ResultT]):
     arguments of the public call on one rank and returns them `Bound`.
     """
 
-    noun: ClassVar[str]
-    """Name of the operation, for messages."""
-    may_overlap: ClassVar[bool] = False
-    """Whether out may share memory with an operand."""
+    noun: ClassVar[str]  # name of the operation, for messages
+    may_overlap: ClassVar[bool] = False  # whether out may share memory with an operand
     keeps_workspace: ClassVar[bool] = False
     """Whether a kept plan keeps its workspace between calls, instead of freeing its buffers after each."""
     meets: ClassVar[bool] = False

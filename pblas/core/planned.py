@@ -43,12 +43,9 @@ class PlanHandle:
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    noun: str
-    """Name of the operation, for messages."""
-    plan: Any
-    """The plan (global)."""
-    execute: Any
-    """The public call that runs the plan."""
+    noun: str  # name of the operation, for messages
+    plan: Any  # the plan (global)
+    execute: Any  # the public call that runs the plan
     _runtime: Runtime | None = None
     _executor: Any = None
 
@@ -142,10 +139,8 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         bound: the arguments with which it was planned (global).
     """
 
-    _shared = False
-    """Whether the executor uses shared memory. The context may give that up later."""
-    _read_since = -1
-    """The agreement after which peers began to read what this plan published last (global)."""
+    _shared = False  # whether the executor uses shared memory. The context may give that up later
+    _read_since = -1  # the agreement after which peers began to read what this plan published last (global)
 
     def __init__(
         self,

@@ -19,8 +19,7 @@ ProgressTarget = bool | Callable[[str, float], object]
 StageReport = Callable[[float], None] | None
 """A function that a stage calls with its finished share, 0 to 1; None on ranks that report nothing."""
 
-_INTERVAL = 0.25
-"""Seconds between two reports."""
+_INTERVAL = 0.25  # seconds between two reports
 _INTERVAL_OF_LOGS = 5.0
 """Seconds between two lines where standard error is no terminal, so that each report is a line of its own."""
 

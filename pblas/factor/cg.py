@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
 
-_ITERATIONS = 10
-"""Iterations for each row of A at most, if the caller sets no limit: SciPy's default."""
+_ITERATIONS = 10  # iterations for each row of A at most, if the caller sets no limit: SciPy's default
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,11 @@ from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import described
 from pblas.simulation.phase import Phase, Traffic, View
 
-_ASK_ALL = 64
-"""Largest number of ranks that are all examined to find the busiest."""
-_INNER = 32
-"""Columns of a block of reflectors in TSQR: T has this many rows."""
-_CHUNK = 8
-"""Rows of a chunk, over its columns, that a rank factors at a time, so that they stay in cache."""
-_SHORTEST = 512
-"""Rows of a chunk at least."""
-PASSES = 3
-"""Gram matrices of CholeskyQR at most."""
+_ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
+_INNER = 32  # columns of a block of reflectors in TSQR: T has this many rows
+_CHUNK = 8  # rows of a chunk, over its columns, that a rank factors at a time, so that they stay in cache
+_SHORTEST = 512  # rows of a chunk at least
+PASSES = 3  # Gram matrices of CholeskyQR at most
 
 
 def multiplications(m: int, n: int) -> float:
@@ -84,8 +79,7 @@ class FactorizationWithoutPanels(FactorizationPlan):
 
     operation: ClassVar[str] = "qr_factor"
     equation: ClassVar[str] = "A = Q R"
-    projection: ClassVar[float] = 0.0
-    """No bound holds for all layouts: ranks may hold rows that are 0."""
+    projection: ClassVar[float] = 0.0  # no bound holds for all layouts: ranks may hold rows that are 0
 
     @property
     def steps(self) -> list[Panel]:

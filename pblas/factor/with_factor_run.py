@@ -172,8 +172,7 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
     def __init__(self, plan: SubstitutionPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         super().__init__(plan, backend, dtype)
         self._steps, self._sorts = plan.steps, plan.begins == "sorted"
-        self._mine = global_indices(plan.x, backend.rank)[1]
-        """The global columns of X that this rank has (local)."""
+        self._mine = global_indices(plan.x, backend.rank)[1]  # the global columns of X that this rank has (local)
         self._order = self._starts = np.arange(0)
         """The order of sorted columns, and the rows of their first elements that are not 0, ascending (local)."""
 

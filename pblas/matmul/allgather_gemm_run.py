@@ -40,8 +40,7 @@ TAG, TAG_ARRIVED, TAG_READ = 1000, 1003, 1004
 class RunAllGatherGemm:
     """Runs an AllGatherGemm plan on one rank."""
 
-    peers_read = True
-    """See `Executor`: peers read an operand, or a copy of it made before an agreement (global)."""
+    peers_read = True  # see `Executor`: peers read an operand, or a copy of it made before an agreement (global)
 
     def __init__(self, plan: AllGatherGemm, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, dtypes.total

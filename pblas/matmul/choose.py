@@ -45,10 +45,8 @@ products, and products with thicker shards, took up to 1.9 times as long over gr
 _TOO_DEAR = 16
 """On described hardware, a plan that fits into memory is rejected if it costs more than this multiple of the cheapest
 plan that does not fit. The chosen plan then shows how much memory would be needed."""
-BYTES_PER_FLOP = CORE.far.bandwidth / CORE.float64
-"""Bytes that arrive in the time of one flop: the cost of idle ranks."""
-_GOOD = 1.2
-"""The search goes on while the best plan costs more than this multiple of the lower bound."""
+BYTES_PER_FLOP = CORE.far.bandwidth / CORE.float64  # bytes that arrive in the time of one flop: the cost of idle ranks
+_GOOD = 1.2  # the search goes on while the best plan costs more than this multiple of the lower bound
 _LITTLE = 2 << 20
 """Bytes: no general plan is considered if the best one-dimensional plan costs at most this. Packing panels takes longer
 than receiving a third of it: for 64 to 512 rows and columns, general plans took up to 2.2 times as long on 8 ranks
@@ -60,8 +58,7 @@ _LESS = 0.75
 """A plan over the grids of the matrices must cost less than this fraction of a one-dimensional plan, and an arrangement
 of all ranks less than this fraction of either. Both pack panels, and move partial products or D after the last GEMM;
 the count of bytes does not show that."""
-_LAYOUTS = 256
-"""Size of the cache of plans: loops multiply matrices of the same few layouts again and again."""
+_LAYOUTS = 256  # size of the cache of plans: loops multiply matrices of the same few layouts again and again
 
 
 def choose(

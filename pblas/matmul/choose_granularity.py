@@ -35,8 +35,7 @@ at 1 GB/s took 451 ms in one piece, 459 in 2, 462 in 4 and 476 in 8, where the G
 _MIN_COLUMNS = 256
 MIN_PANEL = 128
 """Minimum width of a panel, unless memory is short: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
-_LEAST_PANEL = 8
-"""Minimum width of a panel where memory is short: a cache line of float64."""
+_LEAST_PANEL = 8  # minimum width of a panel where memory is short: a cache line of float64
 _MIN_PANELS = 4
 """K or N is cut into at least this many panels if they are wide enough, so that one travels while another is
 multiplied."""

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 
-SCALE_D = "scale_d"
-"""Name of the operand by which an epilogue multiplies D last."""
+SCALE_D = "scale_d"  # name of the operand by which an epilogue multiplies D last
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,7 @@ _LEAST_PANEL = 128
 _SPARE = 2
 """Message memory per byte that travels: freed memory of one size is not joined for larger messages, so panels of two
 widths take up to twice the bytes."""
-_ALL_RANKS = 32
-"""Largest number of ranks that are all examined to find the busiest."""
+_ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +48,8 @@ class Cuboids:
     n: Split  # split of N over p2 coordinates (global)
     k: Split  # split of K over p3 coordinates, the layers (global)
     strides: tuple[int, int, int]  # distances in ranks from one coordinate along m, n and k to the next (global)
-    a: Placement = field(init=False, repr=False, compare=False)
-    """Placement of op(A) that the multiplications need."""
-    b: Placement = field(init=False, repr=False, compare=False)
-    """Placement of op(B) that the multiplications need."""
+    a: Placement = field(init=False, repr=False, compare=False)  # placement of op(A) that the multiplications need
+    b: Placement = field(init=False, repr=False, compare=False)  # placement of op(B) that the multiplications need
     d: Placement = field(init=False, repr=False, compare=False)
     """Placement of D as the multiplications form it; its copies are the partial products of the layers."""
 
@@ -173,8 +170,7 @@ class Summa(ProductPlan):
     """Whether each panel is cut from the K indices of one process column of op(A) and one process row of op(B)."""
     in_turn: ClassVar[bool] = False
     """Whether ranks begin with panels of different owners, so that no owner serves all ranks at once."""
-    is_read_in_place: ClassVar[bool] = False
-    """Whether each panel is contiguous on one rank."""
+    is_read_in_place: ClassVar[bool] = False  # whether each panel is contiguous on one rank
 
     cuboids: Cuboids  # the arrangement, in the plan's orientation (global)
     width: int = PANEL  # largest width of a panel, elements (global)

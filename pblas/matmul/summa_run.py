@@ -43,17 +43,13 @@ columns (16 bits, H200)."""
 class RunSumma:
     """What the executors share: operands of which this rank multiplies panels, or one that is brought whole before."""
 
-    peers_read = True
-    """See `Executor`: peers read the operands (global)."""
+    peers_read = True  # see `Executor`: peers read the operands (global)
     _plan: Summa
-    _source_matrices: Sequence[SourceMatrix]
-    """The operands that move: op(B), and before it op(A) if that moves too."""
+    _source_matrices: Sequence[SourceMatrix]  # the operands that move: op(B), and before it op(A) if that moves too
     _buffers: Sequence[Buffers]
     _panels: Sequence[Panels]
-    _brought: Sequence[Panels] = ()
-    """The operand that arrives whole before the first step."""
-    _count: int
-    """Steps: the panels of the layer that has most."""
+    _brought: Sequence[Panels] = ()  # the operand that arrives whole before the first step
+    _count: int  # steps: the panels of the layer that has most
     _partials: Partials | None
 
     @property

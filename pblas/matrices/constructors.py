@@ -249,8 +249,7 @@ class Constructors(Creation):
 
 
 TAG = 1011
-_PANEL_NBYTES = 16 << 20
-"""Largest message."""
+_PANEL_NBYTES = 16 << 20  # largest message
 
 
 def moves(lengths: Sequence[int], split: Split, source: int, target: int) -> tuple[int, int]:

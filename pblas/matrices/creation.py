@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
 
-Layout = MatrixDescriptor | tuple[int, int]
-"""A descriptor, or a shape (m, n) for `MatrixDescriptor.default`."""
+Layout = MatrixDescriptor | tuple[int, int]  # a descriptor, or a shape (m, n) for `MatrixDescriptor.default`
 
 _FOR_NONE = {
     "from_global": "the m x n array there, or the rank that has it as root=",

@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
 
-_PANEL_NBYTES = 16 << 20
-"""Memory for the rows that are read at a time, unless one chunk is larger."""
-_SHOWN = 5
-"""Names of datasets in a message."""
+_PANEL_NBYTES = 16 << 20  # memory for the rows that are read at a time, unless one chunk is larger
+_SHOWN = 5  # names of datasets in a message
 
 
 def library() -> Any:

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real, Table, Vector
     from pblas.layouts.descriptor import MatrixDescriptor
 
-Ord = Literal["fro", "inf", "max"] | float
-"""The norms of a matrix; as numbers 1 and inf."""
+Ord = Literal["fro", "inf", "max"] | float  # the norms of a matrix; as numbers 1 and inf
 
 
 class Operations(NamedTuple):

@@ -69,5 +69,4 @@ class Algorithm:
         return f"one GEMM, and one {self.kind} kernel"
 
 
-Times = tuple[tuple[Algorithm, float], ...]
-"""Measured algorithms with their seconds; the first is the one to use."""
+Times = tuple[tuple[Algorithm, float], ...]  # measured algorithms with their seconds; the first is the one to use

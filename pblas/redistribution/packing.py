@@ -163,8 +163,7 @@ _PER_LINE, _PER_INDEXED, _PER_INDEXED_ACROSS = 4000, 3.0, 6.0
 # would evict each other from the first-level cache.
 _TILE, _APART = (256, 128), 8
 
-_TOGETHER = 32768
-"""Elements copied before the next columns: they, and temporaries of a combination, stay in cache."""
+_TOGETHER = 32768  # elements copied before the next columns: they, and temporaries of a combination, stay in cache
 
 
 class BlockCopy:

@@ -38,8 +38,7 @@ TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", 
 """Dtypes of arrays; routines of two letters take complex arrays and have real results or scalars."""
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
-ROUTINES: dict[str, Callable[..., Any]] = {}
-"""The routines of all types by their names; each module adds its own."""
+ROUTINES: dict[str, Callable[..., Any]] = {}  # the routines of all types by their names; each module adds its own
 
 _OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", "TAU", *WORKSPACES}
 """Arguments that may differ between ranks."""

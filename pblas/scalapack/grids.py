@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from pblas.runtime.runtime import Runtime
 
-OUTSIDE = -1
-"""The handle of a grid on processes outside it."""
+OUTSIDE = -1  # the handle of a grid on processes outside it
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pblas.scalapack.routines import Operand
     from pblas.simulation.hardware import Topology
 
-_OUTSIDER = 1 << 60
-"""Digest on a process outside the grid of a matrix; greater than all other digests."""
+_OUTSIDER = 1 << 60  # digest on a process outside the grid of a matrix; greater than all other digests
 
 
 class _Relocation(Call):

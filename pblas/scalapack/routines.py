@@ -28,8 +28,7 @@ OPTIONS = {
 }
 """The letters that an option may be, in either case."""
 
-EXTENTS = ("M", "N", "K", "NRHS")
-"""The arguments that count rows or columns."""
+EXTENTS = ("M", "N", "K", "NRHS")  # the arguments that count rows or columns
 
 RETURNED = ("VALUE", "INDX", "RCOND")
 """Output arguments that Python returns; INFO, which is the last one, is in no list."""

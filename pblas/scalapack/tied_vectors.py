@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.scalapack.grids import ProcessGrid
 
-INTEGERS = ("int32", "int64")
-"""Dtypes of IPIV."""
+INTEGERS = ("int32", "int64")  # dtypes of IPIV
 
 
 @dataclass(frozen=True, slots=True)

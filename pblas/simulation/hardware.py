@@ -265,8 +265,7 @@ CORE = Hardware(
     memory_nbytes=8 << 30,
 )
 
-PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}
-"""The presets by name."""
+PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}  # the presets by name
 
 
 def find_hardware(hardware: Hardware | str) -> Hardware:

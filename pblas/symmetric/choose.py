@@ -19,16 +19,12 @@ from pblas.matmul.summa_plan import Cuboids, SummaC
 from pblas.simulation.hardware import ITEMSIZE, Topology
 from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct, Uplo
 
-_LESS = 0.75
-"""Another arrangement than the grid of D must cost less than this fraction: D is then sent to its owners."""
-_BLOCK = 128
-"""Block size of cyclic arrangements, which divide a triangle evenly."""
-_ARRANGEMENTS = 12
-"""Largest number of arrangements of all ranks that are examined."""
+_LESS = 0.75  # another arrangement than the grid of D must cost less than this fraction: D is then sent to its owners
+_BLOCK = 128  # block size of cyclic arrangements, which divide a triangle evenly
+_ARRANGEMENTS = 12  # largest number of arrangements of all ranks that are examined
 _LEAF_ON_GPUS = 512
 """Columns of a block across the diagonal on GPUs, where small products do not fill the multiprocessors."""
-_LAYOUTS = 256
-"""Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
+_LAYOUTS = 256  # size of the cache of plans: loops call with matrices of the same few layouts again and again
 
 PlanT = TypeVar("PlanT", RankUpdate, TriangularProduct)
 

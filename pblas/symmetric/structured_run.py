@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from pblas.matmul.summa_plan import Panel
     from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
 
-TAG_READ = 1029
-"""Of the signals that B has been read."""
+TAG_READ = 1029  # of the signals that B has been read
 
 
 class _Term(RunSummaC):

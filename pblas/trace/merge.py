@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 TAG = 1040
-_ROUNDS = 8
-"""Number of clock queries per rank; the query with the fastest answer is used."""
+_ROUNDS = 8  # number of clock queries per rank; the query with the fastest answer is used
 
 
 def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], bool]:

@@ -403,8 +403,7 @@ def _column_solved(
     return call("trsv", TriangularSolve.bind, matrices, a, column, "L", uplo, trans, diag, 1, out)
 
 
-_TRANS = {0: "N", 1: "T", 2: "C"}
-"""SciPy's numbers of op."""
+_TRANS = {0: "N", 1: "T", 2: "C"}  # SciPy's numbers of op
 
 
 @overload

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from pblas.core.operation import Bound
     from pblas.runtime.runtime import Runtime
 
-_SIZES = "abs(real(x)) + abs(imag(x))"
-"""The size of a complex number in asum and amax, as in BLAS."""
+_SIZES = "abs(real(x)) + abs(imag(x))"  # the size of a complex number in asum and amax, as in BLAS
 
 
 def dotc(x: DistMatrix, y: DistMatrix) -> Number:

@@ -14,8 +14,7 @@ from pblas.simulation.hardware import ITEMSIZE, Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
 _ABSOLUTE_WIDTH = 64
-_FEW = 4
-"""Number of ranks up to which all partial results go to all ranks: one exchange instead of two."""
+_FEW = 4  # number of ranks up to which all partial results go to all ranks: one exchange instead of two
 
 
 class Term(NamedTuple):

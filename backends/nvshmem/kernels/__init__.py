@@ -158,8 +158,7 @@ def _sent(slots: Slots) -> dict[str, Any]:
     }
 
 
-COPY_THREADS = 128
-"""Threads of a CTA that copies concurrently with a GEMM."""
+COPY_THREADS = 128  # threads of a CTA that copies concurrently with a GEMM
 
 _THREADS = 256  # of kernels that stream memory
 _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round

@@ -12,29 +12,22 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 
-MAX_RANKS = 32
-"""Most ranks of one kernel; also most blocks of one push."""
+MAX_RANKS = 32  # most ranks of one kernel; also most blocks of one push
 
-MAX_PARTS = 64
-"""Most terms of one sum."""
+MAX_PARTS = 64  # most terms of one sum
 
-MAX_CTAS = 512
-"""Most CTAs of an all-reduce; each has its own flags."""
+MAX_CTAS = 512  # most CTAs of an all-reduce; each has its own flags
 
-MAX_TERMS, TERM_WORDS = 12, 3
-"""Most terms of one expression, and words of each."""
+MAX_TERMS, TERM_WORDS = 12, 3  # most terms of one expression, and words of each
 
-PART_ALIGNMENT = 16
-"""Elements; the shards of a two-shot all-reduce begin at multiples of it."""
+PART_ALIGNMENT = 16  # elements; the shards of a two-shot all-reduce begin at multiples of it
 
-NO_STEP = 0xFFFFFFFF
-"""The step in the record of a kernel that has no step."""
+NO_STEP = 0xFFFFFFFF  # the step in the record of a kernel that has no step
 
 RECORD = np.dtype([("code", "u4"), ("rank", "u4"), ("step", "u4"), ("pad", "u4"), ("time", "u8")])
 """Record of a kernel that gives up: the reason, the awaited rank, the step, the GPU's clock in ns."""
 
-ABORTED, LATE = 1, 2
-"""Codes of a record: the abort word was set; the deadline passed. 0: nothing happened."""
+ABORTED, LATE = 1, 2  # codes of a record: the abort word was set; the deadline passed. 0: nothing happened
 
 
 class Block(NamedTuple):

@@ -73,12 +73,9 @@ class Pushed(ABC):
 class RunPush(Pushed):
     """Runs the schedule of a plan on one rank. **Collective**, since the workspace may have to grow."""
 
-    _nbytes: int
-    """Bytes of the workspace in each parity."""
-    _own_nbytes = 0
-    """Bytes of private memory, which executions use one after the other."""
-    _own: Any
-    """The private memory, during an execution."""
+    _nbytes: int  # bytes of the workspace in each parity
+    _own_nbytes = 0  # bytes of private memory, which executions use one after the other
+    _own: Any  # the private memory, during an execution
 
     def __init__(
         self,

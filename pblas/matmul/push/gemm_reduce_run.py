@@ -41,8 +41,7 @@ class RunPushReduce(RunPush):
     """Runs a GemmReduceScatter or a GemmAllReduce."""
 
     _plan: GemmReduceScatter
-    _bound: Any = None
-    """Shape, strides and address of the bound D, and its addresses on all ranks."""
+    _bound: Any = None  # shape, strides and address of the bound D, and its addresses on all ranks
 
     def _prepare(self, orders: Orders) -> None:
         plan, product, nprocs = self._plan, self._product, self._product.nprocs

@@ -18,11 +18,9 @@ from pblas.plans.partition import MAX_PIECES, backwards, rotated
 
 Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
 
-PARTS, RESULTS = 0, 1
-"""Phases of a piece: first partial products (or shards) arrive, then finished lines of D."""
+PARTS, RESULTS = 0, 1  # phases of a piece: first partial products (or shards) arrive, then finished lines of D
 
-MAX_PHASES = 2 * MAX_PIECES
-"""Phases of a call at most: two for each piece."""
+MAX_PHASES = 2 * MAX_PIECES  # phases of a call at most: two for each piece
 
 
 @dataclass(frozen=True, slots=True)
