@@ -161,7 +161,7 @@ class PlannedFactorization(Planned[Factored]):
         with runtime.local_step(self._call):
             if self._executor is None:
                 raise errors.ContextError(f"execute: the planned {self.noun} is closed")
-            check_like_planned("A", a, runtime, self.operation.dtype, self.plan.a, remedy="use one context", exact=True)
+            check_like_planned("A", a, runtime, self.operation.dtype, self.plan.a, exact=True)
             arguments.check_matrix("execute", "A", a, runtime)
             if out is not None:
                 arguments.check_out("execute", out, a)

@@ -8,22 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pblas import errors
 from pblas.backends.dtypes import ProductDtypes
+from pblas.core import checks
 from pblas.core.call import call, planned, planned_without_context
-from pblas.core.checks import (
-    check_conjugation,
-    check_like_planned,
-    check_matrices,
-    check_not_conjugated,
-    check_operand,
-    check_out,
-    check_overlap,
-    check_ranks,
-    checked_letter,
-    checked_place,
-    checked_trans,
-    common_dtype,
-    is_same_memory,
-)
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.core.planned import Planned
@@ -129,9 +115,6 @@ def square(op_a: MatrixDescriptor) -> MatrixDescriptor:
     return MatrixDescriptor(n, n, mb, nb, grid, rsrc, max(op_a.csrc, 0), op_a.order, imb=imb)
 
 
-_REMEDY = "make all matrices with one context"
-
-
 @dataclass(frozen=True, slots=True)
 class StructuredArguments:
     """The arguments of a call, not checked; see `symm`, `syrk` and `trmm`. A routine leaves out those that it lacks."""
@@ -186,22 +169,28 @@ class StructuredProduct(Operation[DistMatrix]):
     @classmethod
     def bind(cls, verb: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
         routine, a, b, c, out = given.routine, given.a, given.b, given.c, given.out
-        side, uplo = checked_letter(verb, "side", given.side, "LR"), checked_letter(verb, "uplo", given.uplo, "LU")
-        diag, trans = checked_letter(verb, "diag", given.diag, "NU"), checked_trans(verb, "trans", given.trans)
+        side, uplo = (
+            checks.checked_letter(verb, "side", given.side, "LR"),
+            checks.checked_letter(verb, "uplo", given.uplo, "LU"),
+        )
+        diag, trans = (
+            checks.checked_letter(verb, "diag", given.diag, "NU"),
+            checks.checked_trans(verb, "trans", given.trans),
+        )
         overlap = checked_flag(verb, "overlap", given.overlap)
         reads = {"A": a} if routine in ("syrk", "herk") else {"A": a, "B": b}
         operands = reads if c is None else {**reads, "C": c}
         for name, x in operands.items():
-            check_operand(verb, name, x, placed=runtime is not None)
-        check_out(verb, out)
-        dtype = common_dtype(verb, {**operands, "out": out}, given.dtype)
+            checks.check_operand(verb, name, x, placed=runtime is not None)
+        checks.check_out(verb, out)
+        dtype = checks.common_dtype(verb, {**operands, "out": out}, given.dtype)
         if is_update(routine):
             check_update(verb, routine, trans, dtype, given.alpha, given.beta)
         alpha = checked_factor(verb, "alpha", given.alpha, dtype)
         beta = checked_factor(verb, "beta", float(c is not None) if given.beta is None else given.beta, dtype)
         if beta != 0 and c is None:
             raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
-        check_not_conjugated(verb, "C", c)
+        checks.check_not_conjugated(verb, "C", c)
         scalars = {"c is given": c is not None, "alpha": alpha, "beta": beta}
         if runtime is None:
             descs, conjugated, matrices = (a, b, c, out), (False, False), {}
@@ -214,7 +203,7 @@ class StructuredProduct(Operation[DistMatrix]):
                 f"{verb}: C and out are distributed differently: {shared_descriptor(desc_c)}, "
                 f"{shared_descriptor(desc_d)}; give them one layout"
             )
-        placed, (new, nelements) = isinstance(out, DistMatrix), checked_place(verb, runtime, out)
+        placed, (new, nelements) = isinstance(out, DistMatrix), checks.checked_place(verb, runtime, out)
         layouts = [None if desc is None else desc.without_lld for desc in descs]
         aliased = routine == "trmm" and placed and out is b
         form = routine, side, uplo, trans, diag, *layouts, dtype, conjugated, overlap, aliased, alpha != 0
@@ -225,7 +214,7 @@ class StructuredProduct(Operation[DistMatrix]):
     def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
         operation.check_shapes(verb, {"C": operation.c, "out": operation.out})
-        check_ranks(verb, operation.d, nprocs)
+        checks.check_ranks(verb, operation.d, nprocs)
         return operation
 
     def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
@@ -391,7 +380,7 @@ class TriangularMultiplication(StructuredProduct):
         if out is None:
             return bound
         is_b = out is b or _is_same(verb, out, b)
-        check_overlap(verb, {"A": a} if is_b else {"A": a, "B": b}, None, out)
+        checks.check_overlap(verb, {"A": a} if is_b else {"A": a, "B": b}, None, out)
         return bound._replace(fact=int(is_b and not self.aliased))
 
     def plan(self, nprocs: int, topology: Topology) -> TriangularProduct:
@@ -429,18 +418,17 @@ class PlannedStructured(Planned[DistMatrix]):
         reads = {"A": a} if operation.b is None else {"A": a, "B": b}
         descs = operation.a, operation.b or operation.a
         for (name, x), desc, conj in zip(reads.items(), descs, operation.conjugated, strict=False):
-            check_like_planned(name, x, runtime, operation.dtype, desc, remedy=_REMEDY)
-            check_conjugation(name, x, conj=conj)
+            checks.check_like_planned(name, x, runtime, operation.dtype, desc, conj=conj)
         for name, x, desc in (("C", c, operation.c or operation.d), ("out", out, operation.d)):
             if x is not None:
-                check_like_planned(name, x, runtime, operation.dtype, desc, remedy=_REMEDY)
-                check_not_conjugated("execute", name, x)
+                checks.check_like_planned(name, x, runtime, operation.dtype, desc)
+                checks.check_not_conjugated("execute", name, x)
         if c is None and scalars["beta"] != 0:
             raise errors.ArgumentError(f"execute: beta is {scalars['beta']!r} but there is no C to scale; pass c")
         if scalars["c is given"] != (c is not None):
             scalars = {**scalars, "c is given": c is not None}
         bound = self.bound._replace(scalars=scalars, reads=reads, old=c, out=out)
-        check_matrices("execute", runtime, bound)
+        checks.check_matrices("execute", runtime, bound)
         bound = operation.parts("execute", runtime, bound)
         if bound.fact:
             raise errors.ArgumentError("execute: out is B, unlike planned; plan with out=B")
@@ -529,4 +517,4 @@ def _layout(x: DistMatrix | MatrixDescriptor | None) -> MatrixDescriptor | None:
 def _is_same(verb: str, out: DistMatrix, b: DistMatrix) -> bool:
     """Whether two matrices are the same elements, at least one, in the same memory of this rank."""
     shadow, x = out.runtime.backend.shadow, b.stored(verb)
-    return out.desc == b.desc and bool(x.size) and is_same_memory(shadow(x), shadow(out.stored(verb)))
+    return out.desc == b.desc and bool(x.size) and checks.is_same_memory(shadow(x), shadow(out.stored(verb)))
