@@ -14,15 +14,13 @@ from pblas import errors
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.delayed_channel import DelayedChannel
-from pblas.backends.dtypes import address_of
-from pblas.backends.host_ranks import HostRanks
+from pblas.backends.dtypes import Array, address_of
+from pblas.backends.host_ranks import HostRanks, Location
 from pblas.backends.interop import host_array
 from pblas.backends.recorder import Recorder
 from pblas.backends.shared_windows import Arena, Block
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
-    from pblas.backends.host_ranks import Location
     from pblas.backends.transport import Transport
 
 _PROBE_NBYTES = 2 << 20

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from ctypes import c_size_t
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from pblas import errors
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-    Dtype = np.dtype[Any]
-    Vector = np.ndarray[tuple[int], Dtype]
-    Table = np.ndarray[tuple[int, int], Dtype]
-    Real = np.floating[Any]
-    Number = np.inexact[Any]
-    Scalar = complex | np.number[Any]
+Dtype = np.dtype[Any]
+Array = np.ndarray[tuple[Any, ...], Dtype]
+Vector = np.ndarray[tuple[int], Dtype]
+Table = np.ndarray[tuple[int, int], Dtype]
+Real = np.floating[Any]
+Number = np.inexact[Any]
+Scalar = complex | np.number[Any]
 
 _pointer_at = c_size_t.from_address
 Order = Literal["F", "C"]  # storage order: by columns or by rows

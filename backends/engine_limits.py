@@ -7,13 +7,9 @@ of few tiles, and the time that they take; the figures are for H200.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pblas.epilogues import NAMED, RESULT, Name, nodes, parse, substituted
-
-if TYPE_CHECKING:
-    from pblas.epilogues import Node
-
+from pblas.epilogues import NAMED, RESULT, Name, Node, nodes, parse, substituted
 
 ROWS, WIDTH, LINE = 256, 256, 64
 """Rows of a cluster's tiles, one below the other; columns of the widest tile; rows of a warpgroup."""

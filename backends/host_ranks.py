@@ -7,22 +7,19 @@ and in how matrices move between the ranks. Their hosts exchange messages over a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from pblas import errors
-from pblas.backends.agreement import BITS, Agreement
-from pblas.backends.allocator import call_site
+from pblas.backends.agreement import BITS, Agreed, AgreedError, Agreement
+from pblas.backends.allocator import Blocks, Provisional, call_site
 from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
-    from pblas.backends.agreement import Agreed, AgreedError
-    from pblas.backends.allocator import Blocks, Provisional
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.push_engine import Engine

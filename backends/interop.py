@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, dtype_of_name
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, dtype_of_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pblas.backends.dtypes import Array, Dtype
 
 
 class Stream:

@@ -15,14 +15,13 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import allocator as blocks
-from pblas.backends.agreement import BITS
+from pblas.backends.agreement import BITS, Agreement
 from pblas.backends.allocator import Blocks, Window
 from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.agreement import Agreement
     from pblas.backends.transport import NodeMemory
 
 _MIN_WINDOW_NBYTES = 4 << 20

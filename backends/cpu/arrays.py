@@ -10,15 +10,13 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu import blas, elementwise, lapack, pointwise, reductions
 from pblas.backends.cpu.blas import syr2k, syrk, trsm
-from pblas.backends.device import Device, Traits
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
+from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pblas.backends.device import Axis, Mark, Programs, Uplo
-    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 

@@ -18,16 +18,12 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.linalg import cython_blas
 
-from pblas.backends.dtypes import FLOAT32, accumulator_dtype, address_of
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
-
+from pblas.backends.dtypes import FLOAT32, Array, accumulator_dtype, address_of
 
 _LETTERS = {FLOAT32: "s", np.dtype(np.float64): "d", np.dtype(np.complex64): "c", np.dtype(np.complex128): "z"}
 # 16-bit operands are widened this many rows of K at a time, so that the widened panels stay in cache beside the result.

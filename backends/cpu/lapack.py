@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cython_lapack
 
 from pblas.backends.cpu.blas import _pointer
-from pblas.backends.dtypes import address_of
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+from pblas.backends.dtypes import Array, address_of
 
 _PREFIXES = dict(zip("fdFD", "sdcz", strict=True))  # first letters of routines, by NumPy's letters of dtypes
 

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pblas.backends.dtypes import FLOAT32
+from pblas.backends.dtypes import FLOAT32, Array, Dtype
 
 if TYPE_CHECKING:
     from pblas.backends.device import Axis
-    from pblas.backends.dtypes import Array, Dtype
 
 _BLOCK = 1 << 16  # elements of a block: half a megabyte of float64, for the second-level cache
 _PIECE = 1 << 13

@@ -23,15 +23,13 @@ from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflecto
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
 from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
-from pblas.backends.device import Device, Traits
-from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, accumulator_dtype
+from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
+from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, Array, Dtype, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from pblas.backends.device import Axis, Mark, Programs, Uplo
-    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 

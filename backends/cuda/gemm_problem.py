@@ -14,15 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas.backends.cache_file import Cache
-from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, Array, accumulator_dtype
 from pblas.backends.engine_limits import fused_epilogue
-from pblas.backends.push_engine import EXACT, is_array
+from pblas.backends.push_engine import EXACT, Finish, GemmModes, is_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from pblas.backends.dtypes import Array
-    from pblas.backends.push_engine import Finish, GemmModes
 
 
 Trans = Literal["N", "T", "C"]

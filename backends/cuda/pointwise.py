@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.cuda.kernels import EARLY_CAPABILITY, configured, expanded, give
-from pblas.epilogues import RESULT, Name, Number, operand_names, renamed
+from pblas.backends.cuda.kernels import EARLY_CAPABILITY, Stream, configured, expanded, give
+from pblas.epilogues import RESULT, Name, Node, Number, operand_names, renamed
 
 if TYPE_CHECKING:
-    from pblas.backends.cuda.kernels import Stream
     from pblas.backends.dtypes import Array, Dtype
-    from pblas.epilogues import Node
 
 MAX_TERMS = 12  # maximum number of terms of one expression: its operands, and x
 TERM_WORDS = 3

@@ -24,8 +24,8 @@ from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.replay import NotRecordableError, Recording, Replay
-from pblas.backends.nvshmem.sinks import CapturingSink, Lanes, RecordingSink, RehearsingSink, Sink
-from pblas.backends.nvshmem.workspace import ALIGNMENT, PARITIES
+from pblas.backends.nvshmem.sinks import CapturingSink, Lanes, LaunchMode, Product, RecordingSink, RehearsingSink, Sink
+from pblas.backends.nvshmem.workspace import ALIGNMENT, PARITIES, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.gemm import Gemm
     from pblas.backends.dtypes import Array
     from pblas.backends.nvshmem.shared import EngineResources
-    from pblas.backends.nvshmem.sinks import LaunchMode, Product
-    from pblas.backends.nvshmem.workspace import Workspace
 
 
 class Program:

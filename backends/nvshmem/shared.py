@@ -27,7 +27,7 @@ from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
 from pblas.backends.nvshmem.kernels import Kernels
 from pblas.backends.nvshmem.kernels.arguments import LONGEST, NO_STEP, RECORD, Watch
-from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES
+from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.base import GpuBackend
     from pblas.backends.nvshmem.heap import Heap
     from pblas.backends.nvshmem.startup import Nvshmem
-    from pblas.backends.nvshmem.workspace import Workspace
 
 
 _TICK, _DRAIN_TICK = 0.05, 0.002

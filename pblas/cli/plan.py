@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pblas.cli.layout import HELP, Named, named, on_grids
-from pblas.cli.output import add_command, dtype, extent, pairs, size, trans
+from pblas.cli.output import Parser, add_command, dtype, extent, pairs, size, trans
 from pblas.errors import ArgumentError
 from pblas.simulation.hardware import PRESETS
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from pblas.cli.output import Parser
     from pblas.core.options import Trans
     from pblas.layouts import MatrixDescriptor
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends.cpu.pointwise import PIECE_NBYTES, evaluator_of, rms_normalised
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.dtypes import Array, accumulator_dtype
 from pblas.collectives.staging_run import Flat
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 """Functions that combine two elements. All of them propagate NaN."""

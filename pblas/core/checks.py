@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import address_of
+from pblas.backends.dtypes import Array, address_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_dtype, shared_descriptor
+from pblas.runtime.runtime import Runtime, checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pblas.backends.dtypes import Array
     from pblas.core.operation import Bound
     from pblas.core.options import Trans
-    from pblas.runtime.runtime import Runtime
 
 
 def check_like_planned(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, 
 
 from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.runtime.runtime import shared_descriptor, spelled
+from pblas.runtime.runtime import Runtime, shared_descriptor, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.matrices.matrix import DistMatrix
     from pblas.plans.base import Plan
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 ResultT = TypeVar("ResultT")  # what a call returns

@@ -7,21 +7,18 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
 from pblas.backends import log
-from pblas.core.operation import ResultT
+from pblas.core.operation import Bound, Executor, Operation, ResultT
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
-from pblas.runtime.runtime import spelled
-from pblas.trace import Tracing
+from pblas.runtime.runtime import Runtime, spelled
+from pblas.trace import Paths, Trace, Tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.core.operation import Bound, Executor, Operation
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plans.base import Plan
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
-    from pblas.trace import Paths, Trace
 
 _EARLY_NBYTES = 1 << 20
 """Most bytes of a new result that is allocated before the agreement of its call. That agreement frees the memory that

@@ -6,13 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pblas import errors
-from pblas.runtime.runtime import checked_flag
-
-if TYPE_CHECKING:
-    from pblas.runtime.runtime import Runtime
+from pblas.runtime.runtime import Runtime, checked_flag
 
 ProgressTarget = bool | Callable[[str, float], object]
 """The argument progress= of calls: whether a line is printed; or a function of the stage's name and finished share."""

@@ -21,11 +21,11 @@ from pblas.factor.choose import Kind, choose_factorization, choose_qr
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.lu_run import RunLu
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
-from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr
+from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr, Tree
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_dtype, checked_flag, shared_descriptor, spelled
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, shared_descriptor, spelled
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_run import RunFactorization
-    from pblas.factor.qr_run import Tree
     from pblas.runtime.calls import CollectiveCall
-    from pblas.runtime.runtime import Runtime
 
 _RUNNERS: dict[type[FactorizationPlan], Any] = {
     CholeskyPlan: RunCholesky,

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from pblas.factor.factorization_run import PanelBroadcast, PanelRows
-from pblas.factor.qr_run import apply_block
-from pblas.factor.with_factor_plan import WithPanelsPlan
+from pblas.factor.qr_run import Tree, apply_block
+from pblas.factor.with_factor_plan import (
+    FactorStep,
+    PanelReflectorsPlan,
+    ReflectorsPlan,
+    SubstitutionPlan,
+    TreeReflectorsPlan,
+    WithFactorPlan,
+    WithPanelsPlan,
+)
 from pblas.layouts.placement import Placement
 from pblas.redistribution.packing import Scaling
 from pblas.redistribution.transfer import SourceMatrix, own_memory
@@ -28,15 +36,6 @@ if TYPE_CHECKING:
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.factor.qr_run import Tree
-    from pblas.factor.with_factor_plan import (
-        FactorStep,
-        PanelReflectorsPlan,
-        ReflectorsPlan,
-        SubstitutionPlan,
-        TreeReflectorsPlan,
-        WithFactorPlan,
-    )
     from pblas.layouts.descriptor import MatrixDescriptor
 
 TAG_ROWS = 1043

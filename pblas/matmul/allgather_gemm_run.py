@@ -20,7 +20,7 @@ import numpy as np
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs, side_by_side, widened
+from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs, side_by_side, widened
 from pblas.plans.partition import backwards, pieces, receiver
 from pblas.redistribution.transfer import SourceMatrix
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
-    from pblas.matmul.local_gemm_run import Operands, Orders
     from pblas.matmul.one_dimensional_plan import AllGatherGemm, GatherStep
 
 

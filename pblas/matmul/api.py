@@ -16,7 +16,7 @@ from pblas.matmul.autotune import tuned
 from pblas.matmul.product import Execution, Extras, PlannedMatmul, Product
 from pblas.matmul.pushed import PushedMatmul
 from pblas.matrices.matrix import DistMatrix
-from pblas.simulation.hardware import Topology, find_hardware
+from pblas.simulation.hardware import Hardware, Topology, find_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
     from pblas.matmul.product_plan import ProductPlan
     from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Hardware
 
 Out = MatrixDescriptor | DistMatrix | None
 

@@ -17,12 +17,11 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.choose import choose, choose_layouts, choose_output
 from pblas.matmul.local_gemm_run import Orders
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_factor, checked_flag, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.matmul.product_plan import ProductPlan
     from pblas.runtime.kept_plans import Measured
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Hardware, Topology
 
 

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8, FLOAT32, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, accumulator_dtype
 from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import Finish, is_array
 from pblas.core.checks import shares_memory
 from pblas.epilogues import RESULT, Epilogue
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_scalar
+from pblas.runtime.runtime import Runtime, checked_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matmul.product_plan import ProductPlan
-    from pblas.runtime.runtime import Runtime
 
 
 SCALE_D = "scale_d"  # name of the operand by which an epilogue multiplies D last

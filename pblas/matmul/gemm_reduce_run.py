@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.backends.cpu.pointwise import evaluate_into
-from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
+from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs
 from pblas.plans.partition import receiver
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
-    from pblas.matmul.local_gemm_run import Operands, Orders
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter, ReduceStep
 
     Columns = Callable[[int, int, int, int], Array]

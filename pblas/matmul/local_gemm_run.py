@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.backends.cpu.blas import gemm
-from pblas.backends.dtypes import address_of, strided
+from pblas.backends.dtypes import Array, ProductDtypes, address_of, strided
 
 if TYPE_CHECKING:
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.push_engine import Finish
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter
     from pblas.matmul.product_plan import Product, ProductPlan

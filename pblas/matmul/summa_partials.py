@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pblas.layouts.messages import receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.matmul.summa_plan import placed
+from pblas.matmul.summa_plan import Summa, placed
 from pblas.redistribution.packing import ADD, COPY, Scaling
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_memory
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.matmul.local_gemm_run import Operands
-    from pblas.matmul.summa_plan import Summa
     from pblas.matmul.triangle import Triangle
 
 TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.device import Programs
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.matmul.local_gemm_run import widened
+from pblas.matmul.local_gemm_run import Operands, Orders, widened
 from pblas.matmul.summa_partials import Partials
-from pblas.matmul.summa_plan import column_of, placed, row_of
+from pblas.matmul.summa_plan import Panel, Summa, SummaA, SummaC, column_of, placed, row_of
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_memory
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
-    from pblas.matmul.local_gemm_run import Operands, Orders
-    from pblas.matmul.summa_plan import Panel, Summa, SummaA, SummaC
 
 TAG_A, TAG_B = 1021, 1022
 SLOTS = 3

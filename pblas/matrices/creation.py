@@ -9,14 +9,14 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.dtypes import DTYPES, STORED
+from pblas.backends.dtypes import DTYPES, STORED, Array
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import check_root, checked_dtype, shared_descriptor
+from pblas.runtime.runtime import Runtime, check_root, checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
     import os
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Array
-    from pblas.runtime.runtime import Runtime
 
 Layout = MatrixDescriptor | tuple[int, int]  # a descriptor, or a shape (m, n) for `MatrixDescriptor.default`
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8
+from pblas.backends.dtypes import FLOAT8, Scalar
 from pblas.core import checks
 from pblas.core.call import call, planned, planned_without_context, step
 from pblas.core.operation import Bound, Operation
@@ -19,17 +19,13 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_plan import RedistributionPlan
 from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
-from pblas.runtime.runtime import checked_factor
+from pblas.runtime.runtime import Runtime, checked_factor
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.core.options import Trans, Uplo
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 
@@ -202,8 +198,7 @@ class PlannedRedistribution(Planned[DistMatrix]):
         dtype = operation.dtype
         checks.check_like_planned("A", a, runtime, dtype, operation.a, conj=operation.conjugated, exact=True)
         if out is not None:
-            checks.check_like_planned("out", out, runtime, dtype, operation.b, exact=True)
-            checks.check_not_conjugated("execute", "out", out)
+            checks.check_like_planned("out", out, runtime, dtype, operation.b, conj=False, exact=True)
         bound = planned._replace(reads={"A": a}, out=out)
         checks.check_matrices("execute", runtime, bound)
         return bound

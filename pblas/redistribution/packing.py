@@ -14,20 +14,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
-from pblas.backends.dtypes import accumulator_dtype, strided
-from pblas.layouts.strided import PACKED, SOURCE, TARGET, strided_runs
+from pblas.backends.dtypes import Array, accumulator_dtype, strided
+from pblas.layouts.overlap import Run
+from pblas.layouts.strided import PACKED, SOURCE, TARGET, StridedRun, strided_runs
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
     from pblas.layouts.messages import Move
-    from pblas.layouts.overlap import Run
-    from pblas.layouts.strided import StridedRun
     from pblas.layouts.trapezoid import Trapezoid
 
-    KnownRuns = dict[tuple[Run, ...], list[StridedRun]]
-    _Views = tuple[Sequence[StridedRun], Sequence[StridedRun]]
-
-Put = Callable[["Array", "Array"], None]
+KnownRuns = dict[tuple[Run, ...], list[StridedRun]]
+_Views = tuple[Sequence[StridedRun], Sequence[StridedRun]]
+Put = Callable[[Array, Array], None]
 """A function put(x, out) that updates the elements of `out` by those of `x`, which has the same shape.
 
 A `Scaling` is one: out := alpha conj?(x) + beta out. On GPUs every such function is a `Scaling`, because a kernel takes

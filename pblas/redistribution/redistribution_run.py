@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pblas.redistribution.packing import COPY
+from pblas.redistribution.packing import COPY, Put
 from pblas.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
-    from pblas.redistribution.packing import Put
 
 
 class RedistributionOperands(NamedTuple):

@@ -19,7 +19,7 @@ from pblas.layouts.messages import Move, receives, sends
 from pblas.layouts.relays import Sharers, are_shared, receiver
 from pblas.layouts.strided import SOURCE
 from pblas.redistribution.assembly import Assembly
-from pblas.redistribution.packing import COPY, Message
+from pblas.redistribution.packing import COPY, KnownRuns, Message, Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pblas.backends.transport import Transfer
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
-    from pblas.redistribution.packing import KnownRuns, Put
 
 _ARRIVED, _READ = 100, 200
 """Added to the tag of a movement: for signals that a message has arrived, and that a rank has read all messages."""

@@ -16,13 +16,12 @@ from pblas.matrices.scatter_gather import index_of
 from pblas.scalapack import descriptors
 from pblas.scalapack.arguments import Call, Findings
 from pblas.scalapack.descriptors import BLOCK_CYCLIC_2D_INB, Entries, Part
-from pblas.scalapack.grids import find
+from pblas.scalapack.grids import ProcessGrid, find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.dtypes import Array
-    from pblas.scalapack.grids import ProcessGrid
 
 INTEGERS = ("int32", "int64")  # dtypes of IPIV
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from pblas import errors
 from pblas.backends.dtypes import ProductDtypes
 from pblas.core import checks
 from pblas.core.call import call, planned, planned_without_context
-from pblas.core.operation import Bound, Operation
+from pblas.core.operation import Bound, Executor, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.local_gemm_run import Operands, Orders, RunScaling
 from pblas.matmul.product import executor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_factor, checked_flag, shared_descriptor
-from pblas.simulation.hardware import find_hardware
+from pblas.runtime.runtime import Runtime, checked_factor, checked_flag, shared_descriptor
+from pblas.simulation.hardware import Hardware, Topology, find_hardware
 from pblas.symmetric.choose import choose_rank_update, choose_symmetric, choose_triangular
 from pblas.symmetric.completion_run import Completion, RunCompleted
 from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct
@@ -26,15 +26,11 @@ from pblas.symmetric.structured_run import RunRankUpdate, RunTriangleScaling, Ru
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
 
     import numpy as np
     from numpy.typing import DTypeLike
 
     from pblas.backends.host_ranks import HostRanks
-    from pblas.core.operation import Executor
-    from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Hardware, Topology
 
 Routine = Literal["syrk", "herk", "syr2k", "her2k", "symm", "hemm", "trmm"]
 

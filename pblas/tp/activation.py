@@ -12,7 +12,7 @@ from pblas.epilogues import NAMED, RESULT, Epilogue, used_names
 from pblas.matmul.epilogue_arguments import ProductEpilogue
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import name_of
-from pblas.tp.products import rows
+from pblas.tp.products import Caller, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.tp.partitioning import Placed, Shape
-    from pblas.tp.products import Caller
 
     Step = tuple[Epilogue, Mapping[str, Any], Array, Array]
 

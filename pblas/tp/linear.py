@@ -21,7 +21,7 @@ from pblas.backends.dtypes import ArrayT
 from pblas.matmul.epilogue_arguments import scaled
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
-from pblas.tp.partitioning import GATHER, REDUCE, SCATTER
+from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, Layer
 from pblas.tp.products import Caller, Options, Product, rows
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from pblas.context import Context
     from pblas.epilogues import Epilogue
-    from pblas.tp.partitioning import Layer
 
 
 class Gradients(NamedTuple, Generic[ArrayT]):

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.recorder import Arrival, Event
+from pblas.backends.recorder import Arrival, Event, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.recorder import Recorder
     from pblas.runtime.runtime import Runtime
 
 TAG = 1040

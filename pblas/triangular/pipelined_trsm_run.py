@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas.redistribution.packing import Scaling
 from pblas.redistribution.transfer import own_memory
-from pblas.triangular.trsm_run import RightHandSides
+from pblas.triangular.trsm_run import RightHandSides, TrsmOperands
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.triangular.pipelined_trsm_plan import DiagonalBlock, PipelinedTrsm
-    from pblas.triangular.trsm_run import TrsmOperands
 
 TAG_SUM, TAG_BLOCK = 1035, 1036
 

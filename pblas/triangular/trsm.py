@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy as np
 
@@ -21,24 +21,20 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import index_of
-from pblas.runtime.runtime import checked_factor, checked_flag
+from pblas.runtime.runtime import Runtime, checked_factor, checked_flag
 from pblas.triangular.choose import choose_trsm
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
 from pblas.triangular.pipelined_trsm_run import RunPipelinedTrsm
-from pblas.triangular.trsm_plan import PANEL, PANEL_ON_GPUS, TriangularOperands
+from pblas.triangular.trsm_plan import PANEL, PANEL_ON_GPUS, TriangularOperands, TrsmPlan
 from pblas.triangular.trsm_run import RunTrsm, TrsmOperands
 from pblas.vectors.checks import VectorOperand, checked_vector
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Array, Scalar, Table, Vector
     from pblas.backends.host_ranks import HostRanks
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
-    from pblas.triangular.trsm_plan import TrsmPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,8 +184,7 @@ class PlannedTrsm(Planned[DistMatrix]):
         for (name, x, desc), conj in zip(operands, operation.conjugated, strict=True):
             checks.check_like_planned(name, x, runtime, operation.dtype, desc, conj=conj, exact=True)
         if out is not None:
-            checks.check_like_planned("out", out, runtime, operation.dtype, operation.x)
-            checks.check_not_conjugated("execute", "out", out)
+            checks.check_like_planned("out", out, runtime, operation.dtype, operation.x, conj=False)
         bound = self.bound._replace(reads={"A": a, "B": b}, out=out)
         checks.check_matrices("execute", runtime, bound)
         return operation.parts("execute", runtime, bound)

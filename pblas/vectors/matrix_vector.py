@@ -20,7 +20,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import index_of
 from pblas.redistribution.packing import Scaling
-from pblas.runtime.runtime import checked_scalar, name_of
+from pblas.runtime.runtime import Runtime, checked_scalar, name_of
 from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
 from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
 from pblas.vectors.matrix_vector_run import LocalProduct, absolute_values, multiply
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 _SYMMETRIC = Term(), Term(transposed=True, strict=True)

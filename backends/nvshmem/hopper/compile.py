@@ -16,7 +16,7 @@ from pblas.backends.engine_limits import LINE, is_side_by_side
 from pblas.backends.nvshmem.hopper import machine_code, source
 from pblas.backends.nvshmem.hopper.tile_scheduler import CLUSTER, SHARED_NBYTES, STRIPE, THREADS
 from pblas.backends.nvshmem.kernels import terms_of
-from pblas.epilogues import Apply, nodes
+from pblas.epilogues import Apply, Node, nodes
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Dtype
     from pblas.backends.push_engine import Finish
-    from pblas.epilogues import Node
 
 
 _ALIGNMENT = 16  # of addresses and leading dimensions that TMA reads, bytes

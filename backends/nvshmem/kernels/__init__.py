@@ -15,7 +15,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.cuda import pointwise
-from pblas.backends.cuda.kernels import expanded
+from pblas.backends.cuda.kernels import Ready, Stream, expanded
 from pblas.backends.nvshmem.kernels.arguments import (
     MAX_RANKS,
     NO_STEP,
@@ -29,16 +29,13 @@ from pblas.backends.nvshmem.kernels.arguments import (
     sending_ctas,
 )
 from pblas.backends.nvshmem.kernels.sources import FOLDER, Loaded, kernel_name
-from pblas.backends.push_engine import is_array
-from pblas.epilogues import RESULT, Name, operand_names
+from pblas.backends.push_engine import Finish, is_array
+from pblas.epilogues import RESULT, Name, Node, operand_names
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
-    from pblas.backends.cuda.kernels import Ready, Stream
     from pblas.backends.dtypes import Array, Dtype
-    from pblas.backends.push_engine import Finish
-    from pblas.epilogues import Node
 
 
 _PACK_NBYTES = 16  # the widest load
