@@ -487,11 +487,7 @@ def _difference(known: _Known) -> str:
 
 
 def rendezvous(
-    peers: Transport,
-    call: str,
-    timeout: float,
-    error: errors.PblasError | None = None,
-    maxima: tuple[int, ...] = (),
+    peers: Transport, call: str, timeout: float, error: errors.PblasError | None = None, maxima: tuple[int, ...] = ()
 ) -> Agreed:
     """**Collective.** Return when every rank makes the same call, or raise the same exception on all.
 

@@ -148,14 +148,7 @@ class HostArrays(Device):
         blas.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
 
     def trsm(
-        self,
-        t: Array,
-        z: Array,
-        *,
-        uplo: Uplo,
-        unit: bool = False,
-        conj: bool = False,
-        inverts: bool = True,
+        self, t: Array, z: Array, *, uplo: Uplo, unit: bool = False, conj: bool = False, inverts: bool = True
     ) -> None:
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 

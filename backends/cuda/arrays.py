@@ -376,14 +376,7 @@ class DeviceArrays(Device):
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune)
 
     def trsm(
-        self,
-        t: Array,
-        z: Array,
-        *,
-        uplo: Uplo,
-        unit: bool = False,
-        conj: bool = False,
-        inverts: bool = True,
+        self, t: Array, z: Array, *, uplo: Uplo, unit: bool = False, conj: bool = False, inverts: bool = True
     ) -> None:
         """A wide Z is multiplied with inverses of small blocks of T: the error grows with a block's condition."""
         if inverts and z.shape[1] >= _WIDE:

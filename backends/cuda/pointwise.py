@@ -106,13 +106,7 @@ def number_term(value: complex) -> tuple[int, int, int]:
     return re, im, 0
 
 
-def source(
-    tree: Node,
-    dtypes: Sequence[Dtype | None],
-    x: Dtype,
-    out: Dtype,
-    compute: Dtype | None = None,
-) -> str:
+def source(tree: Node, dtypes: Sequence[Dtype | None], x: Dtype, out: Dtype, compute: Dtype | None = None) -> str:
     """CUDA C++ of the kernel that evaluates an expression."""
     accumulator = f"typename Accumulator<{type_name(x)}>::type" if compute is None else type_name(compute)
     types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\ntypedef {accumulator} A;\n"
@@ -160,13 +154,7 @@ class Pointwise:
         self.evaluate(stream, renamed(tree, names), operands[first], others, out, compute)
 
     def evaluate(
-        self,
-        stream: Stream,
-        tree: Node,
-        x: Any,
-        operands: Mapping[str, Any],
-        out: Any,
-        compute: Dtype | None = None,
+        self, stream: Stream, tree: Node, x: Any, operands: Mapping[str, Any], out: Any, compute: Dtype | None = None
     ) -> None:
         """Launch Out := the value of an expression, computed in 32 bits at least and rounded once."""
         names = operand_names(tree)

@@ -131,13 +131,7 @@ class StridedCopy:
         self._launch(name, stream, shape, x, z, side, alpha, beta, conj=conj)
 
     def convert(
-        self,
-        stream: int,
-        dtypes: tuple[Dtype, Dtype],
-        x: tuple[int, int],
-        z: tuple[int, int],
-        length: int,
-        lines: int,
+        self, stream: int, dtypes: tuple[Dtype, Dtype], x: tuple[int, int], z: tuple[int, int], length: int, lines: int
     ) -> None:
         """Z := X, converted between float32 and a 16-bit dtype, and rounded once.
 

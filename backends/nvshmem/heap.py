@@ -105,13 +105,7 @@ class Heap(Blocks[Region, Block]):
         return self._windows[window].peers[rank] + offset
 
     def view(
-        self,
-        peer: int,
-        window: int,
-        offset: int,
-        shape: tuple[int, int],
-        strides: tuple[int, int],
-        dtype: Dtype,
+        self, peer: int, window: int, offset: int, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype
     ) -> Any:
         """A CuPy array in the memory of a rank, at an offset that it published; it keeps no block alive (local)."""
         import cupy

@@ -144,11 +144,7 @@ def running() -> Nvshmem | None:
 
 
 def start(
-    peers: Transport,
-    nbytes: int | None = None,
-    device: int | None = None,
-    *,
-    timeout: float = TIMEOUT,
+    peers: Transport, nbytes: int | None = None, device: int | None = None, *, timeout: float = TIMEOUT
 ) -> Nvshmem:
     """**Collective.** NVSHMEM, started over some ranks unless it runs already."""
     global _process  # noqa: PLW0603 - see the module's docstring

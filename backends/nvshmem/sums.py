@@ -210,13 +210,7 @@ class Sums:
         self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
     def pulled(
-        self,
-        lane: str,
-        wire: Dtype,
-        first: list[int],
-        places: dict[str, Any],
-        contributing: list[int],
-        output: Output,
+        self, lane: str, wire: Dtype, first: list[int], places: dict[str, Any], contributing: list[int], output: Output
     ) -> None:
         """All-reduce with one kernel, which reads the peers' partial products and stores sums there, at `places`."""
         kernel = functools.partial(self._kernels.two_shot_pull, **places)

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from pblas import errors
-from pblas.arrays.elementwise_arguments import (
-    Analysis,
-    Kind,
-    analysed,
-    checked_operands,
-    is_number,
-    local_values,
-)
+from pblas.arrays.elementwise_arguments import Analysis, Kind, analysed, checked_operands, is_number, local_values
 from pblas.arrays.elementwise_plan import ElementwisePlan
 from pblas.arrays.elementwise_run import ElementwiseOperands, RunElementwise
 from pblas.core.call import call, planned, planned_without_context

@@ -12,18 +12,7 @@ from pblas.simulation.hardware import ITEMSIZE, Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
 Operation = Literal[
-    "sum",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "abs_sum",
-    "abs_max",
-    "squares",
-    "dot",
-    "product",
-    "diagonal",
-    "trace",
+    "sum", "max", "min", "argmax", "argmin", "abs_sum", "abs_max", "squares", "dot", "product", "diagonal", "trace"
 ]
 """
 "abs_sum", "abs_max": of the absolute values; "squares": sums of squares, scaled; "dot": of two matrices of one layout;

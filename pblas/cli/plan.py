@@ -134,11 +134,7 @@ def run_plan(arguments: Namespace, console: Console) -> int:
     if not leaves_layouts_open(arguments):
         operands = descriptors(arguments, ranks)
     planned = plan_matmul(
-        *operands,
-        **options(arguments, ranks),
-        dtype=arguments.dtype,
-        nprocs=ranks,
-        hardware=arguments.simulate,
+        *operands, **options(arguments, ranks), dtype=arguments.dtype, nprocs=ranks, hardware=arguments.simulate
     )
     console.print(planned.explain(), soft_wrap=True)
     if arguments.simulate:

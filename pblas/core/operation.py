@@ -152,14 +152,7 @@ class Operation(ABC, Generic[ResultT]):
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         """Write the elements of a new result that the executor leaves out (local)."""
 
-    def finish(
-        self,
-        verb: str,
-        runtime: Runtime,
-        executor: Any,
-        bound: Bound[ResultT],
-        result: DistMatrix,
-    ) -> ResultT:
+    def finish(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix) -> ResultT:
         """The value of the call, after the closing agreement; raises the errors that all ranks know (global).
 
         Without a result matrix, `result` is what the executor has returned.

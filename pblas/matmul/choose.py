@@ -254,14 +254,7 @@ def choose_output(
 
 
 def choose_layouts(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    *,
-    nprocs: int,
-    memory_nbytes: int | None = None,
-    dtype_d: str = "",
+    m: int, n: int, k: int, dtype: str, *, nprocs: int, memory_nbytes: int | None = None, dtype_d: str = ""
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
     """Layouts of op(A), op(B) and D for which a plan receives as few bytes as any arrangement of the ranks can.
 

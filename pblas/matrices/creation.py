@@ -227,8 +227,7 @@ class Creation:
         runtime = self.runtime
         with runtime.local_step("random"), runtime.backend.writing(matrix.local) as part:
             _fill(
-                *(part, matrix.desc, runtime.rank),
-                lambda i, j: random_entries(i, j, seed, matrix.dtype, distribution),
+                *(part, matrix.desc, runtime.rank), lambda i, j: random_entries(i, j, seed, matrix.dtype, distribution)
             )
         runtime.agree("random: make the entries", {})
         return matrix

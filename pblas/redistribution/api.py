@@ -125,12 +125,7 @@ class Redistribution(Operation[DistMatrix]):
         )
 
     def arrays(
-        self,
-        verb: str,
-        runtime: Runtime,
-        executor: Any,
-        bound: Bound[DistMatrix],
-        result: DistMatrix,
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> RedistributionOperands:
         a = bound.reads["A"].stored(verb)
         conj = self.dtype.kind == "c" and (self.trans == "C") != self.conjugated

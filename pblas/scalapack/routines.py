@@ -314,10 +314,7 @@ LAPRNT = _routine(
 )
 
 _TRIANGLE = {"UPLO": '"U": the upper triangle of sub(A), "L": the lower one; the other is not touched (global)'}
-_TRIANGULAR = {
-    **_TRIANGLE,
-    "DIAG": '"U": the diagonal is 1 and not read, "N": it is read (global)',
-}
+_TRIANGULAR = {**_TRIANGLE, "DIAG": '"U": the diagonal is 1 and not read, "N": it is read (global)'}
 
 SWAP = _routine("swap", "N X INCX Y INCY", outputs="X Y", X="N 1", Y="N 1")
 COPY = _routine("copy", "N X INCX Y INCY", X="N 1", Y="N 1")

@@ -210,11 +210,7 @@ class Hopper:
         return kernel
 
     def table(
-        self,
-        sizes: tuple[tuple[int, int], ...],
-        ready: tuple[float, ...],
-        shape: Shape,
-        interleaved: tuple[int, ...],
+        self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...], shape: Shape, interleaved: tuple[int, ...]
     ) -> tuple[Any, list[int]]:
         """The tiles of `cover` on the device, and their number in each part; arguments as in `cover`."""
         key = (sizes, ready, shape, interleaved)

@@ -363,15 +363,7 @@ def compiling() -> Iterator[None]:
 
 
 def compiled_epilogue(
-    registry: Kernels,
-    stream: Stream,
-    finish: Finish,
-    out: Array,
-    order: str,
-    *,
-    wire: Dtype,
-    scaled: bool,
-    family: str,
+    registry: Kernels, stream: Stream, finish: Finish, out: Array, order: str, *, wire: Dtype, scaled: bool, family: str
 ) -> EpilogueTerms:
     """The epilogue of a reduction kernel, which is compiled if it is new (local)."""
     fast = 0 if order == "F" else 1

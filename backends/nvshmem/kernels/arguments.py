@@ -105,9 +105,7 @@ STRUCTS = {
     "elementwise": Struct("ElementwiseArguments", "target source rows columns target_ld source_ld beta.re beta.im", {}),
     "copy": Struct("CopyArguments", "target source nbytes lines target_pitch source_pitch", {}),
     "push": Struct(
-        "PushArguments",
-        "blocks members signals counter",
-        {"block": 7 * MAX_RANKS, "signal": 2 * MAX_RANKS},
+        "PushArguments", "blocks members signals counter", {"block": 7 * MAX_RANKS, "signal": 2 * MAX_RANKS}
     ),
     "all_reduce": Struct(
         "AllReduceArguments",
@@ -118,9 +116,7 @@ STRUCTS = {
         | dict.fromkeys(("partials", "flags", "results", "first", "stop"), MAX_RANKS),
     ),
     "barrier": Struct(
-        "BarrierArguments",
-        "epoch rank nranks watch.abort watch.record watch.timeout watch.step",
-        {"flags": MAX_RANKS},
+        "BarrierArguments", "epoch rank nranks watch.abort watch.record watch.timeout watch.step", {"flags": MAX_RANKS}
     ),
     "wait": Struct(
         "WaitArguments",
