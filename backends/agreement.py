@@ -128,10 +128,8 @@ class Agreed(NamedTuple):
 class Agreement:
     """Agreements of the ranks, small values that they send each other, and waits with a deadline.
 
-    Args:
-        peers: the ranks; no other code sends messages with these tags between them (global).
-        timeout: seconds that a rank waits for another (global).
-        crowded: whether this rank shares its core with other ranks, so that it must not poll for long (local).
+    No other code sends messages with these tags between the peers. A `crowded` rank shares its core with other
+    ranks, so that it must not poll for long.
     """
 
     def __init__(self, peers: Transport, timeout: float, *, crowded: bool = False) -> None:

@@ -33,11 +33,8 @@ Location = tuple[Any, list[Any]]
 class HostRanks(ABC):
     """The ranks of a context: agreement, arrays, memory and messages.
 
-    Args:
-        peers: the ranks, all of which have arrived; the backend uses a duplicate (global).
-        timeout: seconds that a rank waits for another (global).
-        threads: BLAS threads of this rank; None for its share of the cores (local).
-        near: returns the ranks that count as this rank's node; None: all ranks of the node (global to the node).
+    The peers have all arrived; the backend uses a duplicate. `near` returns the ranks that count as this rank's
+    node; None: all ranks of the node.
     """
 
     name: str

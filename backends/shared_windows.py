@@ -49,13 +49,7 @@ class _SharedWindow(Window):
 
 
 class Arena(Blocks[_SharedWindow, Block]):
-    """Windows of one context and the blocks in them.
-
-    Args:
-        agreement: agreement of the context's ranks (global).
-        memory: memory of the ranks of this node, freed with the windows (local to the node).
-        near: numbers of these ranks in the context, in order (local to the node).
-    """
+    """Windows of one context and the blocks in them; `near` are the ranks of this node, which share the memory."""
 
     def __init__(self, agreement: Agreement, memory: NodeMemory, near: Sequence[int]) -> None:
         super().__init__(Block, BITS)

@@ -37,9 +37,6 @@ class Channel:
 
     A strided piece is sent as a derived datatype, which on shared memory costs a third of packing it first. The channel
     keeps the datatypes of recent shapes.
-
-    Args:
-        comm: communicator of the context (global).
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

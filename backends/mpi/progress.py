@@ -19,11 +19,7 @@ _TAG = 3000  # no message has this tag: the thread asks for one only to let MPI 
 
 
 class Progress:
-    """Polls MPI inside a `with` block; outside of it the thread waits without using the processor.
-
-    Args:
-        comm: any communicator (global).
-    """
+    """Polls MPI inside a `with` block; outside of it the thread waits without using the processor."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm

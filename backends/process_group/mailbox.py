@@ -52,8 +52,7 @@ class Mailbox:
     A space separates the messages of one user of the group from those of all others, as a duplicate of a communicator
     does in MPI. Ranks take new spaces in the same order, and so get the same numbers.
 
-    Args:
-        group: a torch.distributed group whose CPU backend is Gloo (global).
+    The CPU backend of the group is Gloo.
     """
 
     def __init__(self, group: Any) -> None:

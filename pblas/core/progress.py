@@ -26,12 +26,6 @@ class Progress:
 
     An exception of the caller's function is kept, and raised on all ranks when the block ends: the stages send messages
     meanwhile. Without progress the block costs nothing.
-
-    Args:
-        verb: name of the call (global).
-        runtime: of the context (global).
-        target: the argument progress= of the call; only rank 0 uses it (global).
-        clock: seconds; for tests (local).
     """
 
     def __init__(self, verb: str, runtime: Runtime, target: Any, clock: Callable[[], float] = time.monotonic) -> None:

@@ -277,33 +277,26 @@ class SourceMatrix:
 
 
 class Movement:
-    """Transfer of a part of a matrix to another placement.
-
-    Args:
-        source_matrix: the matrix that is read (global).
-        target: placement of the part after the transfer (global).
-        part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
-        placement: another placement of the same local arrays, to which `part` refers: one process column as a matrix,
-            or one copy without the others; None: the placement of the source matrix (global).
-        trapezoid: elements of the part to move; None for all (global).
-        buffers: memory for messages; None for separate memory (local).
-        tag: of the messages. Concurrent movements between the same ranks may share a tag if all ranks begin them in
-            the same order (global).
-        slot: of the source matrix's relay memory, in which a host receives the elements that several of its ranks need;
-            None: each rank receives for itself. With a slot all ranks make the movement, begin it and receive in the
-            same order, after `SourceMatrix.prepare`; movements with one slot are never under way together (global).
-    """
+    """Transfer of a part of a matrix to another placement."""
 
     def __init__(
         self,
-        source_matrix: SourceMatrix,
-        target: Placement,
+        source_matrix: SourceMatrix,  # the matrix that is read (global)
+        target: Placement,  # placement of the part after the transfer (global)
+        # (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global)
         part: tuple[int, int, int, int] | None = None,
         *,
+        # another placement of the same local arrays, to which `part` refers: one process column as a matrix, or one
+        # copy without the others; None: the placement of the source matrix (global)
         placement: Placement | None = None,
-        trapezoid: Trapezoid | None = None,
-        buffers: Buffers | None = None,
+        trapezoid: Trapezoid | None = None,  # elements of the part to move; None for all (global)
+        buffers: Buffers | None = None,  # memory for messages; None for separate memory (local)
+        # of the messages. Concurrent movements between the same ranks may share a tag if all ranks begin them in the
+        # same order (global)
         tag: int = TAG,
+        # of the source matrix's relay memory, in which a host receives the elements that several of its ranks need;
+        # None: each rank receives for itself. With a slot all ranks make the movement, begin it and receive in the same
+        # order, after `SourceMatrix.prepare`; movements with one slot are never under way together (global)
         slot: int | None = None,
     ) -> None:
         backend, rank = source_matrix.backend, source_matrix.backend.rank
