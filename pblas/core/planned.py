@@ -234,8 +234,8 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
     ) -> ResultT:
         """**Collective.** Run an execution that all ranks have begun.
 
-        `scratch`: any rank must stage an array; `closes`: an agreement follows if peers read this rank's memory; otherwise
-        that of a later step serves, before this rank writes there.
+        `scratch`: any rank must stage an array. `closes`: an agreement follows if peers read this rank's memory;
+        otherwise that of a later step serves, before this rank writes there.
         """
         backend, executor = runtime.backend, self._executor
         if executor.prepare(scratch=scratch):

@@ -15,6 +15,7 @@ from pblas.core import checks
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.choose import choose, choose_layouts, choose_output
+from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.local_gemm_run import Orders
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_dtype, checked_factor, checked_flag, shared_descriptor
@@ -229,17 +230,19 @@ class ProductForm(NamedTuple):
                 self.op_a,
                 self.op_b,
                 d,
-                nprocs=nprocs,
-                topology=topology,
-                overlap=options.overlap,
-                chunks=options.chunks,
+                PlanningContext(
+                    topology,
+                    nprocs,
+                    overlap=options.overlap,
+                    chunks=options.chunks,
+                    hardware=hardware,
+                    memory_nbytes=options.memory_nbytes,
+                    known=known,
+                    queue=options.queue,
+                    wire=_other(dtypes.wire, dtypes.d),
+                    others=self._others,
+                ),
                 strict=options.strict,
-                hardware=hardware,
-                memory_nbytes=options.memory_nbytes,
-                known=known,
-                queue=options.queue,
-                wire=_other(dtypes.wire, dtypes.d),
-                others=self._others,
             )
         except errors.PlanError as error:
             raise errors.PlanError(f"{verb}: {error}") from None
