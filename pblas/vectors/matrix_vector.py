@@ -140,12 +140,8 @@ def symv(
 
     Args:
         a: n x n matrix in any layout (global).
-        x: as in `gemv` (global).
-        y: as in `gemv` (global).
         uplo: the triangle of A that is read, "L" or "U"; both have the diagonal (global).
-        alpha: as in `gemv` (global).
-        beta: as in `gemv` (global).
-        out: as in `gemv` (global).
+        x, y, alpha, beta, out: as in `gemv` (global).
 
     Returns:
         As `gemv`.
