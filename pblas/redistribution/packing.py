@@ -10,11 +10,11 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pblas.backends.dtypes import Array, accumulator_dtype, strided
+from pblas.backends.dtypes import Array, Order, accumulator_dtype, strided
 from pblas.layouts.overlap import Run
 from pblas.layouts.strided import PACKED, SOURCE, TARGET, StridedRun, strided_runs
 
@@ -189,7 +189,7 @@ class BlockCopy:
         """Its elements in x, if they form a block or a part of one."""
         return _view(x, self._rows[0], self._columns[0], place)
 
-    def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
+    def packed(self, flat: Array, order: Order) -> Array:
         """A part of a message in the shape that `copy` takes: a matrix, or 1-D for a trapezoid."""
         return flat if self._mask is not None else flat.reshape(self._shape, order=order)
 
@@ -286,7 +286,7 @@ class Message:
         self,
         peer: int,
         parts: Iterable[tuple[Move, Trapezoid | None]],
-        order: Literal["F", "C"],
+        order: Order,
         known: KnownRuns,
         block_type: Callable[..., BlockCopy] | None = None,
     ) -> None:

@@ -13,7 +13,7 @@ panel before it multiplies with the current one.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pblas.layouts.messages import Move, receives, sends
 from pblas.layouts.relays import Sharers, are_shared, receiver
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.traced import Kind
     from pblas.backends.transport import Transfer
@@ -201,9 +201,7 @@ class Buffers:
 class SourceMatrix:
     """**Collective.** The local arrays of one matrix, which near ranks read in place."""
 
-    def __init__(
-        self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
-    ) -> None:
+    def __init__(self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Order = "F") -> None:
         self.backend: HostRanks = backend
         self.placement: Placement = placement
         self.dtype: np.dtype[Any] = dtype

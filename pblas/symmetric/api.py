@@ -232,9 +232,7 @@ def _symmetric_product(
 
 
 symm = variant(
-    _symmetric_product,
-    "symm",
-    "**Collective.** D = alpha A B + beta C, or alpha B A + beta C, with a symmetric A.",
+    _symmetric_product, "symm", "**Collective.** D = alpha A B + beta C, or alpha B A + beta C, with a symmetric A."
 )
 hemm = variant(
     _symmetric_product,
