@@ -41,11 +41,6 @@ def add_product(parser: Parser, *, required: bool) -> None:
     parser.add_argument("--no-overlap", action="store_true", help="move all data before the multiplication")
 
 
-def leaves_layouts_open(arguments: Namespace) -> bool:
-    """Whether the options name no layout at all, so that the planner may choose those of A, B and D."""
-    return not (arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block)
-
-
 def descriptors(arguments: Namespace, ranks: int) -> tuple[MatrixDescriptor, MatrixDescriptor]:
     """The layouts of A and B; an operand without one is row-wise."""
     m, n, k = arguments.m, arguments.n, arguments.k
@@ -131,7 +126,7 @@ def run_plan(arguments: Namespace, console: Console) -> int:
 
     ranks = arguments.ranks
     operands: tuple[Any, ...] = arguments.m, arguments.n, arguments.k
-    if not leaves_layouts_open(arguments):
+    if arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block:  # else the planner chooses
         operands = descriptors(arguments, ranks)
     planned = plan_matmul(
         *operands, **options(arguments, ranks), dtype=arguments.dtype, nprocs=ranks, hardware=arguments.simulate

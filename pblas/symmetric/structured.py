@@ -35,11 +35,6 @@ if TYPE_CHECKING:
 Routine = Literal["syrk", "herk", "syr2k", "her2k", "symm", "hemm", "trmm"]
 
 
-def is_update(routine: Routine) -> bool:
-    """Whether a routine updates a triangle of C."""
-    return routine in ("syrk", "herk", "syr2k", "her2k")
-
-
 def check_update(verb: str, routine: Routine, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
     """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
     if dtype.kind != "c":
@@ -180,7 +175,7 @@ class StructuredProduct(Operation[DistMatrix]):
             checks.check_operand(verb, name, x, placed=runtime is not None)
         checks.check_out(verb, out)
         dtype = checks.common_dtype(verb, {**operands, "out": out}, given.dtype)
-        if is_update(routine):
+        if issubclass(cls, RankUpdating):
             check_update(verb, routine, trans, dtype, given.alpha, given.beta)
         alpha = checked_factor(verb, "alpha", given.alpha, dtype)
         beta = checked_factor(verb, "beta", float(c is not None) if given.beta is None else given.beta, dtype)

@@ -389,15 +389,11 @@ _TRANS = {0: "N", 1: "T", 2: "C"}  # SciPy's numbers of op
 
 @overload
 def solve_triangular(
-    a: DistMatrix, b: DistMatrix, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
-) -> DistMatrix: ...
-@overload
-def solve_triangular(
     a: DistMatrix, b: Vector, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
 ) -> Vector: ...
 @overload
 def solve_triangular(
-    a: DistMatrix, b: Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+    a: DistMatrix, b: DistMatrix | Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
 ) -> DistMatrix: ...
 def solve_triangular(
     a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False

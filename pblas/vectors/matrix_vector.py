@@ -389,7 +389,8 @@ class RunMatrixVector(Exchanging):
         self._multiplies = operation.reads_x and plan.vector_length > 0 and plan.length > 0
         old = None if y is None or not operation.reads_y else y.column
         self._y_is_local = old is not None and column is not None and old.same_distribution(column)
-        kinds = [x] if self._multiplies and x.column is not None else []
+        self._gathers_x = self._multiplies and x.column is not None
+        kinds = [x] if self._gathers_x else []
         self._gathers_y = old is not None and not self._y_is_local
         if self._gathers_y:
             assert y is not None, "it is read"
@@ -455,11 +456,6 @@ class RunMatrixVector(Exchanging):
             return result[:, 0]
         self._store(x, total, old)
         return None
-
-    @property
-    def _gathers_x(self) -> bool:
-        """Whether the vector is distributed, and multiplied (global)."""
-        return self._multiplies and self._operation.x.column is not None
 
     def _sizes(self, vector: Array) -> Array:
         """The vector that is multiplied, or the sizes of its elements (global)."""
