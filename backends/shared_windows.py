@@ -22,6 +22,7 @@ from pblas.backends.local_step import LocalStep
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.transport import NodeMemory
 
 _MIN_WINDOW_NBYTES = 4 << 20
@@ -120,13 +121,7 @@ class Arena(Blocks[_SharedWindow, Block]):
         )
 
     def view(
-        self,
-        peer: int,
-        window: int,
-        offset: int,
-        shape: tuple[int, int],
-        strides: tuple[int, int],
-        dtype: np.dtype[Any],
+        self, peer: int, window: int, offset: int, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype
     ) -> Any:
         """Array in the memory of a near rank, at an offset that it published (local)."""
         return np.ndarray(shape, dtype, self._windows[window].bytes[self._node_ranks[peer]], offset, strides)
