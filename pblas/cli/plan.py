@@ -106,12 +106,7 @@ row-wise unless their layout is given, and the planner chooses the layout of D o
 
 def add_plan(commands: Any, rank: int) -> None:
     parser = add_command(
-        commands,
-        "plan",
-        rank,
-        run_plan,
-        text="Print which data D = op(A) op(B) moves, and how much.",
-        details=_PLAN_DETAILS,
+        commands, "plan", rank, run_plan, "Print which data D = op(A) op(B) moves, and how much.", _PLAN_DETAILS
     )
     add_product(parser, required=True)
     parser.add_argument("--ranks", type=size, required=True, help="number of ranks")
@@ -149,12 +144,7 @@ are pictures. The time of each kind of operation is printed. With an existing tr
 
 def add_trace(commands: Any, rank: int) -> None:
     parser = add_command(
-        commands,
-        "trace",
-        rank,
-        run_trace,
-        text="Record when each rank multiplies, copies, adds and waits.",
-        details=_TRACE_DETAILS,
+        commands, "trace", rank, run_trace, "Record when each rank multiplies, copies, adds and waits.", _TRACE_DETAILS
     )
     parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="an existing trace, instead of a product")
     add_product(parser, required=False)

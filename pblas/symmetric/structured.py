@@ -395,10 +395,7 @@ class TriangularMultiplication(StructuredProduct):
 
 
 class PlannedStructured(Planned[DistMatrix]):
-    """A planned product with a triangle: the plan, its workspace, and one call that runs it.
-
-    Usable as a `with` block; `close` drops the workspace, as does dropping the object.
-    """
+    """A planned product with a triangle: the plan, its workspace, and one call that runs it."""
 
     kind: ClassVar[type[StructuredProduct]]  # class of the operation (global)
     operation: StructuredProduct
