@@ -88,7 +88,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         kb_b = kb + 1 if kind == KINDS[3] else kb  # different blocks of K, so that panels span several owners
         shapes = ((m, k, mb, kb), (k, n, kb_b, nb), (m, n, mb, nb))
         descs = tuple(MatrixDescriptor(*shape_, grid) for shape_ in shapes)  # type: ignore[assignment]
-    return choose(dtype, *descs, PlanningContext(machine.topology, nprocs, hardware=machine))
+    return choose(dtype, *descs, context=PlanningContext(machine.topology, nprocs, hardware=machine))
 
 
 def curves(sizes: dict[str, Callable[[int], Sizes]], machine: Hardware, dtype: str) -> list[dict[str, Any]]:

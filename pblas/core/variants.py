@@ -6,12 +6,11 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-NameT = TypeVar("NameT", bound=str)
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def variant(implementation: Callable[Concatenate[NameT, P], R], name: NameT, text: str) -> Callable[P, R]:
+def variant(implementation: Callable[Concatenate[str, P], R], name: str, text: str) -> Callable[P, R]:
     """The function `name`, which calls an implementation with its name as the first argument.
 
     Its docstring is `text`, and after it all paragraphs of the implementation's but the first.

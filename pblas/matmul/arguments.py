@@ -230,7 +230,7 @@ class ProductForm(NamedTuple):
                 self.op_a,
                 self.op_b,
                 d,
-                PlanningContext(
+                context=PlanningContext(
                     topology,
                     nprocs,
                     overlap=options.overlap,

@@ -6,7 +6,7 @@ The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(
 >>> sizes = ((8, 4, 2), (2, 4, 8), (2, 4, 8))
 >>> for (m, n, k), kinds in zip(sizes, ((row, column, row), (column, row, column), (column, row, whole)), strict=True):
 ...     descs = [make(*shape, 4) for make, shape in zip(kinds, ((m, k), (k, n), (m, n)), strict=True)]
-...     plan = choose("float32", *descs, PlanningContext(Topology(), 4))
+...     plan = choose("float32", *descs, context=PlanningContext(Topology(), 4))
 ...     print(plan.name, plan.max_received_nbytes)
 AllGatherGemm 24
 GemmReduceScatter 24
@@ -65,8 +65,8 @@ def choose(
     a: MatrixDescriptor,
     b: MatrixDescriptor,
     d: MatrixDescriptor,
-    context: PlanningContext,
     *,
+    context: PlanningContext,
     strict: bool = False,
 ) -> ProductPlan:
     """The plan for these layouts whose busiest rank receives the fewest bytes, idle ranks taken into account.
@@ -79,11 +79,11 @@ def choose(
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
-    ...     print(choose("float64", column, row, d, PlanningContext(Topology(), 4)).name)
+    ...     print(choose("float64", column, row, d, context=PlanningContext(Topology(), 4)).name)
     GemmReduceScatter
     GemmReduceScatter
     >>> grid = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
-    >>> choose("float64", grid, grid, grid, PlanningContext(Topology(), 4)).name
+    >>> choose("float64", grid, grid, grid, context=PlanningContext(Topology(), 4)).name
     'SummaC'
     """
     context = replace(context, orders=a.order + b.order + d.order)

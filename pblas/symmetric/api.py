@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pblas.core.variants import variant
 from pblas.symmetric.structured import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _rank_update(
-    routine: Literal["syrk", "herk"],
+    routine: str,
     a: DistMatrix,
     c: DistMatrix | None = None,
     *,
@@ -80,7 +80,7 @@ herk = variant(
 
 
 def _rank_2_update(
-    routine: Literal["syr2k", "her2k"],
+    routine: str,
     a: DistMatrix,
     b: DistMatrix,
     c: DistMatrix | None = None,
@@ -116,7 +116,7 @@ her2k = variant(
 
 
 def _plan_rank_update(
-    verb: Literal["plan_syrk", "plan_herk"],
+    verb: str,
     a: DistMatrix | MatrixDescriptor,
     c: DistMatrix | MatrixDescriptor | None = None,
     *,
@@ -144,7 +144,7 @@ def _plan_rank_update(
     >>> plan_syrk(rows, dtype="float64").plan.name, plan_herk(rows, dtype="complex128").plan.name
     ('RankUpdate', 'RankUpdate')
     """
-    routine: Literal["syrk", "herk"] = "syrk" if verb == "plan_syrk" else "herk"
+    routine = verb.removeprefix("plan_")
     given = StructuredArguments(routine, a, None, c, "L", uplo, trans, "N", alpha, beta, out, overlap, dtype)
     return planned_structured(PlannedRankUpdate, given, nprocs, hardware)
 
@@ -155,7 +155,7 @@ plan_herk = variant(_plan_rank_update, "plan_herk", _PLAN.format("herk"))
 
 
 def _plan_rank_2_update(
-    verb: Literal["plan_syr2k", "plan_her2k"],
+    verb: str,
     a: DistMatrix | MatrixDescriptor,
     b: DistMatrix | MatrixDescriptor,
     c: DistMatrix | MatrixDescriptor | None = None,
@@ -179,7 +179,7 @@ def _plan_rank_2_update(
     >>> plan_syr2k(rows, rows, dtype="float64").plan.name, plan_her2k(rows, rows, dtype="complex128").plan.name
     ('RankUpdate', 'RankUpdate')
     """
-    routine: Literal["syr2k", "her2k"] = "syr2k" if verb == "plan_syr2k" else "her2k"
+    routine = verb.removeprefix("plan_")
     given = StructuredArguments(routine, a, b, c, "L", uplo, trans, "N", alpha, beta, out, overlap, dtype)
     return planned_structured(PlannedRank2Update, given, nprocs, hardware)
 
@@ -189,7 +189,7 @@ plan_her2k = variant(_plan_rank_2_update, "plan_her2k", _PLAN.format("her2k"))
 
 
 def _symmetric_product(
-    routine: Literal["symm", "hemm"],
+    routine: str,
     a: DistMatrix,
     b: DistMatrix,
     c: DistMatrix | None = None,
@@ -245,7 +245,7 @@ hemm = variant(
 
 
 def _plan_symmetric_product(
-    verb: Literal["plan_symm", "plan_hemm"],
+    verb: str,
     a: DistMatrix | MatrixDescriptor,
     b: DistMatrix | MatrixDescriptor,
     c: DistMatrix | MatrixDescriptor | None = None,
@@ -269,7 +269,7 @@ def _plan_symmetric_product(
     >>> plan_symm(rows, rows, dtype="float64").plan.inner.name
     'AllGatherGemm'
     """
-    routine: Literal["symm", "hemm"] = "symm" if verb == "plan_symm" else "hemm"
+    routine = verb.removeprefix("plan_")
     given = StructuredArguments(routine, a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap, dtype)
     return planned_structured(PlannedSymmetricProduct, given, nprocs, hardware)
 

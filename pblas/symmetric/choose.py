@@ -61,7 +61,7 @@ def choose_rank_update(
         )
 
     topology = replace(topology, push=False)
-    product = choose(dtype, *descs, PlanningContext(topology, nprocs, overlap=overlap))
+    product = choose(dtype, *descs, context=PlanningContext(topology, nprocs, overlap=overlap))
     limit = terms * product.max_received_nbytes
     return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap, limit=limit)
 
@@ -109,7 +109,7 @@ def choose_symmetric(
 ) -> SymmetricProduct:
     """The plan of symm or hemm: that of the product with the completed matrix, on the right side if `right`."""
     topology = replace(topology, push=False)
-    inner = choose(dtype, *descs, PlanningContext(topology, nprocs, overlap=overlap))
+    inner = choose(dtype, *descs, context=PlanningContext(topology, nprocs, overlap=overlap))
     place = Placement.of(descs[1] if right else descs[0])
     return SymmetricProduct(inner, structure, place, right)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pblas import errors
 from pblas.backends.dtypes import ProductDtypes
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.host_ranks import HostRanks
 
-Routine = Literal["syrk", "herk", "syr2k", "her2k", "symm", "hemm", "trmm"]
 
-
-def check_update(verb: str, routine: Routine, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
+def check_update(verb: str, routine: str, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
     """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
     if dtype.kind != "c":
         return
@@ -110,7 +108,7 @@ def square(op_a: MatrixDescriptor) -> MatrixDescriptor:
 class StructuredArguments:
     """The arguments of a call, not checked; see `symm`, `syrk` and `trmm`. A routine leaves out those that it lacks."""
 
-    routine: Routine
+    routine: str
     a: Any
     b: Any = None
     c: Any = None
@@ -137,7 +135,7 @@ class StructuredProduct(Operation[DistMatrix]):
     keeps_workspace: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("multiplies",))
 
-    routine: Routine
+    routine: str
     side: Side  # the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global)
     uplo: Uplo
     trans: Trans

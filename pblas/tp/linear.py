@@ -14,7 +14,7 @@ Plans are cached by shape: a call with known sizes does not plan. Products read 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from pblas import errors
 from pblas.backends.dtypes import ArrayT
@@ -119,7 +119,7 @@ def allgather_linear(
 
 
 def _linear_with_sums(
-    layer: Literal["linear_reduce_scatter", "linear_allreduce"],
+    layer: str,
     x: ArrayT,
     weight: Any,
     bias: Any = None,
@@ -224,7 +224,7 @@ def allgather_linear_backward(
 
 
 def _linear_with_sums_backward(
-    verb: Literal["linear_reduce_scatter_backward", "linear_allreduce_backward"],
+    verb: str,
     dy: Any,
     x: ArrayT,
     weight: Any,
