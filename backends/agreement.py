@@ -40,8 +40,7 @@ _FIRST = _NUMBERS.size
 _NO_ERROR = (-1, -1, 0, b"")
 
 _TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_VALUE, _TAG_ROUND = 100, 101, 102, 103, 104
-GRACE = 1.0
-"""Seconds in which a live, waiting rank answers the notice that another rank has given up."""
+GRACE = 1.0  # seconds in which a live, waiting rank answers the notice that another rank has given up
 
 # A waiting rank first polls: a message of a few microseconds must not cost a sleep (60 us at least). It then sleeps,
 # because a rank that polls on a shared core takes time from the rank that it waits for. Ranks do not know whether they
@@ -129,10 +128,8 @@ class Agreed(NamedTuple):
 class Agreement:
     """Agreements of the ranks, small values that they send each other, and waits with a deadline.
 
-    Args:
-        peers: the ranks; no other code sends messages with these tags between them (global).
-        timeout: seconds that a rank waits for another (global).
-        crowded: whether this rank shares its core with other ranks, so that it must not poll for long (local).
+    No other code sends messages with these tags between the peers. A `crowded` rank shares its core with other
+    ranks, so that it must not poll for long.
     """
 
     def __init__(self, peers: Transport, timeout: float, *, crowded: bool = False) -> None:
@@ -488,11 +485,7 @@ def _difference(known: _Known) -> str:
 
 
 def rendezvous(
-    peers: Transport,
-    call: str,
-    timeout: float,
-    error: errors.PblasError | None = None,
-    maxima: tuple[int, ...] = (),
+    peers: Transport, call: str, timeout: float, error: errors.PblasError | None = None, maxima: tuple[int, ...] = ()
 ) -> Agreed:
     """**Collective.** Return when every rank makes the same call, or raise the same exception on all.
 

@@ -96,9 +96,7 @@ B = TypeVar("B", bound=Block)
 class Blocks(ABC, Generic[W, B]):
     """Windows of one context and the blocks in them.
 
-    Args:
-        block: class of the blocks (global).
-        nbits: slots that one agreement can report (global).
+    One agreement can report `nbits` slots.
     """
 
     def __init__(self, block: type[B], nbits: int) -> None:

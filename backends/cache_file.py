@@ -55,12 +55,8 @@ class Cache(Generic[Key, Value]):
 
     The name of the file holds all that the values depend on besides the key: the GPU, versions of libraries.
 
-    Args:
-        names: of the file, see `store_path`.
-        what: name of the values, for warnings.
-        version: of the file's format; a file of another version counts as empty.
-        read: converts an entry's JSON to a key and its value, or raises an exception.
-        plain: converts a key and its value to JSON.
+    `read` converts an entry's JSON to a key and its value, or raises an exception; `plain` converts back. A file of
+    another `version` counts as empty.
     """
 
     def __init__(
@@ -71,8 +67,7 @@ class Cache(Generic[Key, Value]):
         read: Callable[[Any], tuple[Key, Value]],
         plain: Callable[[Key, Value], dict[str, Any]],
     ) -> None:
-        self.path: Path | None = store_path(*names)
-        """The file; None without a home directory (local)."""
+        self.path: Path | None = store_path(*names)  # the file; None without a home directory (local)
         self.entries: dict[Key, Value] = {}
         self._what, self._version, self._read, self._plain = what, version, read, plain
 

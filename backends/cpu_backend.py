@@ -14,15 +14,13 @@ from pblas import errors
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.delayed_channel import DelayedChannel
-from pblas.backends.dtypes import address_of
-from pblas.backends.host_ranks import HostRanks
+from pblas.backends.dtypes import Array, address_of
+from pblas.backends.host_ranks import HostRanks, Location
 from pblas.backends.interop import host_array
 from pblas.backends.recorder import Recorder
 from pblas.backends.shared_windows import Arena, Block
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
-    from pblas.backends.host_ranks import Location
     from pblas.backends.transport import Transport
 
 _PROBE_NBYTES = 2 << 20
@@ -32,28 +30,22 @@ LOCATION_NBYTES = 32  # four 64-bit integers: window, offset, strides
 
 
 class CpuBackend(HostRanks):
-    """Ranks with NumPy arrays.
-
-    Args:
-        peers: the ranks, which have all arrived (global).
-        timeout: seconds that a rank waits for another (global).
-        threads: BLAS threads of this rank; None for its share of the cores (local).
-        transport: "auto" and "shared" use shared memory within a node, "message" never; with "auto" too little shared
-            memory is no error (global).
-        ranks_per_node: treat each group of this many ranks as a node, to test the transport between nodes (global).
-        link: (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global).
-    """
+    """Ranks with NumPy arrays."""
 
     arena: Arena
 
     def __init__(
         self,
-        peers: Transport,
+        peers: Transport,  # the ranks, which have all arrived (global)
         *,
-        timeout: float,
-        threads: int | None,
+        timeout: float,  # seconds that a rank waits for another (global)
+        threads: int | None,  # BLAS threads of this rank; None for its share of the cores (local)
+        # "auto" and "shared" use shared memory within a node, "message" never; with "auto" too little shared memory is
+        # no error (global)
         transport: str,
+        # treat each group of this many ranks as a node, to test the transport between nodes (global)
         ranks_per_node: int | None,
+        # (latency in seconds, bandwidth in bytes per second) of an emulated network between nodes (global)
         link: tuple[float, float] | None,
     ) -> None:
         node_size = 1 if transport == "message" else ranks_per_node

@@ -10,8 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from pblas.backends.transport import Array, HostChannel, Transfer
 
-_STAMP = 500
-"""Difference of the tags of a message and of its time of delivery."""
+_STAMP = 500  # difference of the tags of a message and of its time of delivery
 
 
 class _Delayed:
@@ -32,10 +31,7 @@ class DelayedChannel:
 
     Waiting costs no CPU time, so that overlap can be measured on a machine whose cores are all busy.
 
-    Args:
-        channel: between ranks of one machine, which share a clock (global).
-        latency: seconds (global).
-        bandwidth: bytes per second that leave a rank (global).
+    The ranks of the channel are of one machine, and share a clock.
     """
 
     def __init__(self, channel: HostChannel, latency: float, bandwidth: float) -> None:

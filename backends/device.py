@@ -29,37 +29,24 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.epilogues import Epilogue, Node
 
-Uplo = Literal["L", "U"]
-"""A triangle: the lower or the upper one."""
-Axis = Literal[0, 1] | None
-"""Axis of a reduction: a result for each column, for each row, or one for the matrix."""
-Mark = Any
-"""A point on a lane, for `follow`."""
+Uplo = Literal["L", "U"]  # a triangle: the lower or the upper one
+Axis = Literal[0, 1] | None  # axis of a reduction: a result for each column, for each row, or one for the matrix
+Mark = Any  # a point on a lane, for `follow`
 
 _MOST_PROGRAMS = 4  # each may hold memory as large as D
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What executors may expect of a device (global).
+    """What executors may expect of a device (global)."""
 
-    Args:
-        gpu: arrays are in GPU memory, which the host does not read.
-        blocking: an operation is done when its call returns.
-        reads_peers: a product may read operands in a peer's memory; otherwise they are copied first.
-        packs_blocks: blocks of cyclic layouts are copied side by side, so that one product multiplies many of them.
-        most_across: most rows and columns of a part of a message across the diagonal, which is copied with a mask.
-        pivot_dtype: integers of LAPACK: INFO, and numbers of exchanged rows.
-        lacks: optional methods that the device does not have, because plans for it do without them.
-    """
-
-    gpu: bool
-    blocking: bool
-    reads_peers: bool
-    packs_blocks: bool
-    most_across: int
-    pivot_dtype: Dtype
-    lacks: frozenset[str]
+    gpu: bool  # arrays are in GPU memory, which the host does not read
+    blocking: bool  # an operation is done when its call returns
+    reads_peers: bool  # a product may read operands in a peer's memory; otherwise they are copied first
+    packs_blocks: bool  # blocks of cyclic layouts are copied side by side, so that one product multiplies many of them
+    most_across: int  # most rows and columns of a part of a message across the diagonal, which is copied with a mask
+    pivot_dtype: Dtype  # integers of LAPACK: INFO, and numbers of exchanged rows
+    lacks: frozenset[str]  # optional methods that the device does not have, because plans for it do without them
 
 
 def lacking(method: str) -> NotImplementedError:
@@ -113,11 +100,7 @@ class Memory(Protocol):
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         """X[rows[i], columns[i]] := value, after all earlier operations of both lanes; done on return.
 
-        Args:
-            x: any strides (local).
-            rows: row numbers, in host memory (local).
-            columns: as many column numbers, in host memory (local).
-            value: a number (local).
+        The row and column numbers are in host memory.
         """
 
     @traced("copy", "download", "x")
@@ -146,11 +129,7 @@ class Elementwise(Protocol):
     def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         """Z := alpha X + beta Z, in Z's precision, with 16-bit numbers in 32 bits; any strides.
 
-        Args:
-            alpha: scalar; with 0 X is not read (local).
-            x: m x n; its dtype and that of Z are equal, or float32 and one of 16 bits (local).
-            beta: scalar; with 0 Z is not read (local).
-            z: m x n (local).
+        The dtypes of X and Z are equal, or float32 and one of 16 bits. A matrix whose scalar is 0 is not read.
         """
 
     @traced("sum", "conjugate", "z")
@@ -160,15 +139,7 @@ class Elementwise(Protocol):
 
     @untraced
     def check_operands(self, verb: str, count: int) -> None:
-        """Check that `evaluate` takes expressions of so many operands.
-
-        Args:
-            verb: name of the call, for the message (global).
-            count: operands of the expression (global).
-
-        Raises:
-            ArgumentError: too many operands.
-        """
+        """Raise ArgumentError if `evaluate` takes no expressions of so many operands; `verb` is for the message."""
 
     @traced("sum", "evaluate", "out")
     def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
@@ -216,23 +187,11 @@ class Elementwise(Protocol):
 
     @traced("sum", "add rows", "x")
     def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
-        """Out := the sum of the rows of X, added in 32 bits at least.
-
-        Args:
-            x: m x n, any strides (local).
-            out: n elements (local).
-            stream: as in `finish` (local).
-        """
+        """Out := the sum of the rows of X, of any strides, added in 32 bits at least; `stream` is as in `finish`."""
 
     @traced("sum", "largest", "x")
     def largest(self, x: Array, out: Array, stream: Any = None) -> None:
-        """Out := the largest |element| of a real X, NaN if it has one, 0 if it has no elements.
-
-        Args:
-            x: m x n (local).
-            out: one float32 (local).
-            stream: as in `finish` (local).
-        """
+        """Out := the largest |element| of a real X, as one float32: NaN if it has one, 0 if it has no elements."""
 
     @traced("sum", lambda kind, x, *_, **__: (f"reduce: {kind}", {"bytes": x.nbytes}))
     def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
@@ -309,24 +268,11 @@ class Level3(Protocol):
 
     @traced("gemm", lambda x, vector, *_, **__: product_text([(x, vector, x[:, :1])]))
     def multiply_vector(self, x: Array, vector: Array, dtype: Dtype, *, conj: bool) -> Array:
-        """op(X) v in host memory (local).
-
-        Args:
-            x: m x n (local).
-            vector: n elements in host memory (local).
-            dtype: precision of the product: the accumulator dtype of X (global).
-            conj: whether op is the conjugate (global).
-        """
+        """op(X) v in precision `dtype`, the accumulator dtype of X; v and the result are in host memory (local)."""
 
     @traced("gemm", lambda x, y, z: product_text([(x, y, z)]))
     def add_product(self, x: Array, y: Array, z: Array) -> None:
-        """Z += X Y in Z's precision; done on return.
-
-        Args:
-            x: m x k, in host memory, k small (local).
-            y: k x n, in host memory (local).
-            z: m x n (local).
-        """
+        """Z += X Y in Z's precision, for an X with few columns and a Y, both in host memory; done on return."""
 
     @traced(
         "gemm", lambda x, z: _triangle_text("SYRK", z, x.shape[1], (2 * len(x) - z.shape[1]) * z[:1].size * x.shape[1])
@@ -599,9 +545,7 @@ class Lanes(Protocol):
     def on_side_lane(self, what: str = "", kind: Kind = "copy") -> AbstractContextManager[None]:
         """A with block whose calls go to the side lane.
 
-        Args:
-            what: name of its work as one operation of a trace; "" if it moves nothing (local).
-            kind: of that operation (local).
+        A trace shows its work as one operation of this name and kind, or not at all without a name (local).
         """
 
     @untraced

@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 from ctypes import c_size_t
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import ml_dtypes
 import numpy as np
 
 from pblas import errors
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Array = NDArray[Any]
-    Dtype = np.dtype[Any]
-    Vector = np.ndarray[tuple[int], Dtype]
-    Table = np.ndarray[tuple[int, int], Dtype]
-    Real = np.floating[Any]
-    Number = np.inexact[Any]
-    Scalar = complex | np.number[Any]
+Dtype = np.dtype[Any]
+Array = np.ndarray[tuple[Any, ...], Dtype]
+Vector = np.ndarray[tuple[int], Dtype]
+Table = np.ndarray[tuple[int, int], Dtype]
+Real = np.floating[Any]
+Number = np.inexact[Any]
+Scalar = complex | np.number[Any]
 
 _pointer_at = c_size_t.from_address
-Order = Literal["F", "C"]
-"""Storage order: by columns or by rows."""
-ArrayT = TypeVar("ArrayT")
-"""An array of any library, whose functions give arrays of the same library."""
+Order = Literal["F", "C"]  # storage order: by columns or by rows
+ArrayT = TypeVar("ArrayT")  # an array of any library, whose functions give arrays of the same library
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 DTYPES = (FLOAT32, np.dtype(np.float64), np.dtype(np.complex64), np.dtype(np.complex128), FLOAT16, BFLOAT16)
 """Every dtype that pblas computes with."""
-FLOAT8 = (E4M3, E5M2)
-"""dtypes of 8 bits: matrices of them are moved, converted and multiplied, but not added."""
-STORED = DTYPES + FLOAT8
-"""Every dtype that a matrix may have."""
-_NAMED = {dtype.name: dtype for dtype in (BFLOAT16, *FLOAT8)}
-"""dtypes that NumPy does not find by their names."""
+FLOAT8 = (E4M3, E5M2)  # dtypes of 8 bits: matrices of them are moved, converted and multiplied, but not added
+STORED = DTYPES + FLOAT8  # every dtype that a matrix may have
+_NAMED = {dtype.name: dtype for dtype in (BFLOAT16, *FLOAT8)}  # dtypes that NumPy does not find by their names
 
 RESULTS: dict[Dtype, tuple[Dtype, ...]] = {
     **{dtype: (dtype,) for dtype in DTYPES[:4]},
@@ -90,21 +82,13 @@ def strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array
 
 
 class ProductDtypes(NamedTuple):
-    """dtypes of D = op(A) op(B) + C, or of the product that a plan sees, whose A may be the user's B^T.
+    """dtypes of D = op(A) op(B) + C, or of the product that a plan sees, whose A may be the user's B^T."""
 
-    Args:
-        a: of A (global).
-        b: of B: that of A, or another one of 8 bits (global).
-        c: of C: that of D, or a narrower one (global).
-        d: of D (global).
-        wire: in which partial products travel: that of D, or float32 (global).
-    """
-
-    a: Dtype
-    b: Dtype
-    c: Dtype
-    d: Dtype
-    wire: Dtype
+    a: Dtype  # of A (global)
+    b: Dtype  # of B: that of A, or another one of 8 bits (global)
+    c: Dtype  # of C: that of D, or a narrower one (global)
+    d: Dtype  # of D (global)
+    wire: Dtype  # in which partial products travel: that of D, or float32 (global)
 
     @classmethod
     def of(cls, dtype: Dtype, wire: Dtype | None = None) -> ProductDtypes:

@@ -7,13 +7,9 @@ of few tiles, and the time that they take; the figures are for H200.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-from pblas.epilogues import NAMED, RESULT, Name, nodes, parse, substituted
-
-if TYPE_CHECKING:
-    from pblas.epilogues import Node
-
+from pblas.epilogues import NAMED, RESULT, Name, Node, nodes, parse, substituted
 
 ROWS, WIDTH, LINE = 256, 256, 64
 """Rows of a cluster's tiles, one below the other; columns of the widest tile; rows of a warpgroup."""
@@ -31,15 +27,10 @@ COPY_US, COPY_RATE = 6.0, 380e3
 
 
 class Shape(NamedTuple):
-    """Division of the work among clusters.
+    """Division of the work among clusters."""
 
-    Args:
-        width: maximum width of tiles: 256, 128 or 64.
-        split: CTAs of a cluster that compute a tile together, each over a part of K: 1 or 2.
-    """
-
-    width: int = WIDTH
-    split: int = 1
+    width: int = WIDTH  # maximum width of tiles: 256, 128 or 64
+    split: int = 1  # CTAs of a cluster that compute a tile together, each over a part of K: 1 or 2
 
     def fitting(self, steps: int) -> Shape:
         """This shape, or the same width with split=1 if K has too few steps for the pipeline's stages.
@@ -113,14 +104,12 @@ run while a GEMM fills the GPU.
 """
 
 
-Flag = tuple[int, int]
-"""The rank that sets the flag, and its phase."""
+Flag = tuple[int, int]  # the rank that sets the flag, and its phase
 
 MAX_QUEUES = 8
 """Maximum number of queues of executions that may run concurrently; in each, at most one CTA waits for a peer."""
 
-MAX_TILE_FLAGS = 256
-"""Maximum number of tile flags of one execution."""
+MAX_TILE_FLAGS = 256  # maximum number of tile flags of one execution
 
 
 _FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}

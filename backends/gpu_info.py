@@ -9,62 +9,37 @@ from dataclasses import dataclass
 from pblas.errors import BackendError
 
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
-DEFAULT_QUEUES = 8
-"""Hardware queues of CUDA for the work of streams, if that variable is not set."""
+DEFAULT_QUEUES = 8  # hardware queues of CUDA for the work of streams, if that variable is not set
 
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """GPU software and GPUs of a rank, determined without a context on any GPU (local).
+    """GPU software and GPUs of a rank, determined without a context on any GPU (local)."""
 
-    Args:
-        cupy: version of CuPy, "" if it cannot be imported.
-        lack: why CuPy or nvshmem4py cannot be imported, "" if both can.
-        driver: CUDA version that the driver supports, 1000 * major + 10 * minor; 0 without a driver.
-        runtime: CUDA version of CuPy's runtime, 1000 * major + 10 * minor.
-        status: error of the CUDA runtime when it counted the GPUs, 0 if it could.
-        count: visible GPUs.
-        visible: CUDA_VISIBLE_DEVICES, None if it is not set.
-    """
-
-    cupy: str = ""
-    lack: str = ""
-    driver: int = 0
-    runtime: int = 0
-    status: int = 0
-    count: int = 0
-    visible: str | None = None
+    cupy: str = ""  # version of CuPy, "" if it cannot be imported
+    lack: str = ""  # why CuPy or nvshmem4py cannot be imported, "" if both can
+    driver: int = 0  # CUDA version that the driver supports, 1000 * major + 10 * minor; 0 without a driver
+    runtime: int = 0  # CUDA version of CuPy's runtime, 1000 * major + 10 * minor
+    status: int = 0  # error of the CUDA runtime when it counted the GPUs, 0 if it could
+    count: int = 0  # visible GPUs
+    visible: str | None = None  # CUDA_VISIBLE_DEVICES, None if it is not set
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU (local).
+    """One GPU (local)."""
 
-    Args:
-        index: number of the GPU among the visible ones.
-        name: name from the driver.
-        uuid: UUID in nvidia-smi's format; the same in every process.
-        compute_capability: (9, 0) for Hopper.
-        memory_nbytes: total memory.
-        multiprocessors: number of SMs.
-        driver: CUDA version that the driver supports, 1000 * major + 10 * minor.
-        runtime: CUDA version of CuPy's runtime, 1000 * major + 10 * minor.
-        stream_memops: whether a stream can write a word and wait for one (cuStreamBatchMemOp).
-        virtual_memory: whether memory can be mapped piecewise; NVSHMEM's heap can then grow.
-        rdma_virtual_memory: whether network cards reach such memory, which NVSHMEM also requires.
-    """
-
-    index: int
-    name: str
-    uuid: str
-    compute_capability: tuple[int, int]
-    memory_nbytes: int
-    multiprocessors: int
-    driver: int
-    runtime: int
-    stream_memops: bool
-    virtual_memory: bool
-    rdma_virtual_memory: bool
+    index: int  # number of the GPU among the visible ones
+    name: str  # name from the driver
+    uuid: str  # UUID in nvidia-smi's format; the same in every process
+    compute_capability: tuple[int, int]  # (9, 0) for Hopper
+    memory_nbytes: int  # total memory
+    multiprocessors: int  # number of SMs
+    driver: int  # CUDA version that the driver supports, 1000 * major + 10 * minor
+    runtime: int  # CUDA version of CuPy's runtime, 1000 * major + 10 * minor
+    stream_memops: bool  # whether a stream can write a word and wait for one (cuStreamBatchMemOp)
+    virtual_memory: bool  # whether memory can be mapped piecewise; NVSHMEM's heap can then grow
+    rdma_virtual_memory: bool  # whether network cards reach such memory, which NVSHMEM also requires
 
     @property
     def has_waiting_tiles(self) -> bool:
@@ -74,29 +49,17 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostics:
-    """GPU diagnostics of one rank (local).
+    """GPU diagnostics of one rank (local)."""
 
-    Args:
-        problem: why the GPUs cannot be used, with the remedy; "" if they can.
-        devices: the visible GPUs.
-        mine: number of this rank's GPU; -1 if it has none.
-        peers: pairs of GPUs that read and write each other's memory.
-        versions: names and versions of the installed libraries.
-        symmetric_nbytes: bytes of symmetric memory with which NVSHMEM would start.
-        grows: whether NVSHMEM's heap could then grow.
-        messages: path of messages between GPUs without NVSHMEM, in words.
-        lacking: CUDA libraries that GPUs need and that cannot be loaded: cuBLASLt, NVRTC.
-    """
-
-    problem: str = ""
-    devices: tuple[Gpu, ...] = ()
-    mine: int = -1
-    peers: tuple[tuple[int, int], ...] = ()
-    versions: tuple[tuple[str, str], ...] = ()
-    symmetric_nbytes: int = 0
-    grows: bool = False
-    messages: str = ""
-    lacking: tuple[str, ...] = ()
+    problem: str = ""  # why the GPUs cannot be used, with the remedy; "" if they can
+    devices: tuple[Gpu, ...] = ()  # the visible GPUs
+    mine: int = -1  # number of this rank's GPU; -1 if it has none
+    peers: tuple[tuple[int, int], ...] = ()  # pairs of GPUs that read and write each other's memory
+    versions: tuple[tuple[str, str], ...] = ()  # names and versions of the installed libraries
+    symmetric_nbytes: int = 0  # bytes of symmetric memory with which NVSHMEM would start
+    grows: bool = False  # whether NVSHMEM's heap could then grow
+    messages: str = ""  # path of messages between GPUs without NVSHMEM, in words
+    lacking: tuple[str, ...] = ()  # CUDA libraries that GPUs need and that cannot be loaded: cuBLASLt, NVRTC
 
 
 def hardware_queues() -> int:

@@ -7,22 +7,19 @@ and in how matrices move between the ranks. Their hosts exchange messages over a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from pblas import errors
-from pblas.backends.agreement import BITS, Agreement
-from pblas.backends.allocator import call_site
+from pblas.backends.agreement import BITS, Agreed, AgreedError, Agreement
+from pblas.backends.allocator import Blocks, Provisional, call_site
 from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
-    from pblas.backends.agreement import Agreed, AgreedError
-    from pblas.backends.allocator import Blocks, Provisional
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.push_engine import Engine
@@ -36,28 +33,19 @@ Location = tuple[Any, list[Any]]
 class HostRanks(ABC):
     """The ranks of a context: agreement, arrays, memory and messages.
 
-    Args:
-        peers: the ranks, all of which have arrived; the backend uses a duplicate (global).
-        timeout: seconds that a rank waits for another (global).
-        threads: BLAS threads of this rank; None for its share of the cores (local).
-        near: returns the ranks that count as this rank's node; None: all ranks of the node (global to the node).
+    The peers have all arrived; the backend uses a duplicate. `near` returns the ranks that count as this rank's
+    node; None: all ranks of the node.
     """
 
     name: str
-    tiles = False
-    """Whether each tile of a GEMM can wait for its operands by itself."""
-    shared = False
-    """Whether ranks of a node reach each other's memory (global)."""
+    tiles = False  # whether each tile of a GEMM can wait for its operands by itself
+    shared = False  # whether ranks of a node reach each other's memory (global)
     push = False
     """Whether ranks write data into the memory of the peers that need it, instead of reading it there (global)."""
-    falls_back = False
-    """Whether too little shared memory is no error (global)."""
-    arena: Blocks[Any, Any]
-    """Symmetric memory."""
-    arrays: Device
-    """Operations of the executors on this rank's arrays."""
-    channel: Channel
-    """Messages of pieces of matrices."""
+    falls_back = False  # whether too little shared memory is no error (global)
+    arena: Blocks[Any, Any]  # symmetric memory
+    arrays: Device  # operations of the executors on this rank's arrays
+    channel: Channel  # messages of pieces of matrices
 
     def __init__(
         self,
@@ -85,8 +73,7 @@ class HostRanks(ABC):
         self._nodes = self._gathered_nodes()
         self.plain_channel: HostChannel = self.peers.channel()
         self.channel = self.plain_channel
-        self.read_nbytes = 0
-        """Bytes of near ranks' matrices that movements of this rank have read in place (local)."""
+        self.read_nbytes = 0  # bytes of near ranks' matrices that movements of this rank have read in place (local)
         self._blas = BlasThreads(self.threads)
         self.workspace_slot: WorkspaceSlot | None = None
         """Slot of the plan that is being made or executed, if it shares its memory (local)."""

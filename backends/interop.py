@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, dtype_of_name
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, dtype_of_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pblas.backends.dtypes import Array, Dtype
 
 
 class Stream:
@@ -116,17 +114,11 @@ def current_stream(x: Any) -> Stream | None:
 
 
 class Target(NamedTuple):
-    """Destination of a result.
+    """Destination of a result."""
 
-    Args:
-        theirs: the caller's array, or a new one of its library; None if `array` is converted in the end (local).
-        array: the backend's array on the same memory (local).
-        like: an array of the caller's library (local).
-    """
-
-    theirs: Any
-    array: Array
-    like: Any
+    theirs: Any  # the caller's array, or a new one of its library; None if `array` is converted in the end (local)
+    array: Array  # the backend's array on the same memory (local)
+    like: Any  # an array of the caller's library (local)
 
     @property
     def result(self) -> Any:

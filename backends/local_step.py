@@ -18,12 +18,6 @@ class LocalStep:
     agreement, or undo it (`Blocks.provisional`): their allocators stay equal. The block costs a fraction of a
     microsecond.
 
-    Args:
-        agree: agree(operation, error) is an agreement with an error, which raises (global).
-        operation: name of the operation, for the message (global).
-        kind: class of the error that replaces an exception of another library; None: `WorkspaceError` for a
-            `MemoryError`, else `PblasError` (global).
-
     >>> def agree(operation, error):
     ...     raise error
     >>> try:
@@ -38,8 +32,10 @@ class LocalStep:
 
     def __init__(
         self,
-        agree: Callable[[str, errors.PblasError], object],
-        operation: str,
+        agree: Callable[[str, errors.PblasError], object],  # an agreement with an error, which raises (global)
+        operation: str,  # for the message (global)
+        # class of the error that replaces an exception of another library; None: `WorkspaceError` for a `MemoryError`,
+        # else `PblasError` (global)
         kind: type[errors.PblasError] | None = None,
     ) -> None:
         self._agree, self._operation, self._kind = agree, operation, kind

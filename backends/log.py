@@ -17,8 +17,7 @@ DEBUG, INFO = logging.DEBUG, logging.INFO
 _LOGGER = logging.getLogger("pblas")
 _LOGGER.addHandler(logging.NullHandler())  # no record goes to stderr by itself
 
-is_on = _LOGGER.isEnabledFor
-"""Whether records of a level are wanted (local)."""
+is_on = _LOGGER.isEnabledFor  # whether records of a level are wanted (local)
 
 
 def write(level: int, rank: int, text: str, *args: object) -> None:

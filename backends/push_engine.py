@@ -24,39 +24,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A portion of a result, Z := alpha X Y + terms + beta Z, computed in 32 bits and rounded once.
+    """A portion of a result, Z := alpha X Y + terms + beta Z, computed in 32 bits and rounded once."""
 
-    Args:
-        x: m x k (local).
-        y: k x n (local).
-        z: m x n (local).
-        awaits: flag of this rank that signals the arrival of X and Y; the wait resets it. None: they are available.
-        ready: expected arrival in microseconds after the start, not before that of earlier portions.
-        tile_flag: number of the tile flag to set when Z is stored; -1: none.
-        signal: (peer, phase) of this rank's flag at a peer, set when Z is stored; None: no peer is signalled.
-        partial: whether Z is alpha X Y alone.
-        terms: arrays like Z to add, in this order, each with the flag that signals its arrival; the wait resets it.
-        terms_late: whether the terms arrive only after X Y is computed.
-        old: array read in beta Z, which may be Z; None if beta is 0 (local).
-        places: more arrays like Z that get the portion, each with this rank's flag to set at a peer, or None.
-        interleaved: number of directly preceding portions whose tiles may alternate with the tiles of this one.
-        origin: row and column of Z in the block that gets the epilogue.
-    """
-
-    x: Any
-    y: Any
-    z: Any
+    x: Any  # m x k (local)
+    y: Any  # k x n (local)
+    z: Any  # m x n (local)
+    # flag of this rank that signals the arrival of X and Y; the wait resets it. None: they are available
     awaits: Flag | None = None
-    ready: float = 0.0
-    tile_flag: int = -1
+    ready: float = 0.0  # expected arrival in microseconds after the start, not before that of earlier portions
+    tile_flag: int = -1  # number of the tile flag to set when Z is stored; -1: none
+    # (peer, phase) of this rank's flag at a peer, set when Z is stored; None: no peer is signalled
     signal: Flag | None = None
-    partial: bool = False
+    partial: bool = False  # whether Z is alpha X Y alone
+    # arrays like Z to add, in this order, each with the flag that signals its arrival; the wait resets it
     terms: tuple[tuple[Any, Flag], ...] = ()
-    terms_late: bool = False
-    old: Any = None
+    terms_late: bool = False  # whether the terms arrive only after X Y is computed
+    old: Any = None  # array read in beta Z, which may be Z; None if beta is 0 (local)
+    # more arrays like Z that get the portion, each with this rank's flag to set at a peer, or None
     places: tuple[tuple[Any, Flag | None], ...] = ()
-    interleaved: int = 0
-    origin: tuple[int, int] = (0, 0)
+    interleaved: int = 0  # number of directly preceding portions whose tiles may alternate with the tiles of this one
+    origin: tuple[int, int] = (0, 0)  # row and column of Z in the block that gets the epilogue
 
     @property
     def index(self) -> tuple[slice, slice]:
@@ -67,15 +54,10 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Epilogue of a block of D: an expression whose operands are numbers or arrays of the block's shape.
+    """Epilogue of a block of D: an expression whose operands are numbers or arrays of the block's shape."""
 
-    Args:
-        tree: from `pblas.epilogues.parse` (global).
-        operands: by name; arrays have the shape of the block, perhaps with strides of 0 (local).
-    """
-
-    tree: Node
-    operands: Mapping[str, Any]
+    tree: Node  # from `pblas.epilogues.parse` (global)
+    operands: Mapping[str, Any]  # by name; arrays have the shape of the block, perhaps with strides of 0 (local)
 
     def of(self, view: Callable[[Any], Any]) -> Finish:
         """The same epilogue for a view of the block (local)."""
@@ -84,19 +66,13 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class GemmModes:
-    """How a product is computed, where the hardware has a choice.
+    """How a product is computed, where the hardware has a choice."""
 
-    Args:
-        tf32: float32 and complex64 may be multiplied in TF32 (global).
-        fast_accumulate: products of 8 bits may be added with fewer bits (global).
-    """
-
-    tf32: bool = False
-    fast_accumulate: bool = False
+    tf32: bool = False  # float32 and complex64 may be multiplied in TF32 (global)
+    fast_accumulate: bool = False  # products of 8 bits may be added with fewer bits (global)
 
 
-EXACT = GemmModes()
-"""The modes of a product that is to be as precise as its dtypes allow."""
+EXACT = GemmModes()  # the modes of a product that is to be as precise as its dtypes allow
 
 
 def is_array(x: Any) -> bool:
@@ -106,19 +82,12 @@ def is_array(x: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Destination of a sum: out := epilogue(sum + beta old), rounded once.
+    """Destination of a sum: out := epilogue(sum + beta old), rounded once."""
 
-    Args:
-        out: an array (local).
-        beta: scalar (global).
-        old: an array like `out`, which may be `out`; None if beta is 0 (local).
-        finish: epilogue, applied before `out` is rounded (local).
-    """
-
-    out: Any
-    beta: complex = 0.0
-    old: Any = None
-    finish: Finish | None = None
+    out: Any  # an array (local)
+    beta: complex = 0.0  # scalar (global)
+    old: Any = None  # an array like `out`, which may be `out`; None if beta is 0 (local)
+    finish: Finish | None = None  # epilogue, applied before `out` is rounded (local)
 
 
 def _gets_text(gets: Sequence[tuple[int, int, Array]]) -> tuple[str, dict[str, Any]]:

@@ -28,14 +28,12 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 
-Described = tuple[str, Kind, str, dict[str, Any]]
-"""The lane, kind, name and details of an operation, as in `Event`."""
+Described = tuple[str, Kind, str, dict[str, Any]]  # the lane, kind, name and details of an operation, as in `Event`
 
 Methods = dict[str, Callable[..., Described | None]]
 """Methods, each with a function that describes a call of it; None for a call that does nothing."""
 
-MOST_EVENTS = 200_000
-"""Maximum number of events of one rank; later ones are not recorded."""
+MOST_EVENTS = 200_000  # maximum number of events of one rank; later ones are not recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +93,7 @@ class Recorder:
         self._replaced: list[tuple[Any, str, Any]] = []
         self._stacks: dict[str, list[Open]] = {}
         self._recorded_spans: list[tuple[Open, Any, Any]] = []
-        self.sends: list[tuple[int, int, float]] = []
-        """Rank, tag and time of each message sent (local)."""
+        self.sends: list[tuple[int, int, float]] = []  # rank, tag and time of each message sent (local)
         self.arrivals: list[Arrival] = []
 
     def __enter__(self) -> Self:

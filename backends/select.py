@@ -16,7 +16,7 @@ from pblas import errors
 from pblas.backends import log
 from pblas.backends.agreement import rendezvous
 from pblas.backends.local_step import LocalStep
-from pblas.backends.settings import TIMEOUT, checked_name
+from pblas.backends.settings import TIMEOUT, Movement, Name, checked_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.gpu_info import Diagnostics
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.settings import Movement, Name
     from pblas.backends.transport import Transport
 
 ABSENT, UNFIT, MESSAGES, READY = 0, 1, 2, 3

@@ -11,8 +11,7 @@ Name = Literal["auto", "mpi", "gloo", "nvshmem", "cuda"]
 Movement = Literal["auto", "shared", "message"]
 Tuning = Literal["measured", "fixed"]
 
-TIMEOUT = 120.0
-"""Seconds that a rank waits for another one, unless the context has its own `timeout`."""
+TIMEOUT = 120.0  # seconds that a rank waits for another one, unless the context has its own `timeout`
 _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 
 

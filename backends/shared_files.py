@@ -53,12 +53,7 @@ def shared_memory(agreement: SmallValues, ranks: Sequence[int], nbytes: int, ste
 
 
 class SharedFiles:
-    """`NodeMemory` in such files.
-
-    Args:
-        ranks: ranks of a node, this one among them (global to them).
-        agreement: agreement of these ranks and perhaps of others (global).
-    """
+    """`NodeMemory` in such files, of the ranks of a node; other ranks may take part in their agreement."""
 
     def __init__(self, ranks: Sequence[int], agreement: SmallValues) -> None:
         self._ranks, self._exchange = ranks, agreement

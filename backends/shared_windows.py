@@ -15,14 +15,14 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import allocator as blocks
-from pblas.backends.agreement import BITS
+from pblas.backends.agreement import BITS, Agreement
 from pblas.backends.allocator import Blocks, Window
 from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.agreement import Agreement
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.transport import NodeMemory
 
 _MIN_WINDOW_NBYTES = 4 << 20
@@ -50,13 +50,7 @@ class _SharedWindow(Window):
 
 
 class Arena(Blocks[_SharedWindow, Block]):
-    """Windows of one context and the blocks in them.
-
-    Args:
-        agreement: agreement of the context's ranks (global).
-        memory: memory of the ranks of this node, freed with the windows (local to the node).
-        near: numbers of these ranks in the context, in order (local to the node).
-    """
+    """Windows of one context and the blocks in them; `near` are the ranks of this node, which share the memory."""
 
     def __init__(self, agreement: Agreement, memory: NodeMemory, near: Sequence[int]) -> None:
         super().__init__(Block, BITS)
@@ -127,13 +121,7 @@ class Arena(Blocks[_SharedWindow, Block]):
         )
 
     def view(
-        self,
-        peer: int,
-        window: int,
-        offset: int,
-        shape: tuple[int, int],
-        strides: tuple[int, int],
-        dtype: np.dtype[Any],
+        self, peer: int, window: int, offset: int, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype
     ) -> Any:
         """Array in the memory of a near rank, at an offset that it published (local)."""
         return np.ndarray(shape, dtype, self._windows[window].bytes[self._node_ranks[peer]], offset, strides)

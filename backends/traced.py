@@ -17,19 +17,12 @@ _MARK = "__trace_mark__"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How a trace shows the calls of a method.
+    """How a trace shows the calls of a method."""
 
-    Args:
-        kind: of the operation; a function of the call's arguments if it depends on them.
-        text: name and details of the operation.
-        on_host: whether the host waits, and not a lane of the device.
-        has_stream: whether the operation runs on a stream of the caller, which is no lane.
-    """
-
-    kind: Kind | Callable[..., Kind]
-    text: Text
-    on_host: bool = False
-    has_stream: bool = False
+    kind: Kind | Callable[..., Kind]  # of the operation; a function of the call's arguments if it depends on them
+    text: Text  # name and details of the operation
+    on_host: bool = False  # whether the host waits, and not a lane of the device
+    has_stream: bool = False  # whether the operation runs on a stream of the caller, which is no lane
 
     def described(self, lane: str, *arguments: Any, **named: Any) -> tuple[str, Kind, str, dict[str, Any]] | None:
         """Lane, kind, name and details of a call; None if it does nothing."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from pblas.layouts.drawing.text import Drawing
 
+Order = Literal["F", "C"]  # storage order of local arrays: column-major or row-major
+
 
 @dataclass(frozen=True, slots=True)
 class MatrixDescriptor:
@@ -63,7 +65,7 @@ class MatrixDescriptor:
     grid: Grid
     rsrc: int = 0
     csrc: int = 0
-    order: Literal["F", "C"] = "F"
+    order: Order = "F"
     lld: int | None = field(default=None, compare=False)
     imb: int | None = None
     inb: int | None = None
@@ -108,7 +110,7 @@ class MatrixDescriptor:
         *,
         mb: int | None = None,
         rsrc: int = 0,
-        order: Literal["F", "C"] = "F",
+        order: Order = "F",
         counts: Sequence[int] | None = None,
     ) -> MatrixDescriptor:
         """A row-wise distribution: rows are dealt out over nprocs ranks, each row is whole.
@@ -147,7 +149,7 @@ class MatrixDescriptor:
         *,
         nb: int | None = None,
         csrc: int = 0,
-        order: Literal["F", "C"] = "F",
+        order: Order = "F",
         counts: Sequence[int] | None = None,
     ) -> MatrixDescriptor:
         """A column-wise distribution: columns are dealt out over nprocs ranks, each column is whole.
@@ -177,16 +179,7 @@ class MatrixDescriptor:
 
     @classmethod
     def block_cyclic(
-        cls,
-        m: int,
-        n: int,
-        mb: int,
-        nb: int,
-        grid: Grid,
-        *,
-        rsrc: int = 0,
-        csrc: int = 0,
-        order: Literal["F", "C"] = "F",
+        cls, m: int, n: int, mb: int, nb: int, grid: Grid, *, rsrc: int = 0, csrc: int = 0, order: Order = "F"
     ) -> MatrixDescriptor:
         """A block-cyclic distribution: blocks of mb x nb are dealt out over a grid in both directions.
 
@@ -198,7 +191,7 @@ class MatrixDescriptor:
         return cls(m, n, mb, nb, grid, rsrc, csrc, order)
 
     @classmethod
-    def replicated(cls, m: int, n: int, nprocs: int, *, order: Literal["F", "C"] = "F") -> MatrixDescriptor:
+    def replicated(cls, m: int, n: int, nprocs: int, *, order: Order = "F") -> MatrixDescriptor:
         """The whole matrix on each of nprocs ranks: rsrc = csrc = -1 on a 1 x nprocs grid.
 
         >>> desc = MatrixDescriptor.replicated(2, 3, 4)

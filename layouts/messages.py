@@ -17,17 +17,12 @@ from pblas.layouts.placement import Placement
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One message: the elements in some runs of rows and some runs of columns.
+    """One message: the elements in some runs of rows and some runs of columns."""
 
-    Args:
-        peer: the rank at the other end; the rank itself for elements that it keeps (local).
-        rows: runs of rows, ascending: (start in the sender's array, start in the receiver's array, length) (local).
-        columns: runs of columns, in the same form (local).
-    """
-
-    peer: int
+    peer: int  # the rank at the other end; the rank itself for elements that it keeps (local)
+    # runs of rows, ascending: (start in the sender's array, start in the receiver's array, length) (local)
     rows: tuple[Run, ...]
-    columns: tuple[Run, ...]
+    columns: tuple[Run, ...]  # runs of columns, in the same form (local)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -18,15 +18,6 @@ class Placement:
     z. Ranks without coordinates hold nothing. Three placements over the same ranks express a 3D arrangement of
     p1 x p2 x p3 ranks: op(A) with rows over p1, columns over p3 and p2 copies, and so on.
 
-    Args:
-        rows: split of the rows, not replicated (global).
-        columns: split of the columns, not replicated (global).
-        strides: (down, across, copy), distance in ranks from one coordinate to the next; the stride of a coordinate
-            that can only be 0 has no effect (global).
-        copies: number of ranks that hold each block (global), copies >= 1.
-        start: rank at (0, 0, 0) (global), start >= 0.
-        ranks: new numbers of ranks 0, 1, ...; None: the ranks are not renumbered (global).
-
     Raises:
         LayoutError: a replicated split, or strides or ranks that give two coordinates one rank.
 
@@ -37,12 +28,14 @@ class Placement:
     (7, (2, 3))
     """
 
-    rows: Split
-    columns: Split
+    rows: Split  # split of the rows, not replicated (global)
+    columns: Split  # split of the columns, not replicated (global)
+    # (down, across, copy), distance in ranks from one coordinate to the next; the stride of a coordinate that can only
+    # be 0 has no effect (global)
     strides: tuple[int, int, int]
-    copies: int = 1
-    start: int = 0
-    ranks: tuple[int, ...] | None = None
+    copies: int = 1  # number of ranks that hold each block (global), copies >= 1
+    start: int = 0  # rank at (0, 0, 0) (global), start >= 0
+    ranks: tuple[int, ...] | None = None  # new numbers of ranks 0, 1, ...; None: the ranks are not renumbered (global)
 
     def __post_init__(self) -> None:
         """Check the arguments."""

@@ -13,11 +13,9 @@ from typing import Literal, NamedTuple
 from pblas.layouts.index import owned, stored
 from pblas.layouts.split import Split
 
-LEAF = 64
-"""Columns of a block across the diagonal: its elements outside the triangle are multiplied in vain."""
+LEAF = 64  # columns of a block across the diagonal: its elements outside the triangle are multiplied in vain
 
-_SAMPLE = 256
-"""Largest number of columns that `area` examines."""
+_SAMPLE = 256  # largest number of columns that `area` examines
 
 
 class Rectangle(NamedTuple):

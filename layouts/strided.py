@@ -20,8 +20,7 @@ Places = tuple[int, int, int]
 """Indices in the sender's array, in the packed message and in the receiver's array, or distances between them."""
 
 _TOUCHING: Final = (1, 1, 1)
-_Spaced = tuple[Places, int, Places]
-"""A run: (first position, length, distance from one element to the next)."""
+_Spaced = tuple[Places, int, Places]  # a run: (first position, length, distance from one element to the next)
 
 
 @dataclass(frozen=True, slots=True)

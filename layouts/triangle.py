@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
 
-Part = Literal["all", "U", "L"]
-"""All elements, those on and above the diagonal, or those on and below it."""
+Part = Literal["all", "U", "L"]  # all elements, those on and above the diagonal, or those on and below it
 
-_WIDTH = 64
-"""Columns of a panel. Wider panels have more elements outside the triangle, narrower ones take more calls."""
+_WIDTH = 64  # columns of a panel. Wider panels have more elements outside the triangle, narrower ones take more calls
 
 
 class Rectangle(NamedTuple):

@@ -22,8 +22,7 @@ _SETTINGS = (
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "XDG_CACHE_HOME"),
 )
 _SHM = Path("/dev/shm")  # noqa: S108 - the file system of shared memory on Linux
-SHM_LITTLE = 256 << 20
-"""Bytes of shared memory below which large matrices travel by messages."""
+SHM_LITTLE = 256 << 20  # bytes of shared memory below which large matrices travel by messages
 
 
 @overload

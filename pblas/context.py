@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 from pblas import _operators, errors  # noqa: F401 - registers the operators of matrices
 from pblas.backends import log, recorder
 from pblas.backends.select import open_backend
-from pblas.backends.settings import TIMEOUT, check_tuning
+from pblas.backends.settings import TIMEOUT, Movement, Name, Tuning, check_tuning
 from pblas.collectives.api import Collectives
 from pblas.matrices.constructors import Constructors
 from pblas.runtime.runtime import OPEN, Runtime, checked_flag
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
 
-    from pblas.backends.settings import Movement, Name, Tuning
 
 _EXIT_SECONDS = 1.0
 

@@ -18,8 +18,7 @@ from typing import Any
 
 from pblas import errors
 
-RESULT = "x"
-"""The name of the result in an expression."""
+RESULT = "x"  # the name of the result in an expression
 COMPLEX_FUNCTIONS = MappingProxyType({"exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1})
 """Functions of real and complex arrays, with their numbers of arguments; operators take both, too."""
 REAL_FUNCTIONS = MappingProxyType(
@@ -78,37 +77,24 @@ _RESULT_WORD = re.compile(rf"\b{RESULT}\b")
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A literal number.
+    """A literal number."""
 
-    Args:
-        value: the number, finite.
-    """
-
-    value: float
+    value: float  # the number, finite
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """The result or an operand.
+    """The result or an operand."""
 
-    Args:
-        name: `RESULT`, or the name of the operand.
-    """
-
-    name: str
+    name: str  # `RESULT`, or the name of the operand
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """A function applied to other nodes.
+    """A function applied to other nodes."""
 
-    Args:
-        function: a key of `FUNCTIONS`, one of `COMPARISONS`, or the name of an operator: "add", "negative", ...
-        arguments: the arguments of the function.
-    """
-
-    function: str
-    arguments: tuple[Node, ...]
+    function: str  # a key of `FUNCTIONS`, one of `COMPARISONS`, or the name of an operator: "add", "negative", ...
+    arguments: tuple[Node, ...]  # the arguments of the function
 
 
 Node = Number | Name | Apply
@@ -305,8 +291,7 @@ class Epilogue:
     def __init__(self, expression: str, **operands: Any) -> None:
         self.expression: str = NAMED.get(str(expression), expression)
         self.operands: MappingProxyType[str, Any] = MappingProxyType(operands)
-        self.tree: Node | None = None
-        """The tree of the expression; None for "rmsnorm" (global)."""
+        self.tree: Node | None = None  # the tree of the expression; None for "rmsnorm" (global)
         self.problem: str | None = None
         """The text of the error in the expression or in the names of the operands; None if they are valid (global)."""
         try:

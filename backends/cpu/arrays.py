@@ -10,21 +10,18 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu import blas, elementwise, lapack, pointwise, reductions
 from pblas.backends.cpu.blas import syr2k, syrk, trsm
-from pblas.backends.device import Device, Traits
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
+from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pblas.backends.device import Axis, Mark, Programs, Uplo
-    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 
 _HERE = nullcontext()
-_CACHED = 1 << 15
-"""Elements of a rank-k update that are formed before they are added, so that they stay in cache."""
+_CACHED = 1 << 15  # elements of a rank-k update that are formed before they are added, so that they stay in cache
 
 
 class HostArrays(Device):
@@ -151,14 +148,7 @@ class HostArrays(Device):
         blas.gemm(-1, x[n:], x[:n].T, 1, z[n:], conj=(False, True))
 
     def trsm(
-        self,
-        t: Array,
-        z: Array,
-        *,
-        uplo: Uplo,
-        unit: bool = False,
-        conj: bool = False,
-        inverts: bool = True,
+        self, t: Array, z: Array, *, uplo: Uplo, unit: bool = False, conj: bool = False, inverts: bool = True
     ) -> None:
         trsm(t, z, uplo=uplo, unit=unit, conj=conj)
 

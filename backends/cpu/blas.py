@@ -18,16 +18,15 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy.linalg import cython_blas
 
-from pblas.backends.dtypes import FLOAT32, accumulator_dtype, address_of
+from pblas.backends.dtypes import FLOAT32, Array, accumulator_dtype, address_of
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
-
+    from pblas.backends.device import Uplo
 
 _LETTERS = {FLOAT32: "s", np.dtype(np.float64): "d", np.dtype(np.complex64): "c", np.dtype(np.complex128): "z"}
 # 16-bit operands are widened this many rows of K at a time, so that the widened panels stay in cache beside the result.
@@ -179,14 +178,7 @@ _LOWER, _UNIT = _LEFT, _UPPER  # the same letters
 
 
 def syrk(
-    alpha: complex,
-    x: Array,
-    beta: complex,
-    z: Array,
-    *,
-    uplo: Literal["L", "U"],
-    conj: bool = False,
-    hermitian: bool = False,
+    alpha: complex, x: Array, beta: complex, z: Array, *, uplo: Uplo, conj: bool = False, hermitian: bool = False
 ) -> None:
     """One triangle of Z := alpha X X^T + beta Z, or alpha X X^H + beta Z, in place; X may be marked as conjugated.
 
@@ -217,7 +209,7 @@ def syrk(
 
 
 def _syrk_by_halves(
-    alpha: complex, x: Array, beta: complex, z: Array, *, uplo: Literal["L", "U"], conj: bool, hermitian: bool
+    alpha: complex, x: Array, beta: complex, z: Array, *, uplo: Uplo, conj: bool, hermitian: bool
 ) -> None:
     """The update in halves, for sizes or leading dimensions that exceed the integers of BLAS."""
     m = len(x)
@@ -238,7 +230,7 @@ def syr2k(
     beta: complex,
     z: Array,
     *,
-    uplo: Literal["L", "U"],
+    uplo: Uplo,
     conj: tuple[bool, bool] = (False, False),
     hermitian: bool = False,
 ) -> None:
@@ -276,15 +268,7 @@ def syr2k(
 
 
 def _syr2k_by_halves(
-    alpha: complex,
-    x: Array,
-    y: Array,
-    beta: complex,
-    z: Array,
-    *,
-    uplo: Literal["L", "U"],
-    conj: tuple[bool, bool],
-    hermitian: bool,
+    alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, uplo: Uplo, conj: tuple[bool, bool], hermitian: bool
 ) -> None:
     """The rank-2k update in halves, for sizes or leading dimensions that exceed the integers of BLAS."""
     m = len(x)
@@ -302,13 +286,12 @@ def _syr2k_by_halves(
 
 _TRSM_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 11)
 _TRSM = {dtype: _TRSM_PROTOTYPE(_pointer(f"{letter}trsm")) for dtype, letter in _LETTERS.items()}
-_COLUMNS = 4096
-"""Columns solved at a time if Z exceeds the integers of BLAS."""
+_COLUMNS = 4096  # columns solved at a time if Z exceeds the integers of BLAS
 _WHOLE, _FEW = 64, 32
 """Rows of a triangle that BLAS solves as a whole, and columns of Z for which it solves any triangle as a whole."""
 
 
-def trsm(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False) -> None:
+def trsm(t: Array, z: Array, *, uplo: Uplo, unit: bool = False, conj: bool = False) -> None:
     """Z := T^-1 Z, in place; T may be marked as conjugated.
 
     >>> z = np.array([[2.0], [5.0]]); trsm(np.array([[2.0, np.nan], [1.0, 4.0]]), z, uplo="L"); z.tolist()
@@ -344,7 +327,7 @@ def trsm(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, con
     )
 
 
-def _trsm_by_halves(t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool, conj: bool) -> None:
+def _trsm_by_halves(t: Array, z: Array, *, uplo: Uplo, unit: bool, conj: bool) -> None:
     """Z := T^-1 Z: one half of the rows, the other ones less their product with it, the other half.
 
     Source: Elmroth, Gustavson, Jonsson, Kagstrom, Recursive blocked algorithms and hybrid data structures for dense

@@ -8,17 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pblas.backends.cpu.pointwise import OWN, SHORT, line
-from pblas.backends.dtypes import address_of
-from pblas.epilogues import COMPARISONS, Apply, Name, Number
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
-    from pblas.epilogues import Node
+from pblas.backends.dtypes import Array, Dtype, address_of
+from pblas.epilogues import COMPARISONS, Apply, Name, Node, Number
 
 Shape = tuple[int, ...]
 Value = Callable[[Mapping[str, Any], Shape, Any], Any]

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.linalg import cython_lapack
 
 from pblas.backends.cpu.blas import _pointer
-from pblas.backends.dtypes import address_of
+from pblas.backends.dtypes import Array, address_of
 
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
-
-_PREFIXES = dict(zip("fdFD", "sdcz", strict=True))
-"""First letters of routines, by NumPy's letters of dtypes."""
+_PREFIXES = dict(zip("fdFD", "sdcz", strict=True))  # first letters of routines, by NumPy's letters of dtypes
 
 
 def potrf(x: Array) -> int:

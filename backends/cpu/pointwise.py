@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from pblas.backends.dtypes import accumulator_dtype
-from pblas.epilogues import COMPARISONS, RESULT, Apply, Name, Number, nodes, parse
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
-    from pblas.epilogues import Epilogue, Node
+from pblas.backends.dtypes import Array, accumulator_dtype
+from pblas.epilogues import COMPARISONS, RESULT, Apply, Epilogue, Name, Node, Number, nodes, parse
 
 
 def _special() -> Any:

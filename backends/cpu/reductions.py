@@ -11,18 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from pblas.backends.dtypes import FLOAT32
+from pblas.backends.dtypes import FLOAT32, Array, Dtype
 
 if TYPE_CHECKING:
     from pblas.backends.device import Axis
-    from pblas.backends.dtypes import Array, Dtype
 
-_BLOCK = 1 << 16
-"""Elements of a block: half a megabyte of float64, for the second-level cache."""
+_BLOCK = 1 << 16  # elements of a block: half a megabyte of float64, for the second-level cache
 _PIECE = 1 << 13
 """Longest piece of a line: OpenBLAS divides longer dot products among its threads, which changes their bits."""
-_SHORT = 256
-"""Lines of fewer elements are packed, since a call for each line would take longer than its additions."""
+_SHORT = 256  # lines of fewer elements are packed, since a call for each line would take longer than its additions
 
 
 class Kind(NamedTuple):

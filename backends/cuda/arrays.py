@@ -23,22 +23,19 @@ from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflecto
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
 from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
-from pblas.backends.device import Device, Traits
-from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, accumulator_dtype
+from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
+from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, Array, Dtype, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from pblas.backends.device import Axis, Mark, Programs, Uplo
-    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 
 _GRAM_BLOCKS, _GRAM_ROWS = 528, 512
 """Blocks of rows of a Gram matrix at most, some for each multiprocessor, and rows of a block at least."""
-_WIDE = 256
-"""Fewest right-hand sides that are multiplied with inverses."""
+_WIDE = 256  # fewest right-hand sides that are multiplied with inverses
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
 
@@ -56,8 +53,7 @@ class Program:
             self.graph.close()
 
 
-_SEEN = object()
-"""Stands for the program of a body that has run once."""
+_SEEN = object()  # stands for the program of a body that has run once
 
 
 class DeviceArrays(Device):
@@ -380,14 +376,7 @@ class DeviceArrays(Device):
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune)
 
     def trsm(
-        self,
-        t: Array,
-        z: Array,
-        *,
-        uplo: Uplo,
-        unit: bool = False,
-        conj: bool = False,
-        inverts: bool = True,
+        self, t: Array, z: Array, *, uplo: Uplo, unit: bool = False, conj: bool = False, inverts: bool = True
     ) -> None:
         """A wide Z is multiplied with inverses of small blocks of T: the error grows with a block's condition."""
         if inverts and z.shape[1] >= _WIDE:

@@ -24,7 +24,7 @@ from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.cuda.strided_copy import copied
 from pblas.backends.cuda.transfer import runs_of
 from pblas.backends.local_step import LocalStep
-from pblas.backends.mpi.channel import WORDS, Transfer
+from pblas.backends.mpi.channel import WORDS, Channel, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.arrays import DeviceArrays
     from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.gpu_info import Gpu
-    from pblas.backends.mpi.channel import Channel
     from pblas.backends.transport import Transport
 
 

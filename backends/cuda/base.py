@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +20,6 @@ from pblas.backends.interop import host_array
 from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from pblas.backends.cuda.recorder import DeviceRecorder
     from pblas.backends.dtypes import Array, Dtype
 

@@ -33,8 +33,7 @@ class DeviceTransfer:
 
     def __init__(self, channel: DeviceChannel, keep: Any, on_arrival: Callable[[], None] | None = None) -> None:
         self._channel, self._keep, self._on_arrival = channel, keep, on_arrival
-        self.started: Transfer | None = None
-        """The hosts' message, once it has begun."""
+        self.started: Transfer | None = None  # the hosts' message, once it has begun
 
     def done(self) -> bool:
         """Whether the message has arrived, or further operations of the GPU may reuse its memory."""

@@ -22,15 +22,12 @@ from nvmath.bindings import cublasLt
 from nvmath.bindings.cublas import ComputeType
 
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.gemm_problem import ALIGNMENT
-from pblas.backends.dtypes import dtype_of_name
+from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem
+from pblas.backends.dtypes import Dtype, dtype_of_name
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from pblas.backends.cuda.gemm_problem import Problem
-    from pblas.backends.dtypes import Dtype
 
 
 _TYPES: dict[str, tuple[int, int, Dtype]] = {

@@ -26,16 +26,14 @@ from pblas.backends.cuda.gemm_problem import (
     needs_copy,
     read,
 )
-from pblas.backends.cuda.kernels import give
-from pblas.backends.push_engine import EXACT
+from pblas.backends.cuda.kernels import Stream, give
+from pblas.backends.push_engine import EXACT, Finish, GemmModes
 from pblas.errors import BackendError, PblasWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from pblas.backends.cache_file import Ranks
-    from pblas.backends.cuda.kernels import Stream
-    from pblas.backends.push_engine import Finish, GemmModes
 
 __all__ = ["Gemm", "Problem", "copies_of", "needs_copy", "read"]
 

@@ -14,70 +14,43 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas.backends.cache_file import Cache
-from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, Array, accumulator_dtype
 from pblas.backends.engine_limits import fused_epilogue
-from pblas.backends.push_engine import EXACT, is_array
+from pblas.backends.push_engine import EXACT, Finish, GemmModes, is_array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pblas.backends.dtypes import Array
-    from pblas.backends.push_engine import Finish, GemmModes
-
 
 Trans = Literal["N", "T", "C"]
 
-ALIGNMENT = 16
-"""Largest alignment in bytes that matters to an algorithm: TMA and 128-bit loads need 16."""
+ALIGNMENT = 16  # largest alignment in bytes that matters to an algorithm: TMA and 128-bit loads need 16
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Z := alpha op(A) op(B) + beta Z, all three stored by columns: all properties on which the algorithm depends.
+    """Z := alpha op(A) op(B) + beta Z, all three stored by columns: all properties on which the algorithm depends."""
 
-    Args:
-        m: rows of Z (local).
-        n: columns of Z (local).
-        k: columns of op(A) (local).
-        transa: "N" if A is stored m x k; "T" or "C" if it is stored k x m, "C" if it is conjugated.
-        transb: the same for B, stored k x n or n x k.
-        lda: leading dimension of A, elements (local); for a single column, its length rounded up.
-        ldb: leading dimension of B.
-        ldz: leading dimension of Z.
-        batch: number of products.
-        stridea: elements from one A to the next; 0 if all products share A.
-        strideb: elements from one B to the next; 0 if all products share B.
-        stridez: elements from one Z to the next.
-        dtype: of A.
-        dtype_z: of Z: `dtype`, or float32 with a 16-bit `dtype`, or with 8 bits one of 16 or float32.
-        aligna: bytes to which A's address is aligned, at most 16.
-        alignb: the same for B.
-        alignz: the same for Z.
-        tf32: whether float32 may be multiplied in TF32.
-        dtype_b: of B, if it is another one of 8 bits.
-        fast_accumulate: whether 8 bits may be added with fewer bits.
-    """
-
-    m: int
-    n: int
-    k: int
-    transa: Trans
-    transb: Trans
-    lda: int
-    ldb: int
-    ldz: int
-    batch: int
-    stridea: int
-    strideb: int
-    stridez: int
-    dtype: str
-    dtype_z: str
-    aligna: int = ALIGNMENT
-    alignb: int = ALIGNMENT
-    alignz: int = ALIGNMENT
-    tf32: bool = False
-    dtype_b: str = ""
-    fast_accumulate: bool = False
+    m: int  # rows of Z (local)
+    n: int  # columns of Z (local)
+    k: int  # columns of op(A) (local)
+    transa: Trans  # "N" if A is stored m x k; "T" or "C" if it is stored k x m, "C" if it is conjugated
+    transb: Trans  # the same for B, stored k x n or n x k
+    lda: int  # leading dimension of A, elements (local); for a single column, its length rounded up
+    ldb: int  # leading dimension of B
+    ldz: int  # leading dimension of Z
+    batch: int  # number of products
+    stridea: int  # elements from one A to the next; 0 if all products share A
+    strideb: int  # elements from one B to the next; 0 if all products share B
+    stridez: int  # elements from one Z to the next
+    dtype: str  # of A
+    dtype_z: str  # of Z: `dtype`, or float32 with a 16-bit `dtype`, or with 8 bits one of 16 or float32
+    aligna: int = ALIGNMENT  # bytes to which A's address is aligned, at most 16
+    alignb: int = ALIGNMENT  # the same for B
+    alignz: int = ALIGNMENT  # the same for Z
+    tf32: bool = False  # whether float32 may be multiplied in TF32
+    dtype_b: str = ""  # of B, if it is another one of 8 bits
+    fast_accumulate: bool = False  # whether 8 bits may be added with fewer bits
 
     @property
     def stored_a(self) -> tuple[int, int]:

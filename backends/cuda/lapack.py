@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 _TYPES = {"f": "float, float", "d": "double, double", "F": "float2, float", "D": "double2, double"}
 """Types of elements and of their real parts, by NumPy's letters of dtypes."""
-THREADS = 256
-"""Of a CTA, where a kernel does not ask for another number."""
+THREADS = 256  # of a CTA, where a kernel does not ask for another number
 
 
 class DtypeKernels:
@@ -79,10 +78,8 @@ _KINDS = {
 }
 """cuSOLVER's data types, by NumPy's letters of dtypes."""
 _LOWER = 0  # cublasFillMode_t
-_INVERTING = 128, 4
-"""Threads that invert a triangle, and columns that they invert: `COLUMNS` of invert.cu."""
-MOST_INVERTED = 512
-"""Order of a triangle that is inverted at most: `WARP` * `PIECES` of invert.cu."""
+_INVERTING = 128, 4  # threads that invert a triangle, and columns that they invert: `COLUMNS` of invert.cu
+MOST_INVERTED = 512  # order of a triangle that is inverted at most: `WARP` * `PIECES` of invert.cu
 INVERTED = 128
 """Order of the inverted blocks of any triangle; those of a factor may be larger, since they are well conditioned.
 Source: MAGMA, magmablas_dtrsm, inverts blocks of 128."""
@@ -223,14 +220,10 @@ def lda(x: Array) -> int:
     return int(x.strides[1]) // int(x.itemsize) if n > 1 else max(m, 1)
 
 
-_WIDTH, _PAD, _STAGE = 32, 33, 32
-"""Of the kernel of panels, as in reflectors.cu."""
-_LINE = 16
-"""Bytes of a line: 8 of data, with two flags."""
-_ROWS = 256
-"""Rows of a CTA, where there are CTAs enough."""
-MOST_CTAS = 64
-"""CTAs of a panel, if they can hold its rows: the update beside it keeps the other multiprocessors."""
+_WIDTH, _PAD, _STAGE = 32, 33, 32  # of the kernel of panels, as in reflectors.cu
+_LINE = 16  # bytes of a line: 8 of data, with two flags
+_ROWS = 256  # rows of a CTA, where there are CTAs enough
+MOST_CTAS = 64  # CTAs of a panel, if they can hold its rows: the update beside it keeps the other multiprocessors
 
 
 class Reflectors:

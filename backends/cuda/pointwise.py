@@ -15,16 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
-from pblas.backends.cuda.kernels import EARLY_CAPABILITY, configured, expanded, give
-from pblas.epilogues import RESULT, Name, Number, operand_names, renamed
+from pblas.backends.cuda.kernels import EARLY_CAPABILITY, Stream, configured, expanded, give
+from pblas.epilogues import RESULT, Name, Node, Number, operand_names, renamed
 
 if TYPE_CHECKING:
-    from pblas.backends.cuda.kernels import Stream
     from pblas.backends.dtypes import Array, Dtype
-    from pblas.epilogues import Node
 
-MAX_TERMS = 12
-"""Maximum number of terms of one expression: its operands, and x."""
+MAX_TERMS = 12  # maximum number of terms of one expression: its operands, and x
 TERM_WORDS = 3
 ANY_STEP = -1
 OPTIONS = ("--std=c++17",)
@@ -109,13 +106,7 @@ def number_term(value: complex) -> tuple[int, int, int]:
     return re, im, 0
 
 
-def source(
-    tree: Node,
-    dtypes: Sequence[Dtype | None],
-    x: Dtype,
-    out: Dtype,
-    compute: Dtype | None = None,
-) -> str:
+def source(tree: Node, dtypes: Sequence[Dtype | None], x: Dtype, out: Dtype, compute: Dtype | None = None) -> str:
     """CUDA C++ of the kernel that evaluates an expression."""
     accumulator = f"typename Accumulator<{type_name(x)}>::type" if compute is None else type_name(compute)
     types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\ntypedef {accumulator} A;\n"
@@ -163,13 +154,7 @@ class Pointwise:
         self.evaluate(stream, renamed(tree, names), operands[first], others, out, compute)
 
     def evaluate(
-        self,
-        stream: Stream,
-        tree: Node,
-        x: Any,
-        operands: Mapping[str, Any],
-        out: Any,
-        compute: Dtype | None = None,
+        self, stream: Stream, tree: Node, x: Any, operands: Mapping[str, Any], out: Any, compute: Dtype | None = None
     ) -> None:
         """Launch Out := the value of an expression, computed in 32 bits at least and rounded once."""
         names = operand_names(tree)

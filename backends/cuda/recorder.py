@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 
     from pblas.backends.traced import Mark
 
-_DELAY_NS = 3_000_000
-"""Time for the host to launch all operations of an execution."""
+_DELAY_NS = 3_000_000  # time for the host to launch all operations of an execution
 
-_TRIES = 8
-"""Readings of both clocks; the fastest one counts."""
+_TRIES = 8  # readings of both clocks; the fastest one counts
 
 
 class DeviceRecorder(Recorder):

@@ -20,8 +20,7 @@ _RELAXED = 2
 _SUCCESS, _NOT_READY = 0, 600
 _MAX_BATCH = 250  # operations of one cuStreamBatchMemOp
 
-Handle = interop.Stream
-"""A stream by its handle, for libraries that take any object with `__cuda_stream__`."""
+Handle = interop.Stream  # a stream by its handle, for libraries that take any object with `__cuda_stream__`
 
 
 def event() -> int:

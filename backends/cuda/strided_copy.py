@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pblas.layouts.trapezoid import Trapezoid
 
 
-FIELDS = struct.Struct("=16q4dq")
-"""MoveArguments of strided_copy.cu; each field has eight bytes."""
+FIELDS = struct.Struct("=16q4dq")  # MoveArguments of strided_copy.cu; each field has eight bytes
 
 _NAMES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _HALVES = _NAMES[:2]
@@ -41,8 +40,7 @@ COMBINATIONS = (
 )
 
 CONVERSIONS = (*(f"convert_{name}_float32" for name in _HALVES), *(f"convert_float32_{name}" for name in _HALVES))
-LINES = struct.Struct("=6q")
-"""LinesArguments of strided_copy.cu."""
+LINES = struct.Struct("=6q")  # LinesArguments of strided_copy.cu
 
 _TILE = 32
 _PACK = 8  # elements that a thread converts at a time
@@ -56,19 +54,14 @@ class StridedRegion(NamedTuple):
 
     Element (i, j) is rows[i] * down + columns[j] * across elements after `address`.
 
-    Args:
-        address: address of the element at position 0.
-        down: distance in elements from one row to the next.
-        across: distance in elements from one column to the next.
-        rows: address of 64-bit row numbers in GPU memory; 0 stands for the rows 0, 1, 2, ...
-        columns: address of 64-bit column numbers in GPU memory; 0 stands for the columns 0, 1, 2, ...
+
     """
 
-    address: int
-    down: int
-    across: int
-    rows: int = 0
-    columns: int = 0
+    address: int  # address of the element at position 0
+    down: int  # distance in elements from one row to the next
+    across: int  # distance in elements from one column to the next
+    rows: int = 0  # address of 64-bit row numbers in GPU memory; 0 stands for the rows 0, 1, 2, ...
+    columns: int = 0  # address of 64-bit column numbers in GPU memory; 0 stands for the columns 0, 1, 2, ...
 
     @property
     def by_columns(self) -> bool:
@@ -138,13 +131,7 @@ class StridedCopy:
         self._launch(name, stream, shape, x, z, side, alpha, beta, conj=conj)
 
     def convert(
-        self,
-        stream: int,
-        dtypes: tuple[Dtype, Dtype],
-        x: tuple[int, int],
-        z: tuple[int, int],
-        length: int,
-        lines: int,
+        self, stream: int, dtypes: tuple[Dtype, Dtype], x: tuple[int, int], z: tuple[int, int], length: int, lines: int
     ) -> None:
         """Z := X, converted between float32 and a 16-bit dtype, and rounded once.
 

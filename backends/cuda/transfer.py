@@ -8,16 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import cupy
 import numpy as np
 
-from pblas.backends.dtypes import BFLOAT16, FLOAT8
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, Order
 from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype, Order
 
 _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged

@@ -7,7 +7,7 @@ conjugates a Hermitian one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
@@ -16,6 +16,7 @@ from nvmath.bindings import cublas
 from pblas.backends.cuda import streams
 
 if TYPE_CHECKING:
+    from pblas.backends.device import Uplo
     from pblas.backends.dtypes import Array
 
 
@@ -41,7 +42,7 @@ def gram_blocks(handle: int, x: Any, rows: int, count: int, parts: Any) -> None:
 
 
 def trsm(
-    handle: int, stream: int, t: Array, z: Array, *, uplo: Literal["L", "U"], unit: bool = False, conj: bool = False
+    handle: int, stream: int, t: Array, z: Array, *, uplo: Uplo, unit: bool = False, conj: bool = False
 ) -> Array | None:
     """Z := T^-1 Z, in place, on a stream; T may be marked as conjugated."""
     if not z.size:
@@ -60,7 +61,7 @@ def trmm(
     x: Array,
     z: Array,
     *,
-    uplo: Literal["L", "U"],
+    uplo: Uplo,
     unit: bool = False,
     conj: bool = False,
 ) -> Array | None:
@@ -81,9 +82,7 @@ class _Options(NamedTuple):
     triangle: tuple[int, int]
 
 
-def _options(
-    stream: int, t: Any, z: Any, uplo: Literal["L", "U"], *, unit: bool, conj: bool
-) -> tuple[_Options, Array | None]:
+def _options(stream: int, t: Any, z: Any, uplo: Uplo, *, unit: bool, conj: bool) -> tuple[_Options, Array | None]:
     """The arguments for T and Z, and a conjugate copy of T if there is one."""
     (m, n), straight = z.shape, by_columns(z)
     # On the left T, on the right T^T, as cuBLAS reads it: as it is stored, or transposed with a flag.
@@ -134,7 +133,7 @@ def syrk(
     beta: complex,
     z: Any,
     *,
-    uplo: Literal["L", "U"],
+    uplo: Uplo,
     conj: bool = False,
     hermitian: bool = False,
 ) -> Array | None:

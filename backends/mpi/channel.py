@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpi4py import MPI
 
-from pblas.backends.dtypes import address_of
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+from pblas.backends.dtypes import Array, address_of
 
 WORDS = {1: MPI.BYTE, 2: MPI.UINT16_T, 4: MPI.UINT32_T, 8: MPI.UINT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 
-_MAX_TYPES = 256
-"""Datatypes of strided pieces kept at most: an execution needs few, a program may need any number."""
-_ABANDONED: list[Any] = []
-"""Abandoned messages, with their memory: a late rank may still write or read it."""
+_MAX_TYPES = 256  # datatypes of strided pieces kept at most: an execution needs few, a program may need any number
+_ABANDONED: list[Any] = []  # abandoned messages, with their memory: a late rank may still write or read it
 
 
 class Transfer:
@@ -42,9 +37,6 @@ class Channel:
 
     A strided piece is sent as a derived datatype, which on shared memory costs a third of packing it first. The channel
     keeps the datatypes of recent shapes.
-
-    Args:
-        comm: communicator of the context (global).
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:

@@ -19,8 +19,7 @@ _LOCAL_SIZES = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD
 
 _FORWARDING_SECONDS = 0.2
 """Time for the launcher to forward a traceback: without it, MPICH's launcher loses the last line."""
-_LINES_SECONDS = 0.5
-"""The same after an error of all ranks, when every rank prints a line."""
+_LINES_SECONDS = 0.5  # the same after an error of all ranks, when every rank prints a line
 _PATIENCE_SECONDS, _TURN_SECONDS, _MAX_TURNS = 2.0, 1.0, 8
 """Time in which a rank expects another one to print the traceback of an error of all ranks, and to end the job."""
 

@@ -9,11 +9,7 @@ from mpi4py import MPI
 
 
 class WindowMemory:
-    """Shared windows of the ranks of a communicator, which is freed with them.
-
-    Args:
-        node: communicator of ranks that can share memory (global).
-    """
+    """Shared windows of the ranks of a communicator, which is freed with them."""
 
     def __init__(self, node: MPI.Intracomm) -> None:
         self.node = node

@@ -15,16 +15,11 @@ _PERIOD = 2e-3
 """Seconds between two polls. At 1 Gbit/s 250 kB arrive in that time, which fit into the buffers of a TCP connection.
 Each poll interrupts BLAS: with 1 ms products took 1 to 5 % longer (n = 2048, two hosts, 1 Gbit/s and 1 GB/s, AMD
 EPYC)."""
-_TAG = 3000
-"""No message has this tag: the thread asks for one only to let MPI progress."""
+_TAG = 3000  # no message has this tag: the thread asks for one only to let MPI progress
 
 
 class Progress:
-    """Polls MPI inside a `with` block; outside of it the thread waits without using the processor.
-
-    Args:
-        comm: any communicator (global).
-    """
+    """Polls MPI inside a `with` block; outside of it the thread waits without using the processor."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm

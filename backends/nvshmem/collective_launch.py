@@ -17,14 +17,13 @@ from pblas.backends.cuda import streams
 from pblas.backends.nvshmem.collectives import Arrays, Plan, Prepared
 from pblas.backends.nvshmem.kernels import ReductionEpilogue, compiling
 from pblas.backends.nvshmem.kernels.sources import file_of
-from pblas.epilogues import RESULT, Epilogue, Name, operand_names, parse
+from pblas.epilogues import RESULT, Epilogue, Name, Node, operand_names, parse
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from pblas.backends.nvshmem.stream_engine import StreamEngine
     from pblas.collectives.arguments import GatherArguments, ReduceArguments
-    from pblas.epilogues import Node
 
 _WORD_NBYTES, _PACK_NBYTES = 8, 16
 """Bytes of the widest element of an all-gather's kernels, and bytes that a thread moves at a time."""

@@ -97,28 +97,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Arrays:
-    """The arrays of one call on this rank, all of them on the GPU (local).
+    """The arrays of one call on this rank, all of them on the GPU (local)."""
 
-    Args:
-        x: input of the reduction or gather.
-        out: result of the last kernel: the normalised rows, if rows are normalised.
-        sums: result of the reduction: `out`, or the residual if rows are normalised.
-        base: number of the first element of `out` and `sums`.
-        x_base: number of the first element of x.
-        operands: of the epilogue's expression, in the order of its terms; arrays have the shape of `out`, or of its
-            last dimension.
-        weight: weight of the normalised rows, or None.
-        eps: added to the mean square of a row.
-    """
-
-    x: Any
-    out: Any
-    sums: Any
-    base: int = 0
-    x_base: int = 0
+    x: Any  # input of the reduction or gather
+    out: Any  # result of the last kernel: the normalised rows, if rows are normalised
+    sums: Any  # result of the reduction: `out`, or the residual if rows are normalised
+    base: int = 0  # number of the first element of `out` and `sums`
+    x_base: int = 0  # number of the first element of x
+    # of the epilogue's expression, in the order of its terms; arrays have the shape of `out`, or of its last dimension
     operands: tuple[Any, ...] = ()
-    weight: Any = None
-    eps: float = 0.0
+    weight: Any = None  # weight of the normalised rows, or None
+    eps: float = 0.0  # added to the mean square of a row
 
 
 class Prepared:

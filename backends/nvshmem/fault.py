@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from pblas.backends.nvshmem.kernels.arguments import NO_STEP
 
-REFUSED = 0xFF
-"""Takes the place of the missing rank if a rank rejected its arguments and sends the error as a message."""
+REFUSED = 0xFF  # takes the place of the missing rank if a rank rejected its arguments and sends the error as a message
 
 
 def waited(rank: int, phase: int) -> str | None:

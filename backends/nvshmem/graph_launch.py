@@ -24,8 +24,8 @@ from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.replay import NotRecordableError, Recording, Replay
-from pblas.backends.nvshmem.sinks import CapturingSink, Lanes, RecordingSink, RehearsingSink, Sink
-from pblas.backends.nvshmem.workspace import ALIGNMENT, PARITIES
+from pblas.backends.nvshmem.sinks import CapturingSink, Lanes, LaunchMode, Product, RecordingSink, RehearsingSink, Sink
+from pblas.backends.nvshmem.workspace import ALIGNMENT, PARITIES, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.gemm import Gemm
     from pblas.backends.dtypes import Array
     from pblas.backends.nvshmem.shared import EngineResources
-    from pblas.backends.nvshmem.sinks import LaunchMode, Product
-    from pblas.backends.nvshmem.workspace import Workspace
 
 
 class Program:
@@ -69,10 +67,8 @@ class Executions:
         self._capture = self._begun = -1  # the caller's current capture; the last one with a barrier
         self._memory_of_captures: dict[Any, Any] = {}
         self._kept: list[Any] = []  # memory that the caller's graphs use
-        self.sink: Sink = Sink(self.lanes, {})
-        """Takes the operations of the current execution."""
-        self.workspace: Workspace | None = None
-        """Workspace of the current execution."""
+        self.sink: Sink = Sink(self.lanes, {})  # takes the operations of the current execution
+        self.workspace: Workspace | None = None  # workspace of the current execution
 
     def run(self, program: Program, body: Callable[[], None], main: int) -> None:
         """One execution on the caller's stream `main`: a graph launch if these arrays were seen before (local)."""

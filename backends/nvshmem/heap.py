@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.agreement import BITS
+from pblas.backends.agreement import BITS, Agreement
 from pblas.backends.allocator import Block, Blocks, Window
 from pblas.backends.local_step import LocalStep, agreed
 from pblas.backends.nvshmem.settings import GRANULE, NOWHERE, rounded
 from pblas.backends.shared_files import shared_memory
 
 if TYPE_CHECKING:
-    from pblas.backends.agreement import Agreement
     from pblas.backends.dtypes import Dtype
     from pblas.backends.nvshmem.startup import Nvshmem
 
@@ -106,13 +105,7 @@ class Heap(Blocks[Region, Block]):
         return self._windows[window].peers[rank] + offset
 
     def view(
-        self,
-        peer: int,
-        window: int,
-        offset: int,
-        shape: tuple[int, int],
-        strides: tuple[int, int],
-        dtype: Dtype,
+        self, peer: int, window: int, offset: int, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype
     ) -> Any:
         """A CuPy array in the memory of a rank, at an offset that it published; it keeps no block alive (local)."""
         import cupy

@@ -36,8 +36,7 @@ class PrivateMemory:
 
     def __init__(self, common: EngineResources) -> None:
         self._device = common.nvshmem.device.index
-        self.epoch: Any = self.new(FLAG_NBYTES)
-        """The barrier's count of calls."""
+        self.epoch: Any = self.new(FLAG_NBYTES)  # the barrier's count of calls
         self.counters: dict[bool, Any] = {captured: self.new(push_counter_nbytes()) for captured in (False, True)}
         """Counters of pushes."""
         self.marks: dict[bool, Any] = {captured: self.new(MAX_TILE_FLAGS * FLAG_NBYTES) for captured in (False, True)}
@@ -74,8 +73,7 @@ class Workspaces:
     def __init__(self, common: EngineResources, executions: Executions) -> None:
         self._resources, self._executions = common, executions
         self._current: Workspace | None = None
-        self.captures: list[Workspace] = []
-        """Workspaces of the caller's graphs, which live as long as the queue."""
+        self.captures: list[Workspace] = []  # workspaces of the caller's graphs, which live as long as the queue
 
     def reserve(self, nbytes: int, phases: int) -> Workspace:
         """**Collective.** The queue's workspace, as `Engine.reserve`."""

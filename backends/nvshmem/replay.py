@@ -53,8 +53,7 @@ class Replay:
     """
 
     def __init__(self) -> None:
-        self.memory: dict[Any, Any] = {}
-        """Further arrays that the launches use."""
+        self.memory: dict[Any, Any] = {}  # further arrays that the launches use
         self._launches: list[tuple[Start, str, Words]] = []
         self._relocations: list[tuple[Words, int, int, int]] = []
 
@@ -89,10 +88,8 @@ class Recording:
     """The launches of a plan on operands of one memory layout, one `Replay` for each half of the workspace."""
 
     def __init__(self, gemm: Gemm) -> None:
-        self.workspace: Workspace | None = None
-        """The workspace that the launches use, if any."""
-        self.memory: dict[int, dict[Any, Any]] = {}
-        """Further arrays that the launches use, by half of the workspace."""
+        self.workspace: Workspace | None = None  # the workspace that the launches use, if any
+        self.memory: dict[int, dict[Any, Any]] = {}  # further arrays that the launches use, by half of the workspace
         self._replays: dict[int, Replay] = {}
         self._gemm, self._products = gemm, gemm.forgotten
 

@@ -19,11 +19,9 @@ if TYPE_CHECKING:
     from pblas.backends.gpu_info import Gpu
 
 
-GRANULE = 2 << 20
-"""Regions and segments are multiples of this: CUDA maps memory in pieces of 2 MiB."""
+GRANULE = 2 << 20  # regions and segments are multiples of this: CUDA maps memory in pieces of 2 MiB
 
-NOWHERE = 1 << 62
-"""Larger than any place: no place exists."""
+NOWHERE = 1 << 62  # larger than any place: no place exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +91,8 @@ def rounded(nbytes: int) -> int:
 
 DEFAULT_NBYTES = 1 << 30
 SIZE_VARIABLE = "PBLAS_SYMMETRIC_SIZE"
-MARGIN_NBYTES = 64 << 20
-"""Memory for NVSHMEM's own collectives and teams, in addition to the slab."""
-GRANULARITY_NBYTES = 512 << 20
-"""NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this."""
+MARGIN_NBYTES = 64 << 20  # memory for NVSHMEM's own collectives and teams, in addition to the slab
+GRANULARITY_NBYTES = 512 << 20  # NVSHMEM_CUMEM_GRANULARITY: a heap that grows does so in multiples of this
 LIMIT_VARIABLE = "NVSHMEM_MAX_MEMORY_PER_GPU"
 SHARE_VARIABLE = "PBLAS_SHARE_GPU"
 _LIMIT_NBYTES = 128 << 30  # its default: address space that NVSHMEM reserves, the limit of a growing heap

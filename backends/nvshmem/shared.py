@@ -27,7 +27,7 @@ from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
 from pblas.backends.nvshmem.kernels import Kernels
 from pblas.backends.nvshmem.kernels.arguments import LONGEST, NO_STEP, RECORD, Watch
-from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES
+from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.base import GpuBackend
     from pblas.backends.nvshmem.heap import Heap
     from pblas.backends.nvshmem.startup import Nvshmem
-    from pblas.backends.nvshmem.workspace import Workspace
 
 
 _TICK, _DRAIN_TICK = 0.05, 0.002
@@ -55,8 +54,7 @@ class _Ends:
     def __init__(self) -> None:
         self._events = [streams.event() for _ in range(_RING)]
         self._launches = self._finished = 0
-        self.since = 0.0
-        """Time of the last progress."""
+        self.since = 0.0  # time of the last progress
 
     def launched(self, stream: int) -> int:
         """Record an event after an execution on a stream, and return it."""

@@ -12,13 +12,12 @@ import cupy
 
 from pblas.backends.cuda import streams
 from pblas.backends.engine_limits import LANES
-from pblas.backends.nvshmem.replay import NotRecordableError
+from pblas.backends.nvshmem.replay import NotRecordableError, Replay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from pblas.backends.cuda.kernels import Stream
-    from pblas.backends.nvshmem.replay import Replay
     from pblas.backends.push_engine import Finish, GemmModes
 
     Start = Callable[[Stream], object]

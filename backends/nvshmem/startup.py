@@ -55,8 +55,7 @@ class Nvshmem:
         self.pe: int = int(bindings.my_pe())
         self.npes: int = int(bindings.n_pes())
         self.pool: Pool = Pool()
-        self.order: Order = Order()
-        """Order of the executions of all contexts of this process (local)."""
+        self.order: Order = Order()  # order of the executions of all contexts of this process (local)
         self._abandoned: str | None = None
 
     @property
@@ -145,11 +144,7 @@ def running() -> Nvshmem | None:
 
 
 def start(
-    peers: Transport,
-    nbytes: int | None = None,
-    device: int | None = None,
-    *,
-    timeout: float = TIMEOUT,
+    peers: Transport, nbytes: int | None = None, device: int | None = None, *, timeout: float = TIMEOUT
 ) -> Nvshmem:
     """**Collective.** NVSHMEM, started over some ranks unless it runs already."""
     global _process  # noqa: PLW0603 - see the module's docstring

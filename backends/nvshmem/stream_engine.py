@@ -19,7 +19,7 @@ from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import copies_of, needs_copy, read
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.dtypes import FLOAT8
+from pblas.backends.dtypes import FLOAT8, Array, Dtype, Order
 from pblas.backends.gpu_info import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
 from pblas.backends.nvshmem.graph_launch import Executions, Program
@@ -28,21 +28,18 @@ from pblas.backends.nvshmem.hopper.gemm import Hopper
 from pblas.backends.nvshmem.kernels import compiling
 from pblas.backends.nvshmem.kernels.arguments import Block, Slots, barrier_flags_nbytes
 from pblas.backends.nvshmem.memory import PrivateMemory, Workspaces
-from pblas.backends.nvshmem.sinks import Product
+from pblas.backends.nvshmem.sinks import Product, Sink
 from pblas.backends.nvshmem.sums import Copies, Sums, is_tight, lines_of, orders
-from pblas.backends.push_engine import EXACT
+from pblas.backends.push_engine import EXACT, Finish, GemmModes, Output, Portion
 from pblas.epilogues import RESULT, Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from pblas.backends.cuda.kernels import Stream
-    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.nvshmem.replay import Recording
     from pblas.backends.nvshmem.shared import EngineResources
-    from pblas.backends.nvshmem.sinks import Sink
     from pblas.backends.nvshmem.workspace import Workspace
-    from pblas.backends.push_engine import Finish, GemmModes, Output, Portion
 
 _LAUNCH_NS = 100_000  # time for the host to launch an execution
 _DRAIN_SECONDS = 5.0  # time for streams to drain once the watchdog has broken the context

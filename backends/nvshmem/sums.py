@@ -13,7 +13,7 @@ from pblas.backends.cuda import streams
 from pblas.backends.cuda.strided_copy import StridedCopy
 from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.kernels import Reduction, Strided, compiled_epilogue, compiling
-from pblas.backends.nvshmem.kernels.arguments import Block
+from pblas.backends.nvshmem.kernels.arguments import Block, EpilogueTerms, Slots
 from pblas.backends.nvshmem.kernels.sources import file_of
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from pblas.backends.cuda.kernels import Stream
     from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.nvshmem.graph_launch import Executions
-    from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms, Slots
     from pblas.backends.nvshmem.memory import PrivateMemory
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.push_engine import Output
@@ -211,13 +210,7 @@ class Sums:
         self._reduce(lane, kernel, "F", wire, first, contributing, output)
 
     def pulled(
-        self,
-        lane: str,
-        wire: Dtype,
-        first: list[int],
-        places: dict[str, Any],
-        contributing: list[int],
-        output: Output,
+        self, lane: str, wire: Dtype, first: list[int], places: dict[str, Any], contributing: list[int], output: Output
     ) -> None:
         """All-reduce with one kernel, which reads the peers' partial products and stores sums there, at `places`."""
         kernel = functools.partial(self._kernels.two_shot_pull, **places)

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 ALIGNMENT = 256
 FLAG_NBYTES = 4
 PARITIES = 2
-_MOST_ARRAYS = 1024
-"""Cached arrays of a workspace; an array takes longer to make than to use."""
+_MOST_ARRAYS = 1024  # cached arrays of a workspace; an array takes longer to make than to use
 
 
 class Workspace:
@@ -25,11 +24,8 @@ class Workspace:
 
     The memory has two halves, and calls alternate between them. The half of a call is its parity.
 
-    Args:
-        block: symmetric memory; each half has flags, flags of the all-reduce kernels, then slots (global).
-        peers: address of each rank's block, as mapped into this process (local).
-        nbytes: bytes of the slots of one half (global).
-        phases: number of flags that each rank can set at each peer, in each half (global).
+    Each half of the block has flags, `phases` for each pair of ranks, then flags of the all-reduce kernels, then
+    `nbytes` of slots. `peers` are the addresses of the ranks' blocks, as mapped into this process.
     """
 
     def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int) -> None:

@@ -64,8 +64,7 @@ class MessageChannel:
 
     Messages of one rank and tag arrive in the order in which they were sent, in the order of the calls of `receive`.
 
-    Args:
-        peers: the ranks; tags from 999 on belong to this class (global).
+    Tags from 999 on belong to this class.
     """
 
     def __init__(self, peers: Transport) -> None:

@@ -32,10 +32,8 @@ _HEAD = struct.Struct("<3q")
 _FRAME = 4096
 _INLINE = _FRAME - _HEAD.size
 _FOREVER = timedelta(days=365)
-_ENDING, _ANSWER = -1, -2
-"""In place of the number of bytes: the sender's process ends; the answer to that."""
-_GRACE = 1.0
-"""Seconds in which a rank that has not ended answers."""
+_ENDING, _ANSWER = -1, -2  # in place of the number of bytes: the sender's process ends; the answer to that
+_GRACE = 1.0  # seconds in which a rank that has not ended answers
 
 _MAILBOXES: dict[Any, Mailbox] = {}
 """One mailbox per group, as long as the process runs: a thread that waits for Gloo cannot be ended."""
@@ -54,8 +52,7 @@ class Mailbox:
     A space separates the messages of one user of the group from those of all others, as a duplicate of a communicator
     does in MPI. Ranks take new spaces in the same order, and so get the same numbers.
 
-    Args:
-        group: a torch.distributed group whose CPU backend is Gloo (global).
+    The CPU backend of the group is Gloo.
     """
 
     def __init__(self, group: Any) -> None:

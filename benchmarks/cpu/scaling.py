@@ -28,6 +28,7 @@ from benchmarks.charts.scaling_chart import Line, lines_chart, scatter_chart
 from benchmarks.results_file import RESULTS
 from pblas import Grid, Hardware, Link, MatrixDescriptor
 from pblas.matmul.choose import choose, one_dimensional
+from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.product_plan import ProductPlan
 from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK
 
@@ -87,7 +88,7 @@ def planned(kind: str, shape: str, sizes: Sizes, nprocs: int, machine: Hardware,
         kb_b = kb + 1 if kind == KINDS[3] else kb  # different blocks of K, so that panels span several owners
         shapes = ((m, k, mb, kb), (k, n, kb_b, nb), (m, n, mb, nb))
         descs = tuple(MatrixDescriptor(*shape_, grid) for shape_ in shapes)  # type: ignore[assignment]
-    return choose(dtype, *descs, nprocs=nprocs, topology=machine.topology, hardware=machine)
+    return choose(dtype, *descs, context=PlanningContext(machine.topology, nprocs, hardware=machine))
 
 
 def curves(sizes: dict[str, Callable[[int], Sizes]], machine: Hardware, dtype: str) -> list[dict[str, Any]]:

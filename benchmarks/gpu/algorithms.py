@@ -60,7 +60,7 @@ def algorithm_of(name: str) -> Algorithm:
 def plan_of(row: Row) -> ProductPlan:
     """The plan of a row with the algorithm that the planner chooses."""
     a, b, d = descriptors(row)
-    return planner.choose("bfloat16", a, b, d, nprocs=row.gpus, topology=topology(row))
+    return planner.choose("bfloat16", a, b, d, context=granularity.PlanningContext(topology(row), row.gpus))
 
 
 def topology(row: Row) -> Topology:

@@ -27,11 +27,9 @@ from pblas.layouts.drawing.text import (
 if TYPE_CHECKING:
     from pblas.layouts.grid import Grid
 
-MAX_BLOCKS = 20
-"""Largest number of blocks drawn along either side."""
+MAX_BLOCKS = 20  # largest number of blocks drawn along either side
 
-MAX_WIDTH = 900
-"""Width in pixels from which on fewer blocks are drawn, so that wide labels fit."""
+MAX_WIDTH = 900  # width in pixels from which on fewer blocks are drawn, so that wide labels fit
 
 COLOURS = ("#77aadd", "#ee8866", "#eedd88", "#44bb99", "#ffaabb", "#99ddff", "#bbcc33", "#c9a6e4")
 """Pale colours for ranks 0..7; all but the last are Paul Tol's 'light' scheme, made for colour-blind readers."""

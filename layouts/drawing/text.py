@@ -12,14 +12,11 @@ if TYPE_CHECKING:
     from pblas.layouts.grid import Grid
     from pblas.layouts.split import Split
 
-ALL = -1
-"""The coordinate that stands for all process coordinates along a replicated dimension."""
+ALL = -1  # the coordinate that stands for all process coordinates along a replicated dimension
 
-MAX_LINES = 16
-"""Largest number of bands drawn from top to bottom; each takes two lines of the screen."""
+MAX_LINES = 16  # largest number of bands drawn from top to bottom; each takes two lines of the screen
 
-MAX_RANKS = 8
-"""Largest number of ranks listed one by one below a picture."""
+MAX_RANKS = 8  # largest number of ranks listed one by one below a picture
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from pblas import errors
-from pblas.arrays.elementwise_arguments import (
-    Analysis,
-    Kind,
-    analysed,
-    checked_operands,
-    is_number,
-    local_values,
-)
+from pblas.arrays.elementwise_arguments import Analysis, Kind, analysed, checked_operands, is_number, local_values
 from pblas.arrays.elementwise_plan import ElementwisePlan
 from pblas.arrays.elementwise_run import ElementwiseOperands, RunElementwise
 from pblas.core.call import call, planned, planned_without_context
@@ -24,16 +17,14 @@ from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_dtype, shared_descriptor, spelled
+from pblas.runtime.runtime import Runtime, checked_dtype, shared_descriptor, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
 
     from numpy.typing import DTypeLike
 
     from pblas.backends.host_ranks import HostRanks
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 

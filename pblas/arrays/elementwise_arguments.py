@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise_plan import ElementwiseOperand, ElementwisePlan
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, Array, accumulator_dtype
 from pblas.backends.interop import has_memory
 from pblas.core.checks import is_same_memory, shares_memory
-from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Number, nodes, parse
+from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Node, Number, nodes, parse
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
-from pblas.runtime.runtime import checked_dtype, shared_descriptor
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
-    from pblas.epilogues import Node
-    from pblas.runtime.runtime import Runtime
+from pblas.runtime.runtime import Runtime, checked_dtype, shared_descriptor
 
 _NUMBERS = int, float, complex, np.number
 _OPTIONS = ("out", "dtype", "nprocs")

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pblas.backends.dtypes import dtype_of_name
-from pblas.epilogues import Name
+from pblas.backends.dtypes import Array, dtype_of_name
+from pblas.epilogues import Name, Node
 from pblas.layouts.placement import Placement
-from pblas.redistribution.packing import Scaling
+from pblas.redistribution.packing import Put, Scaling
 from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
 from pblas.redistribution.transfer import own_memory
 
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pblas.arrays.elementwise_plan import ElementwisePlan
-    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.epilogues import Node
-    from pblas.redistribution.packing import Put
 
 
 class ElementwiseOperands(NamedTuple):

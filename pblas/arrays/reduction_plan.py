@@ -12,18 +12,7 @@ from pblas.simulation.hardware import ITEMSIZE, Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
 Operation = Literal[
-    "sum",
-    "max",
-    "min",
-    "argmax",
-    "argmin",
-    "abs_sum",
-    "abs_max",
-    "squares",
-    "dot",
-    "product",
-    "diagonal",
-    "trace",
+    "sum", "max", "min", "argmax", "argmin", "abs_sum", "abs_max", "squares", "dot", "product", "diagonal", "trace"
 ]
 """
 "abs_sum", "abs_max": of the absolute values; "squares": sums of squares, scaled; "dot": of two matrices of one layout;
@@ -40,11 +29,6 @@ class ReductionPlan(StationaryPlan):
     Partial results are combined in the order of ranks, so the order of additions depends on the plan alone. Of the
     ranks that hold the same elements only the first contributes: a replicated matrix counts once.
 
-    Args:
-        a: distribution of the matrix (global).
-        operation: see `Operation` (global).
-        axis: 0 reduces columns to n results, 1 rows to m results, None all elements to one (global).
-
     >>> plan = ReductionPlan(MatrixDescriptor.row_wise(6, 4, 3), "sum", 0, "float64", 3)
     >>> [plan.count(rank) for rank in range(3)], plan.received_elements(0), plan.nresults
     ([4, 4, 4], 8, 4)
@@ -56,9 +40,9 @@ class ReductionPlan(StationaryPlan):
     name: ClassVar[str] = "ReductionPlan"
     why: ClassVar[str] = "each rank reduces its own elements and sends the results, which are fewer"
 
-    a: MatrixDescriptor
-    operation: Operation
-    axis: Literal[0, 1] | None
+    a: MatrixDescriptor  # distribution of the matrix (global)
+    operation: Operation  # see `Operation` (global)
+    axis: Literal[0, 1] | None  # 0 reduces columns to n results, 1 rows to m results, None all elements to one (global)
     dtype: str
     nprocs: int
     transport: Transport = "message"

@@ -19,7 +19,7 @@ from pblas.core.checks import check_matrix, common_dtype
 from pblas.core.operation import Bound, Operation
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_flag, name_of, spelled
+from pblas.runtime.runtime import Runtime, checked_flag, name_of, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 Axis = Literal[0, 1] | None

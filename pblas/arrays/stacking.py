@@ -18,12 +18,11 @@ from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.api import Redistribution, redistributed
-from pblas.runtime.runtime import fail_without_context
+from pblas.runtime.runtime import Runtime, fail_without_context
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.core.operation import Bound
-    from pblas.runtime.runtime import Runtime
 
 
 def tril(a: DistMatrix, k: int = 0) -> DistMatrix:

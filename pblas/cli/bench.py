@@ -63,7 +63,7 @@ def seconds(text: str) -> float:
 
 def add_parser(commands: Any, rank: int) -> None:
     parser = add_command(
-        commands, "bench", rank, run, text="Measure this machine, beside NumPy or CuPy, in a minute.", details=_DETAILS
+        commands, "bench", rank, run, "Measure this machine, beside NumPy or CuPy, in a minute.", _DETAILS
     )
     parser.add_argument("--seconds", type=seconds, default=60.0, help="time for all rows (%(default)s)")
     parser.add_argument("--ranks", type=size, help=f"ranks to start (one for each core, at most {_MOST_RANKS})")

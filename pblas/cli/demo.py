@@ -89,9 +89,7 @@ class Result:
 
 
 def add_parser(commands: Any, rank: int) -> None:
-    parser = add_command(
-        commands, "demo", rank, run, text="Multiply with each plan and check the results.", details=_DETAILS
-    )
+    parser = add_command(commands, "demo", rank, run, "Multiply with each plan and check the results.", _DETAILS)
     parser.add_argument("--m", type=size, default=2048, help="rows of A and D (%(default)s)")
     parser.add_argument("--n", type=size, default=2048, help="columns of B and D (%(default)s)")
     parser.add_argument("--k", type=size, default=2048, help="columns of A, rows of B (%(default)s)")

@@ -39,12 +39,7 @@ layout that moves the fewest bytes, and C the layout of D. `plan` with the same 
 
 def add_matmul(commands: Any, rank: int) -> None:
     parser = add_command(
-        commands,
-        "matmul",
-        rank,
-        run_matmul,
-        text="D = alpha op(A) op(B) + beta C, with .npy or .h5 files.",
-        details=_MATMUL_DETAILS,
+        commands, "matmul", rank, run_matmul, "D = alpha op(A) op(B) + beta C, with .npy or .h5 files.", _MATMUL_DETAILS
     )
     parser.add_argument("a", metavar="A.npy")
     parser.add_argument("b", metavar="B.npy")
@@ -116,9 +111,7 @@ has one dimension too (a column, in an .h5 file).
 
 
 def add_solve(commands: Any, rank: int) -> None:
-    parser = add_command(
-        commands, "solve", rank, run_solve, text="Solve A x = b, with .npy or .h5 files.", details=_SOLVE_DETAILS
-    )
+    parser = add_command(commands, "solve", rank, run_solve, "Solve A x = b, with .npy or .h5 files.", _SOLVE_DETAILS)
     parser.add_argument("a", metavar="A.npy")
     parser.add_argument("b", metavar="b.npy")
     parser.add_argument("-o", "--output", required=True, metavar="x.npy")

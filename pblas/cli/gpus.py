@@ -6,20 +6,18 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from pblas.backends.gpu_info import (
     DEFAULT_QUEUES,
     QUEUES_VARIABLE,
+    Diagnostics,
+    Gpu,
     hardware_queues,
     shared_device_error,
     short_uuid,
     version_text,
 )
 from pblas.config import bytes_text
-
-if TYPE_CHECKING:
-    from pblas.backends.gpu_info import Diagnostics, Gpu
 
 _NEEDED_FOR = {"cuBLASLt": "which products need", "NVRTC": "which compiles kernels"}
 _UUID_DIGITS = 12  # of 32: as many as a float64 holds exactly

@@ -31,8 +31,8 @@ def add_parser(commands: Any, rank: int) -> None:
         "info",
         rank,
         run,
-        text="Print the MPI, BLAS, GPUs and packages of this machine, and what is missing.",
-        details="Works without MPI too. Under mpiexec it reports on all ranks.",
+        "Print the MPI, BLAS, GPUs and packages of this machine, and what is missing.",
+        "Works without MPI too. Under mpiexec it reports on all ranks.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON: a text for each line of the table")
 

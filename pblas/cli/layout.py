@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Any, rank: int) -> None:
     parser = add_command(
-        commands, "layout", rank, run, text="Draw a block-cyclic distribution of an m x n matrix. Needs no MPI."
+        commands, "layout", rank, run, "Draw a block-cyclic distribution of an m x n matrix. Needs no MPI."
     )
     parser.add_argument("m", type=extent, help="rows")
     parser.add_argument("n", type=extent, help="columns")

@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
 
 
-def add_command(commands: Any, name: str, rank: int, run: Any, *, text: str, details: str = "") -> Parser:
+def add_command(commands: Any, name: str, rank: int, run: Any, text: str, details: str = "") -> Parser:
     """Add a command."""
     parser: Parser = commands.add_parser(name, rank=rank, help=text, description=f"{text}\n\n{details}".rstrip())
     parser.set_defaults(run=run)

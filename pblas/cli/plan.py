@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pblas.cli.layout import HELP, Named, named, on_grids
-from pblas.cli.output import add_command, dtype, extent, pairs, size, trans
+from pblas.cli.output import Parser, add_command, dtype, extent, pairs, size, trans
 from pblas.errors import ArgumentError
 from pblas.simulation.hardware import PRESETS
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from pblas.cli.output import Parser
     from pblas.core.options import Trans
     from pblas.layouts import MatrixDescriptor
 
@@ -40,11 +39,6 @@ def add_product(parser: Parser, *, required: bool) -> None:
     parser.add_argument("--transb", type=trans, default="N", help="N, T or C (%(default)s)")
     parser.add_argument("--chunks", type=size, help="parts in which each shard moves (the planner's choice)")
     parser.add_argument("--no-overlap", action="store_true", help="move all data before the multiplication")
-
-
-def leaves_layouts_open(arguments: Namespace) -> bool:
-    """Whether the options name no layout at all, so that the planner may choose those of A, B and D."""
-    return not (arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block)
 
 
 def descriptors(arguments: Namespace, ranks: int) -> tuple[MatrixDescriptor, MatrixDescriptor]:
@@ -112,12 +106,7 @@ row-wise unless their layout is given, and the planner chooses the layout of D o
 
 def add_plan(commands: Any, rank: int) -> None:
     parser = add_command(
-        commands,
-        "plan",
-        rank,
-        run_plan,
-        text="Print which data D = op(A) op(B) moves, and how much.",
-        details=_PLAN_DETAILS,
+        commands, "plan", rank, run_plan, "Print which data D = op(A) op(B) moves, and how much.", _PLAN_DETAILS
     )
     add_product(parser, required=True)
     parser.add_argument("--ranks", type=size, required=True, help="number of ranks")
@@ -132,14 +121,10 @@ def run_plan(arguments: Namespace, console: Console) -> int:
 
     ranks = arguments.ranks
     operands: tuple[Any, ...] = arguments.m, arguments.n, arguments.k
-    if not leaves_layouts_open(arguments):
+    if arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block:  # else the planner chooses
         operands = descriptors(arguments, ranks)
     planned = plan_matmul(
-        *operands,
-        **options(arguments, ranks),
-        dtype=arguments.dtype,
-        nprocs=ranks,
-        hardware=arguments.simulate,
+        *operands, **options(arguments, ranks), dtype=arguments.dtype, nprocs=ranks, hardware=arguments.simulate
     )
     console.print(planned.explain(), soft_wrap=True)
     if arguments.simulate:
@@ -159,12 +144,7 @@ are pictures. The time of each kind of operation is printed. With an existing tr
 
 def add_trace(commands: Any, rank: int) -> None:
     parser = add_command(
-        commands,
-        "trace",
-        rank,
-        run_trace,
-        text="Record when each rank multiplies, copies, adds and waits.",
-        details=_TRACE_DETAILS,
+        commands, "trace", rank, run_trace, "Record when each rank multiplies, copies, adds and waits.", _TRACE_DETAILS
     )
     parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="an existing trace, instead of a product")
     add_product(parser, required=False)

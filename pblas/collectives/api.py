@@ -14,8 +14,8 @@ from pblas.backends import log
 from pblas.backends.interop import current_stream
 from pblas.collectives.arguments import GatherArguments, ReduceArguments, Reduction
 from pblas.collectives.collective_plan import SLOT_NBYTES, goes_by_messages
-from pblas.collectives.collective_run import OUT_TABLE, X_TABLE, Collective, Gathering, Steps, run_naive
-from pblas.collectives.reduction_run import ByFunction
+from pblas.collectives.collective_run import OUT_TABLE, X_TABLE, Collective, Gathering, OneShot, Steps, run_naive
+from pblas.collectives.reduction_run import ByFunction, Finish
 from pblas.collectives.staging_run import Flat, Staging
 from pblas.epilogues import Epilogue
 from pblas.runtime.calls import collective
@@ -24,8 +24,6 @@ from pblas.runtime.kept_plans import Kept
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ArrayT
     from pblas.backends.local_step import LocalStep
-    from pblas.collectives.collective_run import OneShot
-    from pblas.collectives.reduction_run import Finish
     from pblas.runtime.runtime import Runtime
 
 Op = Literal["sum", "max", "min", "prod"]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.dtypes import Array, accumulator_dtype
 from pblas.backends.interop import Target, has_memory, is_view, makes_arrays, new_target
 from pblas.collectives.collective_plan import (
     ALGORITHMS,
@@ -25,21 +25,18 @@ from pblas.collectives.collective_plan import (
     width_of,
 )
 from pblas.collectives.collective_run import OneShot
-from pblas.collectives.reduction_run import OPERATIONS, ByFunction, Normalised, Pointwise
+from pblas.collectives.reduction_run import OPERATIONS, ByFunction, Finish, Normalised, Pointwise
 from pblas.core.checks import is_same_memory, shares_memory
 from pblas.epilogues import Epilogue
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
-from pblas.runtime.runtime import checked_dtype, checked_scalar, name_of, spelled
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_scalar, name_of, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.collectives.reduction_run import Finish
     from pblas.collectives.staging_run import Staging
-    from pblas.runtime.runtime import Runtime
 
 _NUMBERS, _LISTS = complex | float | int, np.ndarray | list | tuple
 _ALGORITHMS = "auto", *ALGORITHMS

@@ -10,8 +10,7 @@ CollectiveAlgorithm = Literal["naive", "one_shot", "two_shot"]
 ALGORITHMS: tuple[CollectiveAlgorithm, ...] = ("naive", "one_shot", "two_shot")
 SLOT_NBYTES = 1 << 20
 """Bytes that a rank stages for its peers in one round: few enough to be in the caches when the peers read them."""
-MESSAGE_NBYTES = 8 << 20
-"""Bytes that a rank sends in one round of messages."""
+MESSAGE_NBYTES = 8 << 20  # bytes that a rank sends in one round of messages
 LARGE_NBYTES = 4 << 20
 """From this size on, an array outside shared memory travels in messages, even within a node: MPI copies it once, from
 array to array. Staging in shared memory takes two copies."""

@@ -21,19 +21,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas.collectives.collective_plan import Rounds, goes_by_messages, width_of
-from pblas.collectives.reduction_run import OPERATIONS, fold
-from pblas.collectives.staging_run import INPUTS, RELAYED, RESULTS, Flat
+from pblas.collectives.reduction_run import OPERATIONS, Finish, fold
+from pblas.collectives.staging_run import INPUTS, RELAYED, RESULTS, Flat, Staging
 from pblas.plans.partition import receiver
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
-    from pblas.collectives.reduction_run import Finish
-    from pblas.collectives.staging_run import Staging
 
-X_TABLE, OUT_TABLE = 0, 1
-"""Location tables of x and out."""
+X_TABLE, OUT_TABLE = 0, 1  # location tables of x and out
 
 
 class Steps(NamedTuple):

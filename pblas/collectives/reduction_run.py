@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends.cpu.pointwise import PIECE_NBYTES, evaluator_of, rms_normalised
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.dtypes import Array, accumulator_dtype
 from pblas.collectives.staging_run import Flat
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
 """Functions that combine two elements. All of them propagate NaN."""
@@ -22,27 +19,18 @@ _ADDED_NBYTES = 256 << 10
 
 
 class Pointwise:
-    """An expression of pieces of a flat result: whole lines of it, or a part of one.
-
-    Args:
-        expression: a valid one (global).
-        operands: numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line
-            (global).
-        wide: dtype of the sums (global).
-        base: number of its first element (local).
-        length: elements of a line (local).
-        by_columns: lines are columns, so that vectors have an element for each of them (global).
-    """
+    """An expression of pieces of a flat result: whole lines of it, or a part of one."""
 
     def __init__(
         self,
-        expression: str,
+        expression: str,  # a valid one (global)
+        # numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line (global)
         operands: Mapping[str, Any],
-        wide: np.dtype[Any],
-        base: int,
-        length: int = 1,
+        wide: np.dtype[Any],  # dtype of the sums (global)
+        base: int,  # number of its first element (local)
+        length: int = 1,  # elements of a line (local)
         *,
-        by_columns: bool = False,
+        by_columns: bool = False,  # lines are columns, so that vectors have an element for each of them (global)
     ) -> None:
         self._value = evaluator_of(expression, overwrites=True)
         self._base, self._length, self._by_columns = base, max(1, length), by_columns
@@ -84,15 +72,7 @@ class Pointwise:
 
 
 class Normalised:
-    """Rows of a flat result, normalised; with a residual there are two results.
-
-    Args:
-        weight: one element for each column, or None (global).
-        eps: number (global).
-        residual: of the result's shape, or None (global).
-        columns: of the result (global).
-        base: number of its first element (local).
-    """
+    """Rows of a flat result, normalised; with a residual there are two results. Its first element has number `base`."""
 
     def __init__(self, weight: Array | None, eps: float, residual: Array | None, columns: int, base: int) -> None:
         self._eps, self._columns = eps, columns

@@ -16,7 +16,7 @@ import numpy as np
 from pblas.plans.partition import padded
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
 
@@ -94,8 +94,7 @@ def spans(x: Array, a: int, b: int) -> Iterator[Array]:
 
 INPUTS, RESULTS = 0, 1
 """Regions of the staging memory, and kinds of messages: pieces to combine, and combined or gathered pieces."""
-RELAYED = 2
-"""Kind of messages: pieces from another node, sent on to the ranks of this node."""
+RELAYED = 2  # kind of messages: pieces from another node, sent on to the ranks of this node
 TAG = 1030
 _TAG_MEETING = TAG + 4
 _MAX_SLOTS = 1024
@@ -133,14 +132,7 @@ class Staging:
         """Slots of recent calls: to make one takes longer than to copy a small array into it (local)."""
 
     def slot(
-        self,
-        region: int,
-        peer: int,
-        turn: int,
-        place: int,
-        span: tuple[int, int],
-        dtype: np.dtype[Any],
-        result: int = 0,
+        self, region: int, peer: int, turn: int, place: int, span: tuple[int, int], dtype: Dtype, result: int = 0
     ) -> Flat:
         """Elements of a span in the staging memory of a near rank or this one."""
         half = turn % 2
@@ -161,11 +153,11 @@ class Staging:
             return False
         return self.backend.publish(self._tables[table], x.line[:, None])
 
-    def published(self, table: int, peer: int, n: int, dtype: np.dtype[Any]) -> Flat:
+    def published(self, table: int, peer: int, n: int, dtype: Dtype) -> Flat:
         """The n elements that a near rank has published (local)."""
         return Flat(self.backend.peer_array(self._tables[table], peer, (n, 1), dtype, "F").reshape(-1))
 
-    def buffer(self, peer: int, turn: int, n: int, dtype: np.dtype[Any]) -> Array:
+    def buffer(self, peer: int, turn: int, n: int, dtype: Dtype) -> Array:
         """Memory for n elements from a far rank (local)."""
         key = peer, turn % 2
         if key not in self._buffers or self._buffers[key].nbytes < n * dtype.itemsize:

@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pblas import errors
 from pblas.core.checks import check_matrices, enough_ranks, not_a_matrix
-from pblas.core.operation import ResultT
-from pblas.core.planned import Planned
+from pblas.core.operation import Bound, Operation, ResultT
+from pblas.core.planned import Begun, Planned
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import MOST_NBYTES
 from pblas.runtime.runtime import Runtime, fail_without_context
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
-    from pblas.core.operation import Bound, Operation
-    from pblas.core.planned import Begun
     from pblas.layouts.descriptor import MatrixDescriptor
 
 P = ParamSpec("P")

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import address_of
+from pblas.backends.dtypes import Array, address_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_dtype, shared_descriptor
+from pblas.runtime.runtime import Runtime, checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pblas.backends.dtypes import Array
     from pblas.core.operation import Bound
     from pblas.core.options import Trans
-    from pblas.runtime.runtime import Runtime
 
 
 def check_like_planned(
@@ -29,13 +27,19 @@ def check_like_planned(
     dtype: np.dtype[Any],
     desc: MatrixDescriptor,
     *,
-    remedy: str,
+    conj: bool | None = None,
     exact: bool = False,
 ) -> None:
-    """Raise an error unless a matrix of an execution has the planned dtype and distribution: `exact`, the layout."""
+    """Raise an error unless a matrix of an execution has the planned dtype and distribution: `exact`, the layout.
+
+    It must be a conjugated view as `conj` says; None: it may be one.
+    """
     if not isinstance(x, DistMatrix):
         raise not_a_matrix("execute", name.lower(), x)
-    check_context("execute", x, runtime, remedy)
+    check_context("execute", x, runtime)
+    if conj is not None and x.conjugated != conj:
+        view = "conjugated" if x.conjugated else "not conjugated"
+        raise errors.ArgumentError(f"execute: {name} is {view}, unlike planned; plan anew")
     if x.dtype != dtype:
         raise errors.DTypeError(f"execute: {name} is {x.dtype.name}, planned was {dtype.name}; plan anew")
     if x.desc is desc or x.desc == desc:
@@ -44,14 +48,6 @@ def check_like_planned(
         raise errors.DescriptorError(
             f"execute: {name} is {shared_descriptor(x.desc)}, planned was {shared_descriptor(desc)}; plan anew, "
             f"or redistribute it"
-        )
-
-
-def check_conjugation(name: str, x: DistMatrix, *, conj: bool) -> None:
-    """Raise ArgumentError unless a matrix of an execution is a conjugated view as planned, or none as planned."""
-    if x.conjugated != conj:
-        raise errors.ArgumentError(
-            f"execute: {name} is{'' if x.conjugated else ' not'} conjugated, unlike planned; plan anew"
         )
 
 
@@ -172,12 +168,10 @@ def not_a_matrix(verb: str, name: str, x: object) -> errors.ArgumentError:
     return errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
 
 
-def check_context(
-    verb: str, x: DistMatrix, runtime: Runtime, remedy: str = "make all of them with one context"
-) -> None:
+def check_context(verb: str, x: DistMatrix, runtime: Runtime) -> None:
     """Raise ArgumentError if a matrix is not of this context (local)."""
     if x.runtime is not runtime:
-        raise errors.ArgumentError(f"{verb}: matrices of different contexts; {remedy}")
+        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
 
 
 def check_matrix(verb: str, name: str, x: Any, runtime: Runtime) -> None:

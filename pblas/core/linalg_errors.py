@@ -16,16 +16,11 @@ from pblas import errors
 
 
 class _LinAlgError(errors.PblasError, np.linalg.LinAlgError):
-    """Base class of the errors of this module.
-
-    Args:
-        text: the message (global).
-        info: LAPACK's INFO: the first index, from 1, at which the operation failed; 0 if there is none (global).
-    """
+    """Base class of the errors of this module."""
 
     def __init__(self, text: str, info: int = 0) -> None:
         super().__init__(text)
-        self.info = info
+        self.info = info  # LAPACK's INFO: the first index, from 1, at which the operation failed; or 0 (global)
 
 
 class NotPositiveDefiniteError(_LinAlgError):

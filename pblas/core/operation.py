@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, 
 
 from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.runtime.runtime import shared_descriptor, spelled
+from pblas.runtime.runtime import Runtime, shared_descriptor, spelled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,42 +23,28 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.matrices.matrix import DistMatrix
     from pblas.plans.base import Plan
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
-ResultT = TypeVar("ResultT")
-"""What a call returns."""
+ResultT = TypeVar("ResultT")  # what a call returns
 
 
 class Bound(NamedTuple, Generic[ResultT]):
-    """The arguments of one call, checked on this rank.
+    """The arguments of one call, checked on this rank."""
 
-    Args:
-        operation: class of the operation (global).
-        form: its fields (global).
-        scalars: numbers by name, agreed on but not planned for (global).
-        reads: matrices and arrays that are read, by name (global).
-        out: the matrix that is written; None for a new one (global).
-        old: a matrix that is added, and that `out` may be: C (global).
-        new: descriptor of a new result with its leading dimension; None: that of the operation, without (local).
-        nelements: elements of memory that this rank's part of a `new` result takes; 0 without `new` (local).
-        fact: a fact of this rank alone that changes the plan, 0 on most ranks: see `Operation.agreed` (local).
-        local: what `Operation.parts` has made of `reads`, or other objects of this call (local).
-        agrees: text for the agreement of a planned execution, as a part of another call; None: `text` (global).
-        is_temporary: whether the calling step drops what is read, so that no peer's reading of it must end (global).
-    """
-
-    operation: type[Operation[ResultT]]
-    form: tuple[Any, ...]
-    scalars: Mapping[str, complex]
-    reads: Mapping[str, Any]
-    out: DistMatrix | None
-    old: DistMatrix | None = None
+    operation: type[Operation[ResultT]]  # class of the operation (global)
+    form: tuple[Any, ...]  # its fields (global)
+    scalars: Mapping[str, complex]  # numbers by name, agreed on but not planned for (global)
+    reads: Mapping[str, Any]  # matrices and arrays that are read, by name (global)
+    out: DistMatrix | None  # the matrix that is written; None for a new one (global)
+    old: DistMatrix | None = None  # a matrix that is added, and that `out` may be: C (global)
+    # descriptor of a new result with its leading dimension; None: that of the operation, without (local)
     new: MatrixDescriptor | None = None
-    nelements: int = 0
-    fact: int = 0
-    local: Any = None
+    nelements: int = 0  # elements of memory that this rank's part of a `new` result takes; 0 without `new` (local)
+    fact: int = 0  # a fact of this rank alone that changes the plan, 0 on most ranks: see `Operation.agreed` (local)
+    local: Any = None  # what `Operation.parts` has made of `reads`, or other objects of this call (local)
+    # whether the calling step drops what is read, so that no peer's reading of it must end (global)
     is_temporary: bool = False
+    # text for the agreement of a planned execution, as a part of another call; None: `text` (global)
     agrees: str | None = None
 
     @property
@@ -106,10 +92,8 @@ class Operation(ABC, Generic[ResultT]):
     arguments of the public call on one rank and returns them `Bound`.
     """
 
-    noun: ClassVar[str]
-    """Name of the operation, for messages."""
-    may_overlap: ClassVar[bool] = False
-    """Whether out may share memory with an operand."""
+    noun: ClassVar[str]  # name of the operation, for messages
+    may_overlap: ClassVar[bool] = False  # whether out may share memory with an operand
     keeps_workspace: ClassVar[bool] = False
     """Whether a kept plan keeps its workspace between calls, instead of freeing its buffers after each."""
     meets: ClassVar[bool] = False
@@ -168,14 +152,7 @@ class Operation(ABC, Generic[ResultT]):
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         """Write the elements of a new result that the executor leaves out (local)."""
 
-    def finish(
-        self,
-        verb: str,
-        runtime: Runtime,
-        executor: Any,
-        bound: Bound[ResultT],
-        result: DistMatrix,
-    ) -> ResultT:
+    def finish(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix) -> ResultT:
         """The value of the call, after the closing agreement; raises the errors that all ranks know (global).
 
         Without a result matrix, `result` is what the executor has returned.

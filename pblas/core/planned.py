@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
 from pblas.backends import log
-from pblas.core.operation import ResultT
+from pblas.core.operation import Bound, Executor, Operation, ResultT
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
-from pblas.runtime.runtime import spelled
-from pblas.trace import Tracing
+from pblas.runtime.runtime import Runtime, spelled
+from pblas.trace import Paths, Trace, Tracing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.core.operation import Bound, Executor, Operation
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.plans.base import Plan
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
-    from pblas.trace import Paths, Trace
 
 _EARLY_NBYTES = 1 << 20
 """Most bytes of a new result that is allocated before the agreement of its call. That agreement frees the memory that
@@ -43,12 +41,9 @@ class PlanHandle:
     Usable as a `with` block; `close` drops the workspace, as does dropping the object.
     """
 
-    noun: str
-    """Name of the operation, for messages."""
-    plan: Any
-    """The plan (global)."""
-    execute: Any
-    """The public call that runs the plan."""
+    noun: str  # name of the operation, for messages
+    plan: Any  # the plan (global)
+    execute: Any  # the public call that runs the plan
     _runtime: Runtime | None = None
     _executor: Any = None
 
@@ -132,28 +127,19 @@ class Begun(NamedTuple):
 
 
 class Planned(PlanHandle, Kept, Generic[ResultT]):
-    """The plan and the executor of an operation.
+    """The plan and the executor of an operation."""
 
-    Args:
-        operation: what is computed (global).
-        runtime: of the context; None for an operation planned from descriptors, which cannot run (global).
-        nprocs: ranks (global).
-        topology: the machine (global).
-        bound: the arguments with which it was planned (global).
-    """
-
-    _shared = False
-    """Whether the executor uses shared memory. The context may give that up later."""
-    _read_since = -1
-    """The agreement after which peers began to read what this plan published last (global)."""
+    _shared = False  # whether the executor uses shared memory. The context may give that up later
+    _read_since = -1  # the agreement after which peers began to read what this plan published last (global)
 
     def __init__(
         self,
-        operation: Operation[ResultT],
+        operation: Operation[ResultT],  # what is computed (global)
+        # of the context; None for an operation planned from descriptors, which cannot run (global)
         runtime: Runtime | None,
-        nprocs: int,
-        topology: Topology,
-        bound: Bound[ResultT],
+        nprocs: int,  # ranks (global)
+        topology: Topology,  # the machine (global)
+        bound: Bound[ResultT],  # the arguments with which it was planned (global)
     ) -> None:
         self.operation, self.noun, self.text, self.topology = operation, operation.noun, operation.text, topology
         self._runtime = runtime
@@ -248,27 +234,17 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
     ) -> ResultT:
         """**Collective.** Run an execution that all ranks have begun.
 
-        Args:
-            verb: name of the call (global).
-            runtime: of the context (global).
-            bound: the arguments (local).
-            begun: the execution (local).
-            scratch: whether any rank must stage an array (global).
-            closes: whether an agreement follows if peers read this rank's memory; otherwise that of a later step
-                serves, before this rank writes there (global).
+        `scratch`: any rank must stage an array. `closes`: an agreement follows if peers read this rank's memory;
+        otherwise that of a later step serves, before this rank writes there.
         """
         backend, executor = runtime.backend, self._executor
         if executor.prepare(scratch=scratch):
             backend.agree(f"{verb}: staged")
         expected = self.operation.expected
-        if self.plan.overlaps_messages:
-            with backend.progressing(), runtime.collective_section(verb, expected=expected):
-                value = executor.run(begun.x)
-                backend.arrays.synchronize()
-        else:
-            with runtime.collective_section(verb, expected=expected):
-                value = executor.run(begun.x)
-                backend.arrays.synchronize()
+        progressing = backend.progressing() if self.plan.overlaps_messages else nullcontext()
+        with progressing, runtime.collective_section(verb, expected=expected):
+            value = executor.run(begun.x)
+            backend.arrays.synchronize()
         if executor.peers_read and backend.shared and runtime.nprocs > 1:
             self._read_since = runtime.next_number()
             if not bound.is_temporary:

@@ -6,21 +6,17 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pblas import errors
-from pblas.runtime.runtime import checked_flag
-
-if TYPE_CHECKING:
-    from pblas.runtime.runtime import Runtime
+from pblas.runtime.runtime import Runtime, checked_flag
 
 ProgressTarget = bool | Callable[[str, float], object]
 """The argument progress= of calls: whether a line is printed; or a function of the stage's name and finished share."""
 StageReport = Callable[[float], None] | None
 """A function that a stage calls with its finished share, 0 to 1; None on ranks that report nothing."""
 
-_INTERVAL = 0.25
-"""Seconds between two reports."""
+_INTERVAL = 0.25  # seconds between two reports
 _INTERVAL_OF_LOGS = 5.0
 """Seconds between two lines where standard error is no terminal, so that each report is a line of its own."""
 
@@ -30,12 +26,6 @@ class Progress:
 
     An exception of the caller's function is kept, and raised on all ranks when the block ends: the stages send messages
     meanwhile. Without progress the block costs nothing.
-
-    Args:
-        verb: name of the call (global).
-        runtime: of the context (global).
-        target: the argument progress= of the call; only rank 0 uses it (global).
-        clock: seconds; for tests (local).
     """
 
     def __init__(self, verb: str, runtime: Runtime, target: Any, clock: Callable[[], float] = time.monotonic) -> None:

@@ -12,12 +12,11 @@ from pblas.core.checks import check_context, check_not_conjugated, check_writabl
 from pblas.factor.choose import FactorizationAlgorithm, Kind, QrAlgorithm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_dtype, fail_without_context
+from pblas.runtime.runtime import Runtime, checked_dtype, fail_without_context
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.core.options import MatrixOrArray
-    from pblas.runtime.runtime import Runtime
 
 
 def runtime_of(verb: str, a: Any) -> Runtime:

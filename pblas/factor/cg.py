@@ -19,16 +19,14 @@ from pblas.factor.arguments import check_dtype, check_rows, check_square, checke
 from pblas.matmul.api import plan_matmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import fail_without_context
+from pblas.runtime.runtime import Runtime, fail_without_context
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.dtypes import Array
-    from pblas.runtime.runtime import Runtime
 
-_ITERATIONS = 10
-"""Iterations for each row of A at most, if the caller sets no limit: SciPy's default."""
+_ITERATIONS = 10  # iterations for each row of A at most, if the caller sets no limit: SciPy's default
 
 
 @dataclass(frozen=True, slots=True)

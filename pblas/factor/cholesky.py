@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
 from pblas.factor.factorization import Factoring, PlannedFactorization, planned, prepared
-from pblas.factor.factorization_plan import panels
+from pblas.factor.factorization_plan import FactorizationPlan, panels
 from pblas.factor.factors import CholeskyFactor
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -16,7 +16,6 @@ from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
     from pblas.factor.choose import FactorizationAlgorithm, Kind
-    from pblas.factor.factorization_plan import FactorizationPlan
 
 
 class PlannedCholesky(PlannedFactorization):

@@ -19,8 +19,7 @@ QrAlgorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 _NARROWEST, _WIDEST = 64, 192
 """Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
 panels take longer than the updates that hide them."""
-_PANELS = 5
-"""Panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end."""
+_PANELS = 5  # panels of a rank at least, where the matrix is large enough: otherwise ranks are idle at the end
 _WIDTH = 38
 """In Cholesky on CPUs, the square of a panel's columns over a rank's columns. Ranks wait for wide panels, and GEMMs by
 narrow ones are slow (simulated with the rates of an AMD EPYC; measured for 1024 and 2048 columns on 2 ranks)."""
@@ -31,17 +30,14 @@ _LEAST = 128
 _PAGE, _LINE = 4096, 64
 """Bytes of a page and of a cache line. With columns of whole pages GEMMs take 5 % longer (AMD EPYC, float64)."""
 _NARROWEST_ON_GPUS, _WIDEST_ON_GPUS = 256, 1024
-_LEAST_ON_GPUS = 8192
-"""Columns of each GPU at least, if there are several: below, panels take longer than the updates."""
+_LEAST_ON_GPUS = 8192  # columns of each GPU at least, if there are several: below, panels take longer than the updates
 _TRIANGLE_ON_GPUS = 8192
 """Largest order of triangles that cuBLAS' symmetric product updates faster than GEMMs (H200, float64)."""
-_TAIL_ON_GPUS = 8192
-"""Order of a matrix that cuSOLVER's Cholesky factors faster than panels do (H100, float64)."""
+_TAIL_ON_GPUS = 8192  # order of a matrix that cuSOLVER's Cholesky factors faster than panels do (H100, float64)
 _BLOCKED_ON_A_GPU = 16384
 """Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
 
-_LAYOUTS = 256
-"""Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
+_LAYOUTS = 256  # size of the cache of plans: loops call with matrices of the same few layouts again and again
 
 
 class _Limits(NamedTuple):

@@ -21,11 +21,11 @@ from pblas.factor.choose import Kind, choose_factorization, choose_qr
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.lu_run import RunLu
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
-from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr
+from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr, Tree
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_dtype, checked_flag, shared_descriptor, spelled
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, shared_descriptor, spelled
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
@@ -36,9 +36,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_run import RunFactorization
-    from pblas.factor.qr_run import Tree
     from pblas.runtime.calls import CollectiveCall
-    from pblas.runtime.runtime import Runtime
 
 _RUNNERS: dict[type[FactorizationPlan], Any] = {
     CholeskyPlan: RunCholesky,
@@ -161,7 +159,7 @@ class PlannedFactorization(Planned[Factored]):
         with runtime.local_step(self._call):
             if self._executor is None:
                 raise errors.ContextError(f"execute: the planned {self.noun} is closed")
-            check_like_planned("A", a, runtime, self.operation.dtype, self.plan.a, remedy="use one context", exact=True)
+            check_like_planned("A", a, runtime, self.operation.dtype, self.plan.a, exact=True)
             arguments.check_matrix("execute", "A", a, runtime)
             if out is not None:
                 arguments.check_out("execute", out, a)

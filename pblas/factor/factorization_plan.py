@@ -24,10 +24,8 @@ _DIAGONAL, _SOLVE, _PANEL, _HALF = 4.0, 1.2, 1.6, 10
 """Work of BLAS and LAPACK over that of a GEMM of as many multiplications, on one core of an AMD EPYC, float64: of
 Cholesky of a diagonal block, of a solve with it, of LU of a panel; and the columns for which a GEMM runs at half its
 rate."""
-_PIECE = 512
-"""Rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s."""
-_ASK_ALL = 64
-"""Largest number of ranks that are all examined to find the busiest."""
+_PIECE = 512  # rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s
+_ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 _BUFFERS = 2
 """Panels of far ranks that a rank holds: the one that is multiplied, and the next one, which arrives meanwhile."""
 
@@ -101,38 +99,29 @@ def makespan(steps: Sequence[StepWork], ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class FactorizationPlan(Plan):
-    """A factorization by block columns: A is brought to W, on 1 x P ranks, and W is factored in place.
-
-    Args:
-        a: distribution of A (global).
-        w: distribution of W: block columns on 1 x P ranks (global).
-        why: the rule that chose W (global).
-        returns: whether the factor is brought back to the distribution of A; otherwise it stays in W (global).
-        uplo: for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W
-            (global).
-        library: that factors panels; if the matrix is in GPU memory "cuSOLVER", or "a kernel" for QR (global).
-        triangles: for Cholesky, orders of triangles of an update that the library's symmetric product updates (global).
-        tail: columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global).
-    """
+    """A factorization by block columns: A is brought to W, on 1 x P ranks, and W is factored in place."""
 
     operation: ClassVar[str]
     equation: ClassVar[str]
     projection: ClassVar[float]
     """The least elements of one rank's part of the work, over (1 / P of the multiplications)^(2/3)."""
-    trapezoid: ClassVar[Trapezoid | None] = None
-    """The elements of W that are used; None for all."""
+    trapezoid: ClassVar[Trapezoid | None] = None  # the elements of W that are used; None for all
 
-    a: MatrixDescriptor
-    w: MatrixDescriptor
-    why: str
+    a: MatrixDescriptor  # distribution of A (global)
+    w: MatrixDescriptor  # distribution of W: block columns on 1 x P ranks (global)
+    why: str  # the rule that chose W (global)
     dtype: str
     nprocs: int
     transport: Transport = "message"
+    # whether the factor is brought back to the distribution of A; otherwise it stays in W (global)
     returns: bool = False
+    # for Cholesky, the triangle of A that is read; "U": its conjugate transpose is the lower triangle of W (global)
     uplo: Literal["L", "U"] = "L"
+    # that factors panels; if the matrix is in GPU memory "cuSOLVER", or "a kernel" for QR (global)
     library: Literal["LAPACK", "cuSOLVER", "a kernel"] = "LAPACK"
+    # for Cholesky, orders of triangles of an update that the library's symmetric product updates (global)
     triangles: range = range(0)
-    tail: int = 0
+    tail: int = 0  # columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global)
 
     # Each factorization defines these
 
@@ -348,8 +337,7 @@ class CholeskyPlan(FactorizationPlan):
     name: ClassVar[str] = "CholeskyPlan"
     operation: ClassVar[str] = "cholesky"
     equation: ClassVar[str] = "A = L L^H"
-    projection: ClassVar[float] = 1.0
-    """The three kinds of elements may be the same elements of L."""
+    projection: ClassVar[float] = 1.0  # the three kinds of elements may be the same elements of L
     trapezoid: ClassVar[Trapezoid | None] = Trapezoid("L")
 
     @property
@@ -403,8 +391,7 @@ class LuPlan(FactorizationPlan):
     name: ClassVar[str] = "LuPlan"
     operation: ClassVar[str] = "lu_factor"
     equation: ClassVar[str] = "P A = L U"
-    projection: ClassVar[float] = 1.5
-    """Elements of L and U differ, and may be the elements that are updated."""
+    projection: ClassVar[float] = 1.5  # elements of L and U differ, and may be the elements that are updated
 
     @property
     def multiplications(self) -> float:

@@ -176,8 +176,7 @@ class PanelBroadcast:
 class RunFactorization(ABC):
     """Runs a factorization on one rank: W is factored in place."""
 
-    peers_read = True
-    """Peers read this rank's panels until the closing agreement (global)."""
+    peers_read = True  # peers read this rank's panels until the closing agreement (global)
     takes_pieces: ClassVar[bool] = False
     """Whether the next panel is updated on CPUs piece by piece, as the rows of the panel before arrive (global)."""
 
@@ -201,8 +200,7 @@ class RunFactorization(ABC):
         """Of each panel, in a column: INFO of the panel, and its `npivots` pivots (global)."""
         self.progress: Callable[[float], None] | None = None
         """Called with the done part of the work after each panel but the last; None for no calls (local)."""
-        self.w: Array
-        """This rank's part of W (local)."""
+        self.w: Array  # this rank's part of W (local)
 
     @property
     def workspace_nbytes(self) -> int:

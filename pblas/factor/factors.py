@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real
     from pblas.layouts.descriptor import MatrixDescriptor
 
-Solve = Callable[[Any, Trans], Any]
-"""solve(b, trans) is op(A)^-1 b for an array b; equal on all ranks."""
+Solve = Callable[[Any, Trans], Any]  # solve(b, trans) is op(A)^-1 b for an array b; equal on all ranks
 _MOST_STEPS = 5  # as in LAPACK
 _ADJOINT: dict[Trans, Trans] = {"N": "C", "C": "N"}
 

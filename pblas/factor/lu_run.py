@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from pblas.factor.factorization_run import RunFactorization
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks

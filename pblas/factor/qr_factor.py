@@ -139,8 +139,7 @@ class QrFactor(FactoredMatrix):
         return self.shape[0] if mode == "complete" else min(self.shape)
 
 
-_NEAR = 0.25
-"""norm(G - I) of the last Gram matrix at most: its Cholesky factor then makes Q orthonormal to rounding."""
+_NEAR = 0.25  # norm(G - I) of the last Gram matrix at most: its Cholesky factor then makes Q orthonormal to rounding
 
 
 def orthonormalized(

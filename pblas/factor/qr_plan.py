@@ -12,16 +12,11 @@ from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import described
 from pblas.simulation.phase import Phase, Traffic, View
 
-_ASK_ALL = 64
-"""Largest number of ranks that are all examined to find the busiest."""
-_INNER = 32
-"""Columns of a block of reflectors in TSQR: T has this many rows."""
-_CHUNK = 8
-"""Rows of a chunk, over its columns, that a rank factors at a time, so that they stay in cache."""
-_SHORTEST = 512
-"""Rows of a chunk at least."""
-PASSES = 3
-"""Gram matrices of CholeskyQR at most."""
+_ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
+_INNER = 32  # columns of a block of reflectors in TSQR: T has this many rows
+_CHUNK = 8  # rows of a chunk, over its columns, that a rank factors at a time, so that they stay in cache
+_SHORTEST = 512  # rows of a chunk at least
+PASSES = 3  # Gram matrices of CholeskyQR at most
 
 
 def multiplications(m: int, n: int) -> float:
@@ -84,8 +79,7 @@ class FactorizationWithoutPanels(FactorizationPlan):
 
     operation: ClassVar[str] = "qr_factor"
     equation: ClassVar[str] = "A = Q R"
-    projection: ClassVar[float] = 0.0
-    """No bound holds for all layouts: ranks may hold rows that are 0."""
+    projection: ClassVar[float] = 0.0  # no bound holds for all layouts: ranks may hold rows that are 0
 
     @property
     def steps(self) -> list[Panel]:
@@ -225,9 +219,6 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
     factorization succeeds, and there are three passes. The condition is checked: the last Gram matrix is near the
     identity, or else A is factored by the plan `fallback`.
 
-    Args:
-        fallback: the plan for a matrix that is too ill-conditioned, singular, or out of range (global).
-
     Source: Fukaya, Kannan, Nakatsukasa, Yamamoto, Yanagisawa, Shifted Cholesky QR for computing the QR factorization of
         ill-conditioned matrices, 2020.
 
@@ -239,6 +230,7 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
 
     name: ClassVar[str] = "CholeskyQrPlan"
 
+    # the plan for a matrix that is too ill-conditioned, singular, or out of range (global)
     fallback: QrPlan | None = None
 
     def panel_elements(self, rank: int) -> int:
@@ -288,9 +280,6 @@ class PivotedQrPlan(FactorizationWithoutPanels):
 
     All ranks get both columns, and multiply their own columns after i with the reflector.
 
-    Args:
-        on_copies: whether W is in GPU memory, and a copy of it in host memory is factored (global).
-
     >>> w = MatrixDescriptor.column_wise(8, 3, 2, nb=1)
     >>> PivotedQrPlan(w, w, "by columns already", "float64", 2).panel_elements(0)
     45
@@ -300,7 +289,7 @@ class PivotedQrPlan(FactorizationWithoutPanels):
     operation: ClassVar[str] = "pivoted_qr"
     equation: ClassVar[str] = "A P = Q R"
 
-    on_copies: bool = False
+    on_copies: bool = False  # whether W is in GPU memory, and a copy of it in host memory is factored (global)
 
     @property
     def count(self) -> int:

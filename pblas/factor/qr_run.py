@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 
 
 TAG_R = 1042
-_HARMLESS = 1 / 64
-"""norm(Q^H Q - I), estimated, after one pass without a shift: the next pass then is the last one."""
-_WELL_CONDITIONED = 100.0
-"""Condition of an R, in the 1-norm, with whose inverse rows are multiplied."""
-_ROWS = 1 << 17
-"""Rows that are multiplied at a time where Q takes the place of A: they are copied first."""
+_HARMLESS = 1 / 64  # norm(Q^H Q - I), estimated, after one pass without a shift: the next pass then is the last one
+_WELL_CONDITIONED = 100.0  # condition of an R, in the 1-norm, with whose inverse rows are multiplied
+_ROWS = 1 << 17  # rows that are multiplied at a time where Q takes the place of A: they are copied first
 
 
 def apply_block(arrays: Device, panel: Array, k: int, c: Array, *, adjoint: bool, conj: bool = False) -> None:
@@ -63,8 +60,7 @@ class RunWithoutPanels:
     """Base of executors that factor W in place by messages: no rank reads the memory of another."""
 
     peers_read = False
-    workspace_nbytes = 0
-    """All memory belongs to the factor (local)."""
+    workspace_nbytes = 0  # all memory belongs to the factor (local)
 
     def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self._w, self._backend, self._arrays, self._dtype = plan.w, backend, backend.arrays, dtype
@@ -99,8 +95,7 @@ class RunTsqr(RunWithoutPanels):
     def __init__(self, plan: TsqrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         super().__init__(plan, backend, dtype)
         self._inner, self._chunks, self._merges = plan.inner, plan.chunks(backend.rank), plan.merges(backend.rank)
-        self.tree: Tree
-        """The rest of Q of the last execution (local)."""
+        self.tree: Tree  # the rest of Q of the last execution (local)
 
     def publish(self, w: Array) -> bool:
         """Allocate the memory of the tree; nothing is published."""
@@ -223,10 +218,8 @@ class RunPivotedQr(RunWithoutPanels):
         _, columns = plan.w.global_ranges(backend.rank)
         self._columns = np.array([j for ends in columns for j in range(*ends)], np.intp)
         """The global numbers of this rank's columns (local)."""
-        self.tau = np.zeros(plan.count, dtype)
-        """Tau of the last execution (global)."""
-        self.order = np.arange(plan.w.n)
-        """Of each column of A P, the column of A that it was (global)."""
+        self.tau = np.zeros(plan.count, dtype)  # tau of the last execution (global)
+        self.order = np.arange(plan.w.n)  # of each column of A P, the column of A that it was (global)
 
     def run(self, w: Array) -> None:
         """Factor W, or a copy in host memory if W is in that of a GPU."""

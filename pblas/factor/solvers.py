@@ -16,7 +16,7 @@ from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.cholesky import PlannedCholesky
 from pblas.factor.factorization import PlannedFactorization, prepared
-from pblas.factor.factors import CholeskyFactor, Factor, LuFactor
+from pblas.factor.factors import CholeskyFactor, Factor, LuFactor, SlogdetResult
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
 from pblas.factor.with_factor import zeros
@@ -27,7 +27,6 @@ from pblas.triangular.trsm import triangle_solved
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real
-    from pblas.factor.factors import SlogdetResult
     from pblas.factor.qr_factor import QrFactor
     from pblas.matrices.operators import Ord
 

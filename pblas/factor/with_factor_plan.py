@@ -26,28 +26,19 @@ _DEALT = 8
 
 @dataclass(frozen=True, slots=True)
 class WithFactorPlan(Plan):
-    """Result = f(W) B, or (f(W) B^H)^H if the factor stands on the right.
-
-    Args:
-        w: distribution of the factor (global).
-        b: distribution of B, and of the result (global).
-        dtype: name of the dtype (global).
-        nprocs: ranks of the context (global).
-        transport: how the ranks exchange data (global).
-        begins: the elements of X at first: those of "B"; of an "array" that every rank has; of the "identity", whose
-            columns each rank may sort ("sorted"); only B is brought (global).
-        side: where the factor stands (global).
-    """
+    """Result = f(W) B, or (f(W) B^H)^H if the factor stands on the right."""
 
     why: ClassVar[str]
 
-    w: MatrixDescriptor
-    b: MatrixDescriptor
-    dtype: str
-    nprocs: int
-    transport: Transport
+    w: MatrixDescriptor  # distribution of the factor (global)
+    b: MatrixDescriptor  # distribution of B, and of the result (global)
+    dtype: str  # name of the dtype (global)
+    nprocs: int  # ranks of the context (global)
+    transport: Transport  # how the ranks exchange data (global)
+    # the elements of X at first: those of "B"; of an "array" that every rank has; of the "identity", whose columns each
+    # rank may sort ("sorted"); only B is brought (global)
     begins: Literal["B", "array", "identity", "sorted"] = "B"
-    side: Literal["L", "R"] = "L"
+    side: Literal["L", "R"] = "L"  # where the factor stands (global)
 
     # Each plan defines these
 
@@ -249,9 +240,6 @@ class SubstitutionPlan(WithPanelsPlan):
     may sort the columns of an identity with exchanged rows by their first element that is not 0, so that the first
     triangle leaves the zeros out.
 
-    Args:
-        triangles: the triangular solves, in order (global).
-
     >>> w, b = MatrixDescriptor.column_wise(8, 8, 2, nb=2), MatrixDescriptor.row_wise(8, 6, 2)
     >>> plan = SubstitutionPlan(w, b, "float64", 2, "message", triangles=(Triangle("L"), Triangle("L", "C")))
     >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(2)]
@@ -261,7 +249,7 @@ class SubstitutionPlan(WithPanelsPlan):
     name: ClassVar[str] = "SubstitutionPlan"
     why: ClassVar[str] = "each rank solves for columns of its own, and needs no result of another rank"
 
-    triangles: tuple[Triangle, ...] = ()
+    triangles: tuple[Triangle, ...] = ()  # the triangular solves, in order (global)
 
     @property
     def x(self) -> MatrixDescriptor:
@@ -296,15 +284,10 @@ class SubstitutionPlan(WithPanelsPlan):
 
 @dataclass(frozen=True, slots=True)
 class ReflectorsPlan(WithFactorPlan):
-    """X := op(Q) X for the Q of one factorization.
+    """X := op(Q) X for the Q of one factorization."""
 
-    Args:
-        adjoint: X := Q^H X (global).
-        conj: X is multiplied with the conjugate of Q or Q^H (global).
-    """
-
-    adjoint: bool = False
-    conj: bool = False
+    adjoint: bool = False  # X := Q^H X (global)
+    conj: bool = False  # X is multiplied with the conjugate of Q or Q^H (global)
 
     @property
     def flops(self) -> int:

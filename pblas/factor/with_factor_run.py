@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 import numpy as np
 
 from pblas.factor.factorization_run import PanelBroadcast, PanelRows
-from pblas.factor.qr_run import apply_block
-from pblas.factor.with_factor_plan import WithPanelsPlan
+from pblas.factor.qr_run import Tree, apply_block
+from pblas.factor.with_factor_plan import (
+    FactorStep,
+    PanelReflectorsPlan,
+    ReflectorsPlan,
+    SubstitutionPlan,
+    TreeReflectorsPlan,
+    WithFactorPlan,
+    WithPanelsPlan,
+)
 from pblas.layouts.placement import Placement
 from pblas.redistribution.packing import Scaling
 from pblas.redistribution.transfer import SourceMatrix, own_memory
@@ -28,15 +36,6 @@ if TYPE_CHECKING:
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.factor.qr_run import Tree
-    from pblas.factor.with_factor_plan import (
-        FactorStep,
-        PanelReflectorsPlan,
-        ReflectorsPlan,
-        SubstitutionPlan,
-        TreeReflectorsPlan,
-        WithFactorPlan,
-    )
     from pblas.layouts.descriptor import MatrixDescriptor
 
 TAG_ROWS = 1043
@@ -172,8 +171,7 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
     def __init__(self, plan: SubstitutionPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         super().__init__(plan, backend, dtype)
         self._steps, self._sorts = plan.steps, plan.begins == "sorted"
-        self._mine = global_indices(plan.x, backend.rank)[1]
-        """The global columns of X that this rank has (local)."""
+        self._mine = global_indices(plan.x, backend.rank)[1]  # the global columns of X that this rank has (local)
         self._order = self._starts = np.arange(0)
         """The order of sorted columns, and the rows of their first elements that are not 0, ascending (local)."""
 

@@ -165,13 +165,7 @@ def _job(verb: str, ranks: Any, options: dict[str, Any]) -> Job:
     return Job(verb, ranks, options)
 
 
-def _packed_call(
-    verb: str,
-    function: Any,
-    args: Any,
-    kwargs: Any,
-    timeout: Any,
-) -> Frames:
+def _packed_call(verb: str, function: Any, args: Any, kwargs: Any, timeout: Any) -> Frames:
     """A call as a message."""
     if not callable(function):
         raise errors.ArgumentError(f"{verb}: function must be callable, got {function!r}")

@@ -20,7 +20,7 @@ import numpy as np
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs, side_by_side, widened
+from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs, side_by_side, widened
 from pblas.plans.partition import backwards, pieces, receiver
 from pblas.redistribution.transfer import SourceMatrix
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
-    from pblas.matmul.local_gemm_run import Operands, Orders
     from pblas.matmul.one_dimensional_plan import AllGatherGemm, GatherStep
 
 
@@ -40,8 +39,7 @@ TAG, TAG_ARRIVED, TAG_READ = 1000, 1003, 1004
 class RunAllGatherGemm:
     """Runs an AllGatherGemm plan on one rank."""
 
-    peers_read = True
-    """See `Executor`: peers read an operand, or a copy of it made before an agreement (global)."""
+    peers_read = True  # see `Executor`: peers read an operand, or a copy of it made before an agreement (global)
 
     def __init__(self, plan: AllGatherGemm, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, dtypes.total
@@ -98,23 +96,14 @@ class RunAllGatherGemm:
 
 @dataclass(frozen=True, slots=True)
 class _FarPiece:
-    """A piece from another node, in the memory of the rank that receives it.
+    """A piece from another node, in the memory of the rank that receives it."""
 
-    Args:
-        index: number in the order in which the ranks of the node read such pieces (global to the node).
-        number: number among the pieces that the same rank receives (global to the node).
-        step: source and columns (global to the node).
-        receiver: the rank that receives it (global to the node).
-        offset: first byte in the receiver's memory for pieces (global to the node).
-        is_reused: a later piece takes the same memory (global to the node).
-    """
-
-    index: int
-    number: int
-    step: GatherStep
-    receiver: int
-    offset: int
-    is_reused: bool
+    index: int  # number in the order in which the ranks of the node read such pieces (global to the node)
+    number: int  # number among the pieces that the same rank receives (global to the node)
+    step: GatherStep  # source and columns (global to the node)
+    receiver: int  # the rank that receives it (global to the node)
+    offset: int  # first byte in the receiver's memory for pieces (global to the node)
+    is_reused: bool  # a later piece takes the same memory (global to the node)
 
 
 class Gather:

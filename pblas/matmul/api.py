@@ -16,7 +16,7 @@ from pblas.matmul.autotune import tuned
 from pblas.matmul.product import Execution, Extras, PlannedMatmul, Product
 from pblas.matmul.pushed import PushedMatmul
 from pblas.matrices.matrix import DistMatrix
-from pblas.simulation.hardware import Topology, find_hardware
+from pblas.simulation.hardware import Hardware, Topology, find_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pblas.epilogues import Epilogue
     from pblas.matmul.product_plan import ProductPlan
     from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Hardware
 
 Out = MatrixDescriptor | DistMatrix | None
 
@@ -131,18 +130,8 @@ def plan_matmul(
     'GemmReduceScatter'
     """
     verb = "plan_matmul"
-    options = ProductOptions(
-        transa=transa,
-        transb=transb,
-        overlap=overlap,
-        chunks=chunks,
-        tf32=tf32,
-        fast_accumulate=fast_accumulate,
-        autotune=autotune,
-        strict=strict,
-        memory_nbytes=memory_nbytes,
-        queue=queue,
-    )
+    modes = tf32, fast_accumulate, autotune
+    options = ProductOptions(transa, transb, overlap, chunks, *modes, strict, memory_nbytes, queue)
     scales = scale_a, scale_b, scale_d, amax
     arguments = ProductCall(
         a, b, c, out, alpha, beta, options, epilogue, scales, out_dtype, wire_dtype, dtype, nprocs, hardware
@@ -195,17 +184,9 @@ def pmatmul(
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
         out: matrix that receives D, possibly `c` itself, or descriptor of a new matrix. None for a new matrix in C's
             layout, or without C in the layout that moves the fewest bytes (global).
-        out_dtype: see `plan_matmul` (global).
-        wire_dtype: see `plan_matmul` (global).
         overlap: move data while the GEMM runs (global).
-        chunks: see `plan_matmul` (global).
-        tf32: see `plan_matmul` (global).
-        fast_accumulate: see `plan_matmul` (global).
-        strict: see `plan_matmul` (global).
-        epilogue: see `plan_matmul` (global).
-        scale_a: see `plan_matmul` (global).
-        scale_b: see `plan_matmul` (global).
-        scale_d: see `plan_matmul` (global).
+        out_dtype, wire_dtype, chunks, tf32, fast_accumulate, strict, epilogue: see `plan_matmul` (global).
+        scale_a, scale_b, scale_d: see `plan_matmul` (global).
         amax: see `plan_matmul` (local).
 
     Returns:
@@ -221,15 +202,7 @@ def pmatmul(
     Source: PBLAS, p?gemm.
     """
     verb = "pmatmul"
-    options = ProductOptions(
-        transa=transa,
-        transb=transb,
-        overlap=overlap,
-        chunks=chunks,
-        tf32=tf32,
-        fast_accumulate=fast_accumulate,
-        strict=strict,
-    )
+    options = ProductOptions(transa, transb, overlap, chunks, tf32, fast_accumulate, strict=strict)
     scales = scale_a, scale_b, scale_d, amax
     arguments = ProductCall(a, b, c, out, alpha, beta, options, epilogue, scales, out_dtype, wire_dtype)
     matrices = {"a": a, "b": b, "c": c, "out": out}

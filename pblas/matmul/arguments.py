@@ -11,30 +11,18 @@ import numpy as np
 from pblas import errors
 from pblas.backends.dtypes import RESULTS, ProductDtypes, accumulator_dtype
 from pblas.backends.engine_limits import MAX_QUEUES
-from pblas.core.checks import (
-    check_conjugation,
-    check_like_planned,
-    check_not_conjugated,
-    check_operand,
-    check_out,
-    check_overlap,
-    check_ranks,
-    check_writable,
-    checked_positive,
-    checked_trans,
-    is_integer,
-)
+from pblas.core import checks
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.choose import choose, choose_layouts, choose_output
+from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.local_gemm_run import Orders
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, shared_descriptor
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_factor, checked_flag, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.matmul.product_plan import ProductPlan
     from pblas.runtime.kept_plans import Measured
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Hardware, Topology
 
 
@@ -57,15 +45,15 @@ class ProductOptions(NamedTuple):
         if all(map(operator.is_, self, _DEFAULTS)):  # most calls
             return self
         checked = self._replace(
-            transa=checked_trans(verb, "transa", self.transa),
-            transb=checked_trans(verb, "transb", self.transb),
+            transa=checks.checked_trans(verb, "transa", self.transa),
+            transb=checks.checked_trans(verb, "transb", self.transb),
             overlap=checked_flag(verb, "overlap", self.overlap),
-            chunks=checked_positive(verb, "chunks", self.chunks),
+            chunks=checks.checked_positive(verb, "chunks", self.chunks),
             tf32=checked_flag(verb, "tf32", self.tf32),
             fast_accumulate=checked_flag(verb, "fast_accumulate", self.fast_accumulate),
             autotune=checked_flag(verb, "autotune", self.autotune),
             strict=checked_flag(verb, "strict", self.strict),
-            memory_nbytes=checked_positive(verb, "memory_nbytes", self.memory_nbytes),
+            memory_nbytes=checks.checked_positive(verb, "memory_nbytes", self.memory_nbytes),
         )
         return checked._replace(queue=_checked_queue(verb, self.queue, overlap=checked.overlap))
 
@@ -74,11 +62,7 @@ _DEFAULTS = ProductOptions()
 
 
 class ProductCall(NamedTuple):
-    """The arguments of a call of pmatmul or plan_matmul, as there but for `scales`, not checked yet.
-
-    Args:
-        scales: scale_a, scale_b, scale_d and amax.
-    """
+    """The arguments of a call of pmatmul or plan_matmul, as there but for `scales`, not checked yet."""
 
     a: Any
     b: Any
@@ -88,7 +72,7 @@ class ProductCall(NamedTuple):
     beta: Any
     options: ProductOptions
     epilogue: Any
-    scales: tuple[Any, Any, Any, Any]
+    scales: tuple[Any, Any, Any, Any]  # scale_a, scale_b, scale_d and amax
     out_dtype: Any
     wire_dtype: Any
     dtype: Any = None
@@ -99,8 +83,8 @@ class ProductCall(NamedTuple):
         """Raise ArgumentError unless all operands are matrices, or all are descriptors if none is `placed`."""
         for name, x in (("a", self.a), ("b", self.b), ("c", self.c)):
             if name != "c" or x is not None:
-                check_operand(verb, name, x, placed=placed)
-        check_out(verb, self.out)
+                checks.check_operand(verb, name, x, placed=placed)
+        checks.check_out(verb, self.out)
         for name, value in (("nprocs", self.nprocs), ("hardware", self.hardware)) if placed else ():
             if value is not None:
                 raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
@@ -138,7 +122,7 @@ class ProductCall(NamedTuple):
     def with_layouts(self, verb: str) -> ProductCall:
         """A call with sizes (m, n, k), rewritten with chosen layouts of A, B and D."""
         for name, value, least in (("m", self.a, 0), ("n", self.b, 0), ("k", self.c, 0), ("nprocs", self.nprocs, 1)):
-            if not is_integer(value, least):
+            if not checks.is_integer(value, least):
                 raise errors.ArgumentError(
                     f"{verb}: {name} must be an integer >= {least}, got {value!r}; "
                     f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
@@ -149,7 +133,7 @@ class ProductCall(NamedTuple):
                 f"pass descriptors of A and B"
             )
         options = self.options
-        memory_nbytes = checked_positive(verb, "memory_nbytes", options.memory_nbytes)
+        memory_nbytes = checks.checked_positive(verb, "memory_nbytes", options.memory_nbytes)
         requested = "float64" if self.dtype is None else self.dtype
         dtype = checked_dtype(verb, requested, is_argument=True, stored=True)
         asked = self.out_dtype
@@ -163,35 +147,20 @@ class ProductCall(NamedTuple):
 
 
 class ProductForm(NamedTuple):
-    """The arguments of a product that decide its plan, checked on this rank (global).
+    """The arguments of a product that decide its plan, checked on this rank (global)."""
 
-    Args:
-        options: see `ProductOptions`.
-        dtypes: dtypes of the matrices, and of partial products that travel.
-        a: descriptor of A, without leading dimension like the next three.
-        b: descriptor of B.
-        c: descriptor of C; None without C.
-        out: descriptor of out; None without out.
-        conj_views: whether A, and B, are conjugated views.
-        multiplies: whether alpha is not 0.
-        adds: whether beta is not 0.
-        expression: of the epilogue; None for none.
-        kinds: name of each operand of the epilogue, and its dtype or "a number".
-        scales: whether the scales of A and B are arrays; None without scales.
-    """
-
-    options: ProductOptions
-    dtypes: ProductDtypes
-    a: MatrixDescriptor
-    b: MatrixDescriptor
-    c: MatrixDescriptor | None
-    out: MatrixDescriptor | None
-    conj_views: tuple[bool, bool]
-    multiplies: bool
-    adds: bool
-    expression: str | None = None
-    kinds: tuple[tuple[str, str], ...] = ()
-    scales: tuple[bool, bool] | None = None
+    options: ProductOptions  # see `ProductOptions`
+    dtypes: ProductDtypes  # dtypes of the matrices, and of partial products that travel
+    a: MatrixDescriptor  # descriptor of A, without leading dimension like the next three
+    b: MatrixDescriptor  # descriptor of B
+    c: MatrixDescriptor | None  # descriptor of C; None without C
+    out: MatrixDescriptor | None  # descriptor of out; None without out
+    conj_views: tuple[bool, bool]  # whether A, and B, are conjugated views
+    multiplies: bool  # whether alpha is not 0
+    adds: bool  # whether beta is not 0
+    expression: str | None = None  # of the epilogue; None for none
+    kinds: tuple[tuple[str, str], ...] = ()  # name of each operand of the epilogue, and its dtype or "a number"
+    scales: tuple[bool, bool] | None = None  # whether the scales of A and B are arrays; None without scales
 
     @property
     def op_a(self) -> MatrixDescriptor:
@@ -234,7 +203,7 @@ class ProductForm(NamedTuple):
             )
         given = self.out or self.c
         if given is not None:
-            check_ranks(verb, given, nprocs)
+            checks.check_ranks(verb, given, nprocs)
             return given
         order: Literal["F", "C"] = "C" if self.a.order == self.b.order == "C" else "F"
         return choose_output(self.dtypes.a.name, self.op_a, self.op_b, nprocs=nprocs, order=order, others=self._others)
@@ -261,17 +230,19 @@ class ProductForm(NamedTuple):
                 self.op_a,
                 self.op_b,
                 d,
-                nprocs=nprocs,
-                topology=topology,
-                overlap=options.overlap,
-                chunks=options.chunks,
+                context=PlanningContext(
+                    topology,
+                    nprocs,
+                    overlap=options.overlap,
+                    chunks=options.chunks,
+                    hardware=hardware,
+                    memory_nbytes=options.memory_nbytes,
+                    known=known,
+                    queue=options.queue,
+                    wire=_other(dtypes.wire, dtypes.d),
+                    others=self._others,
+                ),
                 strict=options.strict,
-                hardware=hardware,
-                memory_nbytes=options.memory_nbytes,
-                known=known,
-                queue=options.queue,
-                wire=_other(dtypes.wire, dtypes.d),
-                others=self._others,
             )
         except errors.PlanError as error:
             raise errors.PlanError(f"{verb}: {error}") from None
@@ -318,22 +289,21 @@ class ProductForm(NamedTuple):
         self, runtime: Runtime, a: Any, b: Any, c: Any, out: Any, desc_d: MatrixDescriptor, beta: complex
     ) -> None:
         """Raise an error if a matrix of an execution does not fit the plan (local)."""
-        dtypes, remedy = self.dtypes, "make all matrices with one context"
+        dtypes = self.dtypes
         for name, x, dtype, desc, conj in (
             ("A", a, dtypes.a, self.a, self.conj_views[0]),
             ("B", b, dtypes.b, self.b, self.conj_views[1]),
         ):
-            check_like_planned(name, x, runtime, dtype, desc, remedy=remedy)
-            check_conjugation(name, x, conj=conj)
+            checks.check_like_planned(name, x, runtime, dtype, desc, conj=conj)
         for name, x, dtype, desc in (("C", c, dtypes.c, self.c or desc_d), ("out", out, dtypes.d, desc_d)):
             if x is not None:
-                check_like_planned(name, x, runtime, dtype, desc, remedy=remedy)
-                check_not_conjugated("execute", name, x)
+                checks.check_like_planned(name, x, runtime, dtype, desc)
+                checks.check_not_conjugated("execute", name, x)
         if c is None and beta != 0:
             raise errors.ArgumentError(f"execute: beta is {beta!r} but there is no C to scale; pass c")
         if out is not None:
-            check_writable("execute", out)
-            check_overlap("execute", {"A": a, "B": b}, c, out)
+            checks.check_writable("execute", out)
+            checks.check_overlap("execute", {"A": a, "B": b}, c, out)
 
 
 def _other(dtype: np.dtype[Any], first: np.dtype[Any]) -> str:
@@ -363,7 +333,7 @@ def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[A
 def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
     if queue is None:
         return None
-    if not is_integer(queue, 0) or queue >= MAX_QUEUES:
+    if not checks.is_integer(queue, 0) or queue >= MAX_QUEUES:
         raise errors.ArgumentError(f"{verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
     if not overlap:
         raise errors.ArgumentError(

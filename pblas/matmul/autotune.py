@@ -37,12 +37,7 @@ _RANDOM = 1 << 20  # random numbers that are drawn; larger matrices repeat them
 
 
 def tuned(
-    runtime: Runtime,
-    spec: ProductForm,
-    plan: ProductPlan,
-    desc_d: MatrixDescriptor,
-    make: Make,
-    matrices: Matrices,
+    runtime: Runtime, spec: ProductForm, plan: ProductPlan, desc_d: MatrixDescriptor, make: Make, matrices: Matrices
 ) -> ProductPlan:
     """**Collective.** The plan with the fastest algorithm on this machine. Algorithms without known times are measured.
 

@@ -6,7 +6,7 @@ The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(
 >>> sizes = ((8, 4, 2), (2, 4, 8), (2, 4, 8))
 >>> for (m, n, k), kinds in zip(sizes, ((row, column, row), (column, row, column), (column, row, whole)), strict=True):
 ...     descs = [make(*shape, 4) for make, shape in zip(kinds, ((m, k), (k, n), (m, n)), strict=True)]
-...     plan = choose("float32", *descs, nprocs=4, topology=Topology())
+...     plan = choose("float32", *descs, context=PlanningContext(Topology(), 4))
 ...     print(plan.name, plan.max_received_nbytes)
 AllGatherGemm 24
 GemmReduceScatter 24
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
@@ -32,8 +32,7 @@ from pblas.matmul.choose_grid import best_triple, least_received, misfits, natur
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.matmul.product_plan import Distribution, Product, ProductPlan
 from pblas.matmul.summa_plan import Summa
-from pblas.plans.algorithm import Times
-from pblas.simulation.hardware import CORE, Hardware, Topology
+from pblas.simulation.hardware import CORE, Topology
 
 _MARGIN, _QUICKER = 1.05, 0.9
 """A one-dimensional plan with thin GEMMs is compared with plans over the grids that receive at most _MARGIN times as
@@ -45,10 +44,8 @@ products, and products with thicker shards, took up to 1.9 times as long over gr
 _TOO_DEAR = 16
 """On described hardware, a plan that fits into memory is rejected if it costs more than this multiple of the cheapest
 plan that does not fit. The chosen plan then shows how much memory would be needed."""
-BYTES_PER_FLOP = CORE.far.bandwidth / CORE.float64
-"""Bytes that arrive in the time of one flop: the cost of idle ranks."""
-_GOOD = 1.2
-"""The search goes on while the best plan costs more than this multiple of the lower bound."""
+BYTES_PER_FLOP = CORE.far.bandwidth / CORE.float64  # bytes that arrive in the time of one flop: the cost of idle ranks
+_GOOD = 1.2  # the search goes on while the best plan costs more than this multiple of the lower bound
 _LITTLE = 2 << 20
 """Bytes: no general plan is considered if the best one-dimensional plan costs at most this. Packing panels takes longer
 than receiving a third of it: for 64 to 512 rows and columns, general plans took up to 2.2 times as long on 8 ranks
@@ -60,8 +57,7 @@ _LESS = 0.75
 """A plan over the grids of the matrices must cost less than this fraction of a one-dimensional plan, and an arrangement
 of all ranks less than this fraction of either. Both pack panels, and move partial products or D after the last GEMM;
 the count of bytes does not show that."""
-_LAYOUTS = 256
-"""Size of the cache of plans: loops multiply matrices of the same few layouts again and again."""
+_LAYOUTS = 256  # size of the cache of plans: loops multiply matrices of the same few layouts again and again
 
 
 def choose(
@@ -70,40 +66,30 @@ def choose(
     b: MatrixDescriptor,
     d: MatrixDescriptor,
     *,
-    nprocs: int,
-    topology: Topology,
-    overlap: bool = True,
-    chunks: int | None = None,
+    context: PlanningContext,
     strict: bool = False,
-    hardware: Hardware | None = None,
-    memory_nbytes: int | None = None,
-    known: Callable[[ProductPlan], Times] | None = None,
-    queue: int | None = None,
-    wire: str = "",
-    others: tuple[str, str] = ("", ""),
 ) -> ProductPlan:
     """The plan for these layouts whose busiest rank receives the fewest bytes, idle ranks taken into account.
 
     Plans must fit into memory. If none does, the result is the plan that needs least memory. If the limit is the memory
     of `hardware`, the result may also be a plan that does not fit, where all others cost many times as much. If GEMMs
     would be thin, plans that receive about as many bytes are compared by simulated time. `a`, `b` and `d` are those of
-    op(A), op(B) and D; with `strict` layouts that do not conform raise PlanError. The rest is in `PlanningContext`.
+    op(A), op(B) and D; the context gets their storage orders. With `strict` layouts that do not conform raise
+    PlanError.
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
-    ...     print(choose("float64", column, row, d, nprocs=4, topology=Topology()).name)
+    ...     print(choose("float64", column, row, d, context=PlanningContext(Topology(), 4)).name)
     GemmReduceScatter
     GemmReduceScatter
     >>> grid = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
-    >>> choose("float64", grid, grid, grid, nprocs=4, topology=Topology()).name
+    >>> choose("float64", grid, grid, grid, context=PlanningContext(Topology(), 4)).name
     'SummaC'
     """
-    orders = a.order + b.order + d.order
-    options = overlap, chunks, hardware, memory_nbytes, known, queue, wire, others
-    context = PlanningContext(topology, nprocs, orders, *options)
-    if memory_nbytes is not None or hardware is not None:  # the measured algorithm decides whether a plan fits
+    context = replace(context, orders=a.order + b.order + d.order)
+    if context.memory_nbytes is not None or context.hardware is not None:  # whether it fits depends on the algorithm
         return _complete(dtype, a, b, d, context, strict=strict)
-    if known is None and not topology.push:
+    if context.known is None and not context.topology.push:
         return _completed(dtype, a, b, d, context, strict=strict)
     return context.complete(_remembered(dtype, a, b, d, replace(context, known=None), strict=strict))
 
@@ -257,14 +243,7 @@ def choose_output(
 
 
 def choose_layouts(
-    m: int,
-    n: int,
-    k: int,
-    dtype: str,
-    *,
-    nprocs: int,
-    memory_nbytes: int | None = None,
-    dtype_d: str = "",
+    m: int, n: int, k: int, dtype: str, *, nprocs: int, memory_nbytes: int | None = None, dtype_d: str = ""
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
     """Layouts of op(A), op(B) and D for which a plan receives as few bytes as any arrangement of the ranks can.
 

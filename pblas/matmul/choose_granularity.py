@@ -35,8 +35,7 @@ at 1 GB/s took 451 ms in one piece, 459 in 2, 462 in 4 and 476 in 8, where the G
 _MIN_COLUMNS = 256
 MIN_PANEL = 128
 """Minimum width of a panel, unless memory is short: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
-_LEAST_PANEL = 8
-"""Minimum width of a panel where memory is short: a cache line of float64."""
+_LEAST_PANEL = 8  # minimum width of a panel where memory is short: a cache line of float64
 _MIN_PANELS = 4
 """K or N is cut into at least this many panels if they are wide enough, so that one travels while another is
 multiplied."""
@@ -72,33 +71,21 @@ _LEAVING_ROOM = {
 
 @dataclass(frozen=True, slots=True)
 class PlanningContext:
-    """The settings that all plans compared for one product share.
+    """The settings that all plans compared for one product share."""
 
-    Args:
-        topology: the ranks of each node, and how they reach each other (global).
-        nprocs: ranks (global).
-        orders: storage orders of op(A), op(B) and D (global).
-        overlap: let data move while the GEMM runs (global).
-        chunks: pieces per shard, panels of a general plan; None lets the planner choose (global).
-        hardware: the machine to plan for; None if only its topology is known (global).
-        memory_nbytes: bytes that a rank may use; None for the memory of `hardware`, or no limit (global).
-        known: function that returns the measured times of a plan's algorithms; None without measurements (global).
-        queue: stream slot of the plans' executions; None if they run alone (global).
-        wire: name of the dtype in which partial products travel; "" for that of D (global).
-        others: names of the dtypes of op(B) and D; "" for that of op(A) (global).
-    """
-
-    topology: Topology
-    nprocs: int
-    orders: str = "FFF"
-    overlap: bool = True
-    chunks: int | None = None
-    hardware: Hardware | None = None
+    topology: Topology  # the ranks of each node, and how they reach each other (global)
+    nprocs: int  # ranks (global)
+    orders: str = "FFF"  # storage orders of op(A), op(B) and D (global)
+    overlap: bool = True  # let data move while the GEMM runs (global)
+    chunks: int | None = None  # pieces per shard, panels of a general plan; None lets the planner choose (global)
+    hardware: Hardware | None = None  # the machine to plan for; None if only its topology is known (global)
+    # bytes that a rank may use; None for the memory of `hardware`, or no limit (global)
     memory_nbytes: int | None = None
+    # function that returns the measured times of a plan's algorithms; None without measurements (global)
     known: Callable[[ProductPlan], Times] | None = None
-    queue: int | None = None
-    wire: str = ""
-    others: tuple[str, str] = ("", "")
+    queue: int | None = None  # stream slot of the plans' executions; None if they run alone (global)
+    wire: str = ""  # name of the dtype in which partial products travel; "" for that of D (global)
+    others: tuple[str, str] = ("", "")  # names of the dtypes of op(B) and D; "" for that of op(A) (global)
 
     @property
     def transport(self) -> Transport:

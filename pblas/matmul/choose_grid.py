@@ -16,8 +16,7 @@ from pblas.layouts.split import Split
 from pblas.matmul.product_plan import Product
 from pblas.matmul.summa_plan import Cuboids, Summa, SummaA, SummaC, placed
 
-_TRIPLES = 6
-"""Number of arrangements over all ranks that are examined: those that could receive the least."""
+_TRIPLES = 6  # number of arrangements over all ranks that are examined: those that could receive the least
 
 
 def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:

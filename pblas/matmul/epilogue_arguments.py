@@ -2,49 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8, FLOAT32, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, accumulator_dtype
 from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import Finish, is_array
 from pblas.core.checks import shares_memory
 from pblas.epilogues import RESULT, Epilogue
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_scalar
+from pblas.runtime.runtime import Runtime, checked_scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matmul.product_plan import ProductPlan
-    from pblas.runtime.runtime import Runtime
 
 
-SCALE_D = "scale_d"
-"""Name of the operand by which an epilogue multiplies D last."""
+SCALE_D = "scale_d"  # name of the operand by which an epilogue multiplies D last
 
 
 @dataclass(frozen=True, slots=True)
 class Scales:
-    """Scales of D = scale_d epilogue(alpha scale_a scale_b op(A) op(B) + beta C). `checked` makes them.
+    """Scales of D = scale_d epilogue(alpha scale_a scale_b op(A) op(B) + beta C). `checked` makes them."""
 
-    Args:
-        a: scale of A: a number (global), or an array of one float32, read by each execution (local).
-        b: scale of B, as a.
-        d: scale of D, as a; None for none.
-        amax: array of one float32 that receives the largest modulus in this rank's part of D; None for none (local).
-    """
-
-    a: Any = 1.0
-    b: Any = 1.0
-    d: Any = None
+    a: Any = 1.0  # scale of A: a number (global), or an array of one float32, read by each execution (local)
+    b: Any = 1.0  # scale of B, as a
+    d: Any = None  # scale of D, as a; None for none
+    # array of one float32 that receives the largest modulus in this rank's part of D; None for none (local)
     amax: Any = None
 
     @classmethod
@@ -164,21 +153,14 @@ class CheckedOperands(dict[str, Any]):
 
 @dataclass(frozen=True, slots=True)
 class ProductEpilogue:
-    """The epilogue of a product: an elementwise function applied to D. `checked` makes it, `planned` completes it.
+    """The epilogue of a product: an elementwise function applied to D. `checked` makes it, `planned` completes it."""
 
-    Args:
-        epilogue: the expression and its operands (global).
-        dtype: dtype of D (global).
-        desc: descriptor of D (global).
-        kinds: by operand, the planned dtype's name, or "a number"; empty before planning (global).
-        shape: shape of this rank's part of D; None before planning (local).
-    """
-
-    epilogue: Epilogue
-    dtype: np.dtype[Any]
-    desc: MatrixDescriptor
+    epilogue: Epilogue  # the expression and its operands (global)
+    dtype: np.dtype[Any]  # dtype of D (global)
+    desc: MatrixDescriptor  # descriptor of D (global)
+    # by operand, the planned dtype's name, or "a number"; empty before planning (global)
     kinds: Mapping[str, str] = field(default_factory=dict)
-    shape: tuple[int, int] | None = None
+    shape: tuple[int, int] | None = None  # shape of this rank's part of D; None before planning (local)
 
     @classmethod
     def checked(cls, verb: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:

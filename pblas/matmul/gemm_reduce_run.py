@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas.backends.cpu.pointwise import evaluate_into
-from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
+from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs
 from pblas.plans.partition import receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
-    from pblas.matmul.local_gemm_run import Operands, Orders
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter, ReduceStep
 
     Columns = Callable[[int, int, int, int], Array]
@@ -137,9 +136,7 @@ class RunGemmReduce:
 class Reduction:
     """Transfers of one GemmReduceScatter or GemmAllReduce plan; the buffers live as long as the plan."""
 
-    def __init__(
-        self, backend: HostRanks, plan: GemmReduceScatter, dtypes: ProductDtypes, order: Literal["F", "C"]
-    ) -> None:
+    def __init__(self, backend: HostRanks, plan: GemmReduceScatter, dtypes: ProductDtypes, order: Order) -> None:
         self._backend, self._plan, self._order = backend, plan, order
         self._wire, self._total, self._dtype = wire, total, dtype = dtypes.wire, dtypes.total, dtypes.d
         rank, m = backend.rank, plan.oriented.m

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.backends.cpu.blas import gemm
-from pblas.backends.dtypes import address_of, strided
+from pblas.backends.dtypes import Array, ProductDtypes, address_of, strided
 
 if TYPE_CHECKING:
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.push_engine import Finish
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter
     from pblas.matmul.product_plan import Product, ProductPlan
@@ -95,28 +94,17 @@ class Orders:
 
 @dataclass(slots=True)
 class Operands:
-    """Local arrays of D = alpha op(A) op(B) + beta C, in the plan's orientation.
+    """Local arrays of D = alpha op(A) op(B) + beta C, in the plan's orientation."""
 
-    Args:
-        left: op(A), or op(B)^T if the plan is transposed (local).
-        right: op(B), or op(A)^T (local).
-        result: D, or D^T (local).
-        old: C, or C^T, None when beta is 0; it may be `result` itself (local).
-        conj: conjugate left, right (global).
-        alpha: scalar (global).
-        beta: scalar (global).
-        finish: epilogue, with operands like `result`; None without one (local).
-        scales: arrays of one element, by which left and right are multiplied in addition to alpha; None: 1 (local).
-    """
-
-    left: Array
-    right: Array
-    result: Array
-    old: Array | None
-    conj: tuple[bool, bool]
-    alpha: complex
-    beta: complex
-    finish: Finish | None = None
+    left: Array  # op(A), or op(B)^T if the plan is transposed (local)
+    right: Array  # op(B), or op(A)^T (local)
+    result: Array  # D, or D^T (local)
+    old: Array | None  # C, or C^T, None when beta is 0; it may be `result` itself (local)
+    conj: tuple[bool, bool]  # conjugate left, right (global)
+    alpha: complex  # scalar (global)
+    beta: complex  # scalar (global)
+    finish: Finish | None = None  # epilogue, with operands like `result`; None without one (local)
+    # arrays of one element, by which left and right are multiplied in addition to alpha; None: 1 (local)
     scales: tuple[Array | None, Array | None] = (None, None)
 
     @property

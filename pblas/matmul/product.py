@@ -5,7 +5,7 @@ Ranks read each other's memory or send messages, and agree in every execution; `
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from pblas import errors
 from pblas.backends.push_engine import GemmModes, is_array
 from pblas.core.checks import check_not_conjugated
-from pblas.core.operation import Bound, Operation
+from pblas.core.operation import Bound, Executor, Operation
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.allgather_gemm_run import RunAllGatherGemm
 from pblas.matmul.arguments import ProductCall, ProductForm
 from pblas.matmul.epilogue_arguments import SCALE_D, CheckedOperands, ProductEpilogue, Scales, scaled
 from pblas.matmul.gemm_reduce_run import RunGemmReduce
-from pblas.matmul.local_gemm_run import Operands, RunLocalGemm, RunScaling
+from pblas.matmul.local_gemm_run import Operands, Orders, RunLocalGemm, RunScaling
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.matmul.push.allgather_gemm_run import RunPushGather
 from pblas.matmul.push.base_run import Pushed, RunLocal
@@ -28,39 +28,26 @@ from pblas.matmul.push.gemm_reduce_run import RunPushReduce
 from pblas.matmul.summa_plan import SummaA, SummaC
 from pblas.matmul.summa_run import RunSummaA, RunSummaC
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import spelled
+from pblas.runtime.runtime import Runtime, spelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
 
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.push_engine import GemmModes
-    from pblas.core.operation import Executor
-    from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.matmul.local_gemm_run import Orders
     from pblas.matmul.product_plan import ProductPlan
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 
 class Extras(NamedTuple):
-    """The objects of one call besides its matrices.
+    """The objects of one call besides its matrices."""
 
-    Args:
-        epilogue: with the operands of the call that planned it; None for none (global).
-        operands: the epilogue's operands on this rank, checked; None without an epilogue (local).
-        scales: checked; None for none (local).
-        stream: CUDA stream on which to run; None for the current one (local).
-    """
-
-    epilogue: ProductEpilogue | None = None
+    epilogue: ProductEpilogue | None = None  # with the operands of the call that planned it; None for none (global)
+    # the epilogue's operands on this rank, checked; None without an epilogue (local)
     operands: Mapping[str, Any] | None = None
-    scales: Scales | None = None
-    stream: Any = None
+    scales: Scales | None = None  # checked; None for none (local)
+    stream: Any = None  # CUDA stream on which to run; None for the current one (local)
 
 
 _NO_EXTRAS = Extras()
@@ -257,14 +244,7 @@ def numbers(operands: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 class Execution(NamedTuple):
-    """The arguments of one execution of a product; see `PlannedMatmul.execute`.
-
-    Args:
-        call: the name of the call that this execution is part of, and a function that returns the arguments of that
-            call on which the ranks agree, `spelled`; None for `execute` itself (global).
-        scales: checked `Scales`, or those that replace the planned ones, as (scale_a, scale_b, scale_d, amax); None for
-            the planned ones.
-    """
+    """The arguments of one execution of a product; see `PlannedMatmul.execute`."""
 
     a: DistMatrix
     b: DistMatrix
@@ -272,7 +252,11 @@ class Execution(NamedTuple):
     out: DistMatrix | None
     operands: Mapping[str, Any] | None = None
     stream: Any = None
+    # the name of the call that this execution is part of, and a function that returns the arguments of that call on
+    # which the ranks agree, `spelled`; None for `execute` itself (global)
     call: tuple[str, Callable[[], str]] | None = None
+    # checked `Scales`, or those that replace the planned ones, as (scale_a, scale_b, scale_d, amax); None for the
+    # planned ones
     scales: Any = None
 
 

@@ -69,30 +69,19 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Sizes, dtype and distributions of a logical product D = op(A) op(B) over ranks 0..nprocs-1.
+    """Sizes, dtype and distributions of a logical product D = op(A) op(B) over ranks 0..nprocs-1."""
 
-    Args:
-        m: rows of op(A) and D, elements (global).
-        n: columns of op(B) and D, elements (global).
-        k: columns of op(A), rows of op(B), elements (global).
-        dtype: name of the dtype of op(A) (global).
-        a: distribution of op(A) (global).
-        b: distribution of op(B) (global).
-        d: distribution of D (global).
-        dtype_b: name of the dtype of op(B), of as many bytes; "" for that of op(A) (global).
-        dtype_d: name of the dtype of D; "" for that of op(A) (global).
-    """
-
-    m: int
-    n: int
-    k: int
-    dtype: str
+    m: int  # rows of op(A) and D, elements (global)
+    n: int  # columns of op(B) and D, elements (global)
+    k: int  # columns of op(A), rows of op(B), elements (global)
+    dtype: str  # name of the dtype of op(A) (global)
     nprocs: int
-    a: Distribution
-    b: Distribution
-    d: Distribution
+    a: Distribution  # distribution of op(A) (global)
+    b: Distribution  # distribution of op(B) (global)
+    d: Distribution  # distribution of D (global)
+    # name of the dtype of op(B), of as many bytes; "" for that of op(A) (global)
     dtype_b: str = field(default="", kw_only=True)
-    dtype_d: str = field(default="", kw_only=True)
+    dtype_d: str = field(default="", kw_only=True)  # name of the dtype of D; "" for that of op(A) (global)
 
     @property
     def itemsize(self) -> int:

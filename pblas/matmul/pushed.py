@@ -16,29 +16,21 @@ if TYPE_CHECKING:
 
     from pblas.runtime.runtime import Runtime
 
-_MAX_KNOWN = 64
-"""Sets of matrices that a plan remembers; on GPUs each set has two graphs."""
+_MAX_KNOWN = 64  # sets of matrices that a plan remembers; on GPUs each set has two graphs
 _GRAPHS_NBYTES = 2 << 20
 """Bytes that a kept plan counts, for its graphs: its workspace is that of the context. So 64 such plans are kept."""
 _ALIGNMENT = 16  # bytes: pblas and the GPU's libraries choose kernels by addresses modulo this
 
 
 class _MemoryLayout(NamedTuple):
-    """Memory layout of matrices and operands, as far as the launched kernels depend on it.
+    """Memory layout of matrices and operands, as far as the launched kernels depend on it."""
 
-    Args:
-        in_place: whether C is D, and beta is not 0.
-        reads_c: whether C is another matrix than D, and beta is not 0.
-        bound: the address of D if the recording is valid for that address only; otherwise 0.
-        others: alignment, shape and strides of the arrays whose addresses may change.
-        numbers: the epilogue's numbers, as text.
-    """
-
-    in_place: bool
-    reads_c: bool
-    bound: int
+    in_place: bool  # whether C is D, and beta is not 0
+    reads_c: bool  # whether C is another matrix than D, and beta is not 0
+    bound: int  # the address of D if the recording is valid for that address only; otherwise 0
+    # alignment, shape and strides of the arrays whose addresses may change
     others: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
-    numbers: tuple[str, ...]
+    numbers: tuple[str, ...]  # the epilogue's numbers, as text
 
 
 class PushedMatmul(PlannedMatmul):
@@ -110,8 +102,7 @@ class PushedMatmul(PlannedMatmul):
         """**Collective.** Make the executor, and an empty table of known matrices."""
         self._known: OrderedDict[Any, tuple[Any, list[Any]]] = OrderedDict()
         """The engine's program for each known set of matrices, and the descriptors whose ids are in the set's key."""
-        self._new = self.bound.new or self.out
-        """Descriptor of a new D (global, but for its leading dimension)."""
+        self._new = self.bound.new or self.out  # descriptor of a new D (global, but for its leading dimension)
         self._new_place = runtime.local_memory(self._new, self.operation.spec.dtypes.d, self.bound.nelements or None)
         self.kept_nbytes = _GRAPHS_NBYTES
         super().prepare(runtime)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pblas.layouts.messages import receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.matmul.summa_plan import placed
+from pblas.matmul.summa_plan import Summa, placed
 from pblas.redistribution.packing import ADD, COPY, Scaling
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.matmul.local_gemm_run import Operands
-    from pblas.matmul.summa_plan import Summa
     from pblas.matmul.triangle import Triangle
 
 TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026
@@ -37,7 +36,7 @@ class Partials:
         plan: Summa,
         panels: Sequence[tuple[int, int]],
         dtypes: ProductDtypes,
-        order: Literal["F", "C"],
+        order: Order,
         triangle: Triangle | None = None,  # elements of D that are written, if not all
     ) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtypes.d, order

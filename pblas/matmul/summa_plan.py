@@ -30,8 +30,7 @@ _LEAST_PANEL = 128
 _SPARE = 2
 """Message memory per byte that travels: freed memory of one size is not joined for larger messages, so panels of two
 widths take up to twice the bytes."""
-_ALL_RANKS = 32
-"""Largest number of ranks that are all examined to find the busiest."""
+_ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +39,17 @@ class Cuboids:
 
     Rank i strides[0] + j strides[1] + l strides[2] multiplies rows m(i) of op(A) and columns n(j) of op(B) over k(l).
 
-    Args:
-        m: split of M over p1 coordinates (global).
-        n: split of N over p2 coordinates (global).
-        k: split of K over p3 coordinates, the layers (global).
-        strides: distances in ranks from one coordinate along m, n and k to the next (global).
-
     >>> cuboids = Cuboids(Split(4, 2, 2), Split(6, 6, 1), Split(8, 4, 2), (1, 1, 2))
     >>> cuboids.a.local_shape(3), cuboids.b.local_shape(3), cuboids.d.local_shape(3)
     ((2, 4), (4, 6), (2, 6))
     """
 
-    m: Split
-    n: Split
-    k: Split
-    strides: tuple[int, int, int]
-    a: Placement = field(init=False, repr=False, compare=False)
-    """Placement of op(A) that the multiplications need."""
-    b: Placement = field(init=False, repr=False, compare=False)
-    """Placement of op(B) that the multiplications need."""
+    m: Split  # split of M over p1 coordinates (global)
+    n: Split  # split of N over p2 coordinates (global)
+    k: Split  # split of K over p3 coordinates, the layers (global)
+    strides: tuple[int, int, int]  # distances in ranks from one coordinate along m, n and k to the next (global)
+    a: Placement = field(init=False, repr=False, compare=False)  # placement of op(A) that the multiplications need
+    b: Placement = field(init=False, repr=False, compare=False)  # placement of op(B) that the multiplications need
     d: Placement = field(init=False, repr=False, compare=False)
     """Placement of D as the multiplications form it; its copies are the partial products of the layers."""
 
@@ -172,28 +163,21 @@ def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summa(ProductPlan):
-    """The fields of general plans: the cuboid of each rank, and the placement of the sums.
-
-    Args:
-        cuboids: the arrangement, in the plan's orientation (global).
-        width: largest width of a panel, elements (global).
-        sum_placement: placement in which partial products are added before D is sent to its owners, in the plan's
-            orientation; None: that of D (global).
-        misfits: sentences for `explain` about layouts that do not conform (global).
-    """
+    """The fields of general plans: the cuboid of each rank, and the placement of the sums."""
 
     is_pushed: ClassVar[bool] = False
     by_owner: ClassVar[bool] = False
     """Whether each panel is cut from the K indices of one process column of op(A) and one process row of op(B)."""
     in_turn: ClassVar[bool] = False
     """Whether ranks begin with panels of different owners, so that no owner serves all ranks at once."""
-    is_read_in_place: ClassVar[bool] = False
-    """Whether each panel is contiguous on one rank."""
+    is_read_in_place: ClassVar[bool] = False  # whether each panel is contiguous on one rank
 
-    cuboids: Cuboids
-    width: int = PANEL
+    cuboids: Cuboids  # the arrangement, in the plan's orientation (global)
+    width: int = PANEL  # largest width of a panel, elements (global)
+    # placement in which partial products are added before D is sent to its owners, in the plan's orientation; None:
+    # that of D (global)
     sum_placement: Placement | None = None
-    misfits: tuple[str, ...] = ()
+    misfits: tuple[str, ...] = ()  # sentences for `explain` about layouts that do not conform (global)
 
     @property
     def a(self) -> Placement:

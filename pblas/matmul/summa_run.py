@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.device import Programs
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.matmul.local_gemm_run import widened
+from pblas.matmul.local_gemm_run import Operands, Orders, widened
 from pblas.matmul.summa_partials import Partials
-from pblas.matmul.summa_plan import column_of, placed, row_of
+from pblas.matmul.summa_plan import Panel, Summa, SummaA, SummaC, column_of, placed, row_of
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_memory
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
-    from pblas.matmul.local_gemm_run import Operands, Orders
-    from pblas.matmul.summa_plan import Panel, Summa, SummaA, SummaC
 
 TAG_A, TAG_B = 1021, 1022
 SLOTS = 3
@@ -43,17 +41,13 @@ columns (16 bits, H200)."""
 class RunSumma:
     """What the executors share: operands of which this rank multiplies panels, or one that is brought whole before."""
 
-    peers_read = True
-    """See `Executor`: peers read the operands (global)."""
+    peers_read = True  # see `Executor`: peers read the operands (global)
     _plan: Summa
-    _source_matrices: Sequence[SourceMatrix]
-    """The operands that move: op(B), and before it op(A) if that moves too."""
+    _source_matrices: Sequence[SourceMatrix]  # the operands that move: op(B), and before it op(A) if that moves too
     _buffers: Sequence[Buffers]
     _panels: Sequence[Panels]
-    _brought: Sequence[Panels] = ()
-    """The operand that arrives whole before the first step."""
-    _count: int
-    """Steps: the panels of the layer that has most."""
+    _brought: Sequence[Panels] = ()  # the operand that arrives whole before the first step
+    _count: int  # steps: the panels of the layer that has most
     _partials: Partials | None
 
     @property

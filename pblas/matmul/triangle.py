@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.layouts.messages import Move
-from pblas.redistribution.packing import COPY, Message
+from pblas.redistribution.packing import COPY, Message, Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from pblas.layouts.placement import Placement
     from pblas.layouts.rectangles import Rectangle
     from pblas.layouts.trapezoid import Trapezoid
-    from pblas.redistribution.packing import Put
 
 
 class Triangle:

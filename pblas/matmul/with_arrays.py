@@ -13,7 +13,7 @@ from pblas.core.operation import Bound, Operation
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import name_of
+from pblas.runtime.runtime import Runtime, name_of
 from pblas.vectors.matrix_vector_plan import LocalPlan
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 

@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import STORED
+from pblas.backends.dtypes import STORED, Array, Scalar
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.creation import Creation, Layout
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import global_indices
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import checked_dtype, checked_scalar
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Array, Scalar
     from pblas.layouts.split import Split
-    from pblas.runtime.runtime import Runtime
 
 
 class Constructors(Creation):
@@ -249,8 +247,7 @@ class Constructors(Creation):
 
 
 TAG = 1011
-_PANEL_NBYTES = 16 << 20
-"""Largest message."""
+_PANEL_NBYTES = 16 << 20  # largest message
 
 
 def moves(lengths: Sequence[int], split: Split, source: int, target: int) -> tuple[int, int]:

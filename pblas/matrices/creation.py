@@ -9,14 +9,14 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.dtypes import DTYPES, STORED
+from pblas.backends.dtypes import DTYPES, STORED, Array
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import check_root, checked_dtype, shared_descriptor
+from pblas.runtime.runtime import Runtime, check_root, checked_dtype, shared_descriptor
 
 if TYPE_CHECKING:
     import os
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Array
-    from pblas.runtime.runtime import Runtime
 
-Layout = MatrixDescriptor | tuple[int, int]
-"""A descriptor, or a shape (m, n) for `MatrixDescriptor.default`."""
+Layout = MatrixDescriptor | tuple[int, int]  # a descriptor, or a shape (m, n) for `MatrixDescriptor.default`
 
 _FOR_NONE = {
     "from_global": "the m x n array there, or the rank that has it as root=",
@@ -230,8 +227,7 @@ class Creation:
         runtime = self.runtime
         with runtime.local_step("random"), runtime.backend.writing(matrix.local) as part:
             _fill(
-                *(part, matrix.desc, runtime.rank),
-                lambda i, j: random_entries(i, j, seed, matrix.dtype, distribution),
+                *(part, matrix.desc, runtime.rank), lambda i, j: random_entries(i, j, seed, matrix.dtype, distribution)
             )
         runtime.agree("random: make the entries", {})
         return matrix

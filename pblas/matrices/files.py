@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 from numpy.lib import format as npy
 
-from pblas.backends.dtypes import BFLOAT16, FLOAT8
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.matrices import hdf5
 from pblas.matrices.complete_files import Header, begin, discard, reading
 from pblas.matrices.scatter_gather import holds_first_copy, part_of, put_part
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
 
 _HDF5 = (".h5", ".hdf5")

@@ -15,19 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.dtypes import BFLOAT16
+from pblas.backends.dtypes import BFLOAT16, Array
 from pblas.errors import BackendError, FileFormatError
 from pblas.matrices.complete_files import Header, reading
 from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
 
-_PANEL_NBYTES = 16 << 20
-"""Memory for the rows that are read at a time, unless one chunk is larger."""
-_SHOWN = 5
-"""Names of datasets in a message."""
+_PANEL_NBYTES = 16 << 20  # memory for the rows that are read at a time, unless one chunk is larger
+_SHOWN = 5  # names of datasets in a message
 
 
 def library() -> Any:

@@ -14,12 +14,11 @@ from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path, discard, finish
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import check_root, checked_dtype, name_of, shared_descriptor
+from pblas.runtime.runtime import Runtime, check_root, checked_dtype, name_of, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.runtime import Runtime
 
 _INTERNAL = frozenset({"conjugated", "detach", "key", "runtime", "signature", "stored"})
 """Attributes that other modules of the package use, and TAB does not show."""

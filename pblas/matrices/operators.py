@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real, Table, Vector
     from pblas.layouts.descriptor import MatrixDescriptor
 
-Ord = Literal["fro", "inf", "max"] | float
-"""The norms of a matrix; as numbers 1 and inf."""
+Ord = Literal["fro", "inf", "max"] | float  # the norms of a matrix; as numbers 1 and inf
 
 
 class Operations(NamedTuple):
@@ -49,11 +48,9 @@ class Operators:
         Operators._operations = operations
 
     @overload
-    def __matmul__(self, other: Self) -> Self: ...
-    @overload
     def __matmul__(self, other: Vector) -> Vector: ...
     @overload
-    def __matmul__(self, other: Table) -> Self: ...
+    def __matmul__(self, other: Self | Table) -> Self: ...
     def __matmul__(self, other: Any) -> Any:
         """**Collective.** The product with a matrix or an array.
 

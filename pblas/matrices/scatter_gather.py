@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 TAG = 1010
-_PANEL_NBYTES = 16 << 20
-"""Largest message: bounds the memory for packed copies."""
+_PANEL_NBYTES = 16 << 20  # largest message: bounds the memory for packed copies
 
 
 def index_of(ranges: list[tuple[int, int]]) -> slice | Array:

@@ -10,25 +10,20 @@ AlgorithmKind = Literal["copy_engine", "sm_push", "tile_signals", "fused_stores"
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """How a plan of the push transport moves its data, and how it cuts its GEMM: see `pblas.schedules`.
+    """How a plan of the push transport moves its data, and how it cuts its GEMM: see `pblas.matmul.push.schedules`."""
 
-    Args:
-        kind: how data moves (global):
-            "copy_engine": copy engines move shards while several GEMMs run.
-            "sm_push": the multiprocessors move all shards, before or after one GEMM.
-            "tile_signals": one GEMM kernel; each tile waits for the copy that it needs.
-            "fused_stores": one GEMM kernel, which stores the tiles of a reduction in the memory of the peers.
-            "one_shot": one kernel reduces, after one GEMM.
-            "two_shot": one kernel reduces the last piece, after the last GEMM; copies move the pieces before it.
-        groups: how the product is cut (global):
-            number of shards that each GEMM takes; the first shard is the rank's own.
-            GemmAllReduce: relative sizes of the pieces.
-            GemmReduceScatter in one kernel: relative sizes of the pieces of each shard.
-            AllGatherGemm with "tile_signals": number of pieces of the first, the second, ... shard that arrives; 1 for
-            shards that are not listed.
-    """
-
+    # how data moves (global):
+    # "copy_engine": copy engines move shards while several GEMMs run
+    # "sm_push": the multiprocessors move all shards, before or after one GEMM
+    # "tile_signals": one GEMM kernel; each tile waits for the copy that it needs
+    # "fused_stores": one GEMM kernel, which stores the tiles of a reduction in the memory of the peers
+    # "one_shot": one kernel reduces, after one GEMM
+    # "two_shot": one kernel reduces the last piece, after the last GEMM; copies move the pieces before it
     kind: AlgorithmKind
+    # how the product is cut (global): number of shards that each GEMM takes; the first shard is the rank's own
+    # GemmAllReduce: relative sizes of the pieces
+    # GemmReduceScatter in one kernel: relative sizes of the pieces of each shard
+    # AllGatherGemm with "tile_signals": pieces of the first, the second, ... shard that arrives; 1 for others
     groups: tuple[int, ...] = (1,)
 
     @property
@@ -74,5 +69,4 @@ class Algorithm:
         return f"one GEMM, and one {self.kind} kernel"
 
 
-Times = tuple[tuple[Algorithm, float], ...]
-"""Measured algorithms with their seconds; the first is the one to use."""
+Times = tuple[tuple[Algorithm, float], ...]  # measured algorithms with their seconds; the first is the one to use

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
 
 
-_ASK_ALL = 1024
-"""Largest number of ranks that are all examined to find the busiest."""
+_ASK_ALL = 1024  # largest number of ranks that are all examined to find the busiest
 
 
 def ranks_text(nprocs: int) -> str:

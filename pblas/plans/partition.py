@@ -9,8 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 
-MAX_PIECES = 8
-"""Largest number of pieces of a GemmAllReduce, with the push transport."""
+MAX_PIECES = 8  # largest number of pieces of a GemmAllReduce, with the push transport
 LINES, HALF_TILE = 8, 128
 """Pieces start on multiples of LINES lines (16 bytes of a 16-bit row) or of HALF_TILE lines (the rows of a tile that
 one multiprocessor forms)."""

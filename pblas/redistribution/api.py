@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8
+from pblas.backends.dtypes import FLOAT8, Scalar
+from pblas.core import checks
 from pblas.core.call import call, planned, planned_without_context, step
-from pblas.core.checks import (
-    check_conjugation,
-    check_like_planned,
-    check_matrices,
-    check_not_conjugated,
-    check_ranks,
-    checked_place,
-    checked_trans,
-    common_dtype,
-    not_a_matrix,
-)
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -29,17 +19,13 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_plan import RedistributionPlan
 from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
-from pblas.runtime.runtime import checked_factor
+from pblas.runtime.runtime import Runtime, checked_factor
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.core.options import Trans, Uplo
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 
@@ -73,7 +59,7 @@ class Redistribution(Operation[DistMatrix]):
         diagonal: Any = 0,
         dtype: DTypeLike | None = None,
     ) -> Bound[DistMatrix]:
-        trans = checked_trans(verb, "trans", trans)
+        trans = checks.checked_trans(verb, "trans", trans)
         if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
             raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
         if isinstance(diagonal, bool) or not isinstance(diagonal, int | np.integer):
@@ -83,7 +69,7 @@ class Redistribution(Operation[DistMatrix]):
         trapezoid = None if uplo is None else Trapezoid(str(uplo), int(diagonal))  # type: ignore[arg-type]  # U or L
         placed = isinstance(out, DistMatrix)
         if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
-            raise not_a_matrix(verb, "a", a)
+            raise checks.not_a_matrix(verb, "a", a)
         if (desc is None) == (out is None):
             which = "neither" if out is None else "both"
             raise errors.ArgumentError(f"{verb}: {which} of desc and out given; pass desc= for a new B, or out=B")
@@ -95,8 +81,8 @@ class Redistribution(Operation[DistMatrix]):
             )
         desc_a, conjugated = (a.desc, a.conjugated) if isinstance(a, DistMatrix) else (a, False)
         desc_b = out.desc if desc is None else desc
-        dtype = common_dtype(verb, {"A": a, "out": out}, dtype, stored=True)
-        check_not_conjugated(verb, "out", out)
+        dtype = checks.common_dtype(verb, {"A": a, "out": out}, dtype, stored=True)
+        checks.check_not_conjugated(verb, "out", out)
         alpha = checked_factor(verb, "alpha", alpha, dtype)
         beta = checked_factor(verb, "beta", beta, dtype)
         if dtype in FLOAT8 and (alpha, beta) != (1, 0):
@@ -111,14 +97,14 @@ class Redistribution(Operation[DistMatrix]):
             raise errors.DescriptorError(
                 f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
             )
-        new, nelements = checked_place(verb, runtime, desc, "B")
+        new, nelements = checks.checked_place(verb, runtime, desc, "B")
         form = trans, trapezoid, desc_a.without_lld, desc_b.without_lld, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha, "beta": beta}, {"A": a}, out, new=new, nelements=nelements)
 
     @classmethod
     def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
-        check_ranks(verb, operation.b, nprocs)
+        checks.check_ranks(verb, operation.b, nprocs)
         return operation
 
     @property
@@ -139,12 +125,7 @@ class Redistribution(Operation[DistMatrix]):
         )
 
     def arrays(
-        self,
-        verb: str,
-        runtime: Runtime,
-        executor: Any,
-        bound: Bound[DistMatrix],
-        result: DistMatrix,
+        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> RedistributionOperands:
         a = bound.reads["A"].stored(verb)
         conj = self.dtype.kind == "c" and (self.trans == "C") != self.conjugated
@@ -209,12 +190,12 @@ class PlannedRedistribution(Planned[DistMatrix]):
         beta = planned.scalars["beta"]
         if out is None and beta != 0:
             raise errors.ArgumentError(f"execute: beta is {beta!r} but there is no B to scale; pass out=")
-        matrices = [("A", a, operation.a, operation.conjugated)]
-        for name, x, desc, conj in matrices if out is None else [*matrices, ("out", out, operation.b, False)]:
-            check_like_planned(name, x, runtime, operation.dtype, desc, remedy="use one context", exact=True)
-            check_conjugation(name, x, conj=conj)
+        dtype = operation.dtype
+        checks.check_like_planned("A", a, runtime, dtype, operation.a, conj=operation.conjugated, exact=True)
+        if out is not None:
+            checks.check_like_planned("out", out, runtime, dtype, operation.b, conj=False, exact=True)
         bound = planned._replace(reads={"A": a}, out=out)
-        check_matrices("execute", runtime, bound)
+        checks.check_matrices("execute", runtime, bound)
         return bound
 
 

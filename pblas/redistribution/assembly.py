@@ -11,20 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.layouts.strided import SOURCE, TARGET
-from pblas.redistribution.packing import COPY, elements, flat, known_strided_runs
+from pblas.layouts.strided import SOURCE, TARGET, Places, StridedRun
+from pblas.redistribution.packing import COPY, KnownRuns, Put, elements, flat, known_strided_runs
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.messages import Move
-    from pblas.layouts.strided import Places, StridedRun
-    from pblas.redistribution.packing import KnownRuns, Put
 
 # Nanoseconds, measured on one core of an AMD EPYC with float64; they decide between views and indices.
 _PER_RUN, _PER_VIEW, _PER_GATHERED = 14.0, 1000.0, 1.6
 
-_LONG = 64
-"""Minimum length of a run, in elements, whose rows are copied as fast as items."""
+_LONG = 64  # minimum length of a run, in elements, whose rows are copied as fast as items
 
 _COPIED, _COMBINED, _GATHERED = 1 << 19, 1 << 18, 1 << 17
 """Elements of a panel. A copied panel is so large that its views cost little; other panels fit into the cache."""

@@ -10,24 +10,21 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from pblas.backends.dtypes import accumulator_dtype, strided
-from pblas.layouts.strided import PACKED, SOURCE, TARGET, strided_runs
+from pblas.backends.dtypes import Array, Order, accumulator_dtype, strided
+from pblas.layouts.overlap import Run
+from pblas.layouts.strided import PACKED, SOURCE, TARGET, StridedRun, strided_runs
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
     from pblas.layouts.messages import Move
-    from pblas.layouts.overlap import Run
-    from pblas.layouts.strided import StridedRun
     from pblas.layouts.trapezoid import Trapezoid
 
-    KnownRuns = dict[tuple[Run, ...], list[StridedRun]]
-    _Views = tuple[Sequence[StridedRun], Sequence[StridedRun]]
-
-Put = Callable[["Array", "Array"], None]
+KnownRuns = dict[tuple[Run, ...], list[StridedRun]]
+_Views = tuple[Sequence[StridedRun], Sequence[StridedRun]]
+Put = Callable[[Array, Array], None]
 """A function put(x, out) that updates the elements of `out` by those of `x`, which has the same shape.
 
 A `Scaling` is one: out := alpha conj?(x) + beta out. On GPUs every such function is a `Scaling`, because a kernel takes
@@ -42,18 +39,13 @@ class Scaling:
     With alpha = 0 it does not read x; with beta = 0 it does not read out. If the elements of out have 16 bits, it
     computes in a 32-bit accumulator and rounds each result once.
 
-    Args:
-        alpha: scalar (global).
-        beta: scalar (global).
-        conj: conjugate x (global).
-
     >>> out = np.array([1.0, np.nan]); Scaling(2.0)(np.array([3.0, 4.0]), out); out.tolist()
     [6.0, 8.0]
     """
 
-    alpha: complex = 1.0
-    beta: complex = 0.0
-    conj: bool = False
+    alpha: complex = 1.0  # scalar (global)
+    beta: complex = 0.0  # scalar (global)
+    conj: bool = False  # conjugate x (global)
 
     def __call__(self, x: Array, out: Array) -> None:
         """out := alpha conj?(x) + beta out (local)."""
@@ -168,8 +160,7 @@ _PER_LINE, _PER_INDEXED, _PER_INDEXED_ACROSS = 4000, 3.0, 6.0
 # would evict each other from the first-level cache.
 _TILE, _APART = (256, 128), 8
 
-_TOGETHER = 32768
-"""Elements copied before the next columns: they, and temporaries of a combination, stay in cache."""
+_TOGETHER = 32768  # elements copied before the next columns: they, and temporaries of a combination, stay in cache
 
 
 class BlockCopy:
@@ -198,7 +189,7 @@ class BlockCopy:
         """Its elements in x, if they form a block or a part of one."""
         return _view(x, self._rows[0], self._columns[0], place)
 
-    def packed(self, flat: Array, order: Literal["F", "C"]) -> Array:
+    def packed(self, flat: Array, order: Order) -> Array:
         """A part of a message in the shape that `copy` takes: a matrix, or 1-D for a trapezoid."""
         return flat if self._mask is not None else flat.reshape(self._shape, order=order)
 
@@ -295,7 +286,7 @@ class Message:
         self,
         peer: int,
         parts: Iterable[tuple[Move, Trapezoid | None]],
-        order: Literal["F", "C"],
+        order: Order,
         known: KnownRuns,
         block_type: Callable[..., BlockCopy] | None = None,
     ) -> None:

@@ -16,8 +16,7 @@ from pblas.plans.base import Plan
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
-_ASK_ALL = 1024
-"""Largest number of ranks that are all examined to find the busiest."""
+_ASK_ALL = 1024  # largest number of ranks that are all examined to find the busiest
 
 
 @dataclass(frozen=True, slots=True)

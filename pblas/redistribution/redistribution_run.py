@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pblas.redistribution.packing import COPY
+from pblas.redistribution.packing import COPY, Put
 from pblas.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
-    from pblas.redistribution.packing import Put
 
 
 class RedistributionOperands(NamedTuple):
@@ -38,7 +37,7 @@ class RunRedistribution:
         source: Placement,
         target: Placement,
         dtype: np.dtype[Any],
-        order: Literal["F", "C"],
+        order: Order,
         trapezoid: Trapezoid | None = None,
         *,
         reads_a: bool = True,

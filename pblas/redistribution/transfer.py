@@ -13,26 +13,25 @@ panel before it multiplies with the current one.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pblas.layouts.messages import Move, receives, sends
 from pblas.layouts.relays import Sharers, are_shared, receiver
 from pblas.layouts.strided import SOURCE
 from pblas.redistribution.assembly import Assembly
-from pblas.redistribution.packing import COPY, Message
+from pblas.redistribution.packing import COPY, KnownRuns, Message, Put
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy as np
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.traced import Kind
     from pblas.backends.transport import Transfer
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
-    from pblas.redistribution.packing import KnownRuns, Put
 
 _ARRIVED, _READ = 100, 200
 """Added to the tag of a movement: for signals that a message has arrived, and that a rank has read all messages."""
@@ -202,9 +201,7 @@ class Buffers:
 class SourceMatrix:
     """**Collective.** The local arrays of one matrix, which near ranks read in place."""
 
-    def __init__(
-        self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Literal["F", "C"] = "F"
-    ) -> None:
+    def __init__(self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Order = "F") -> None:
         self.backend: HostRanks = backend
         self.placement: Placement = placement
         self.dtype: np.dtype[Any] = dtype
@@ -278,33 +275,26 @@ class SourceMatrix:
 
 
 class Movement:
-    """Transfer of a part of a matrix to another placement.
-
-    Args:
-        source_matrix: the matrix that is read (global).
-        target: placement of the part after the transfer (global).
-        part: (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global).
-        placement: another placement of the same local arrays, to which `part` refers: one process column as a matrix,
-            or one copy without the others; None: the placement of the source matrix (global).
-        trapezoid: elements of the part to move; None for all (global).
-        buffers: memory for messages; None for separate memory (local).
-        tag: of the messages. Concurrent movements between the same ranks may share a tag if all ranks begin them in
-            the same order (global).
-        slot: of the source matrix's relay memory, in which a host receives the elements that several of its ranks need;
-            None: each rank receives for itself. With a slot all ranks make the movement, begin it and receive in the
-            same order, after `SourceMatrix.prepare`; movements with one slot are never under way together (global).
-    """
+    """Transfer of a part of a matrix to another placement."""
 
     def __init__(
         self,
-        source_matrix: SourceMatrix,
-        target: Placement,
+        source_matrix: SourceMatrix,  # the matrix that is read (global)
+        target: Placement,  # placement of the part after the transfer (global)
+        # (i0, i1, j0, j1) of the matrix, half-open; None for all of it (global)
         part: tuple[int, int, int, int] | None = None,
         *,
+        # another placement of the same local arrays, to which `part` refers: one process column as a matrix, or one
+        # copy without the others; None: the placement of the source matrix (global)
         placement: Placement | None = None,
-        trapezoid: Trapezoid | None = None,
-        buffers: Buffers | None = None,
+        trapezoid: Trapezoid | None = None,  # elements of the part to move; None for all (global)
+        buffers: Buffers | None = None,  # memory for messages; None for separate memory (local)
+        # of the messages. Concurrent movements between the same ranks may share a tag if all ranks begin them in the
+        # same order (global)
         tag: int = TAG,
+        # of the source matrix's relay memory, in which a host receives the elements that several of its ranks need;
+        # None: each rank receives for itself. With a slot all ranks make the movement, begin it and receive in the same
+        # order, after `SourceMatrix.prepare`; movements with one slot are never under way together (global)
         slot: int | None = None,
     ) -> None:
         backend, rank = source_matrix.backend, source_matrix.backend.rank

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 MOST_NBYTES = 32 << 20
 """Most bytes of workspace of a plan that is kept. A new plan takes fresh memory: 9 % of a trsm with 18 MB (2 ranks)."""
 _ALL_NBYTES = 4 * MOST_NBYTES
-_OBJECTS_NBYTES = 32 << 10
-"""Bytes that each plan counts besides its workspace: its objects take 5 to 70 kB."""
+_OBJECTS_NBYTES = 32 << 10  # bytes that each plan counts besides its workspace: its objects take 5 to 70 kB
 
 
 class Kept:

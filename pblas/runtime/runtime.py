@@ -14,18 +14,16 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, dtype_of_name
+from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, Array, dtype_of_name
 from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.calls import Calls, CollectiveCall
 from pblas.runtime.kept_plans import KeptPlans, Measured
-from pblas.simulation.hardware import Topology
+from pblas.simulation.hardware import Topology, Transport
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.simulation.hardware import Transport
 
 Planned = TypeVar("Planned")
 

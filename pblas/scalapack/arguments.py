@@ -38,8 +38,7 @@ TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", 
 """Dtypes of arrays; routines of two letters take complex arrays and have real results or scalars."""
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
-ROUTINES: dict[str, Callable[..., Any]] = {}
-"""The routines of all types by their names; each module adds its own."""
+ROUTINES: dict[str, Callable[..., Any]] = {}  # the routines of all types by their names; each module adds its own
 
 _OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", "TAU", *WORKSPACES}
 """Arguments that may differ between ranks."""
@@ -62,11 +61,7 @@ def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
 
 
 class Findings:
-    """The wrong argument of a call on this rank; of several, the one with the lowest position.
-
-    Args:
-        verb: name of the routine, for the message.
-    """
+    """The wrong argument of a call on this rank; of several, the one with the lowest position."""
 
     def __init__(self, verb: str) -> None:
         self.verb: str = verb
@@ -97,11 +92,6 @@ class Findings:
 
 class Call:
     """**Collective.** A with block around a call: its arguments, which are checked on every rank, and its matrices.
-
-    Args:
-        routine: the routine (global).
-        prefix: ps, pd, pc or pz, or one of two types (global).
-        values: the arguments in their order (global, except arrays, CTXT and LLD).
 
     Raises:
         PblasArgumentError: a wrong argument on any rank, the same on all ranks of the grid; of several the lowest.
@@ -226,17 +216,9 @@ class Call:
     def _agree(self, findings: Findings, reads: list[int]) -> tuple[int, ...]:
         """**Collective.** Agree on the call: return on all ranks, or raise the same exception on all.
 
-        Args:
-            findings: the wrong argument of this rank, if any (local).
-            reads: how this rank's array of each operand can be read (local).
-
-        Returns:
-            For each operand the order in which all ranks read it: COLUMNS, ROWS, or EITHER. A rank whose array cannot
-            be read in that order copies it.
-
-        Raises:
-            PblasArgumentError: a wrong argument on any rank; of several the lowest.
-            MismatchError: ranks that passed different arguments.
+        `reads` says how this rank's array of each operand can be read. The result is for each operand the order in
+        which all ranks read it: COLUMNS, ROWS, or EITHER; a rank whose array cannot be read so copies it. Of several
+        wrong arguments the lowest one raises.
         """
         shared, error = ({}, findings.error) if findings else (self._shared(), None)
         with suppress(PblasArgumentError):  # on every rank

@@ -31,14 +31,11 @@ _MAX_PARTS = 64  # entries in the cache of each grid
 class Entries:
     """A descriptor in its long form, with eleven entries.
 
-    Args:
-        values: the entries (global, except CTXT and LLD).
-
     >>> Entries.read([1, 0, 5, 8, 2, 3, 0, 0, 4]).values
     (2, 0, 5, 8, 2, 3, 2, 3, 0, 0, 4)
     """
 
-    values: tuple[int, ...]
+    values: tuple[int, ...]  # the entries (global, except CTXT and LLD)
 
     def __getitem__(self, entry: int) -> int:
         """The entry at a position, 1 to 11."""
@@ -118,21 +115,13 @@ def descinit(m: int, n: int, mb: int, nb: int, irsrc: int, icsrc: int, ictxt: in
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows and columns that this process has of a matrix and of a submatrix, from the integers of a call.
+    """The rows and columns that this process has of a matrix and of a submatrix, from the integers of a call."""
 
-    Args:
-        desc: descriptor of the matrix, stored by columns (global).
-        bounds: (i0, i1, j0, j1) of the submatrix, half-open (global).
-        shape: rows and columns of the matrix that the process has (local).
-        rows: local rows of the submatrix (local).
-        columns: local columns of the submatrix (local).
-    """
-
-    desc: MatrixDescriptor
-    bounds: tuple[int, int, int, int]
-    shape: tuple[int, int]
-    rows: slice
-    columns: slice
+    desc: MatrixDescriptor  # descriptor of the matrix, stored by columns (global)
+    bounds: tuple[int, int, int, int]  # (i0, i1, j0, j1) of the submatrix, half-open (global)
+    shape: tuple[int, int]  # rows and columns of the matrix that the process has (local)
+    rows: slice  # local rows of the submatrix (local)
+    columns: slice  # local columns of the submatrix (local)
 
     @classmethod
     def of(cls, grid: ProcessGrid, entries: Entries, i: int, j: int, m: int, n: int) -> Part:
@@ -157,15 +146,10 @@ class Part:
 
 @dataclass(slots=True)
 class Local:
-    """This rank's local array of an operand.
+    """This rank's local array of an operand."""
 
-    Args:
-        array: view of the caller's array with the rows and columns of the descriptor (local).
-        copied: the copy to use instead, if the array cannot be used in place; otherwise None (local).
-    """
-
-    array: Array
-    copied: Array | None = None
+    array: Array  # view of the caller's array with the rows and columns of the descriptor (local)
+    copied: Array | None = None  # the copy to use instead, if the array cannot be used in place; otherwise None (local)
 
 
 def checked_part(

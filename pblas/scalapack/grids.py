@@ -26,30 +26,21 @@ if TYPE_CHECKING:
 
     from pblas.runtime.runtime import Runtime
 
-OUTSIDE = -1
-"""The handle of a grid on processes outside it."""
+OUTSIDE = -1  # the handle of a grid on processes outside it
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessGrid:
-    """The grid of a handle.
+    """The grid of a handle."""
 
-    Args:
-        context: over the ranks of the grid, numbered 0..nprow*npcol-1 (global).
-        grid: their arrangement (global).
-        comm: the communicator of exactly these ranks (global).
-        ranks: the same ranks as numbered in the communicator that the grid was made from (global).
-        world: the same ranks as numbered in COMM_WORLD (global).
-        parts: cache of this process's parts of matrices, by descriptor entries (local).
-        scopes: communicators of this process's row and column, once they are used (local).
-    """
-
-    context: Context
-    grid: Grid
-    comm: MPI.Intracomm
-    ranks: tuple[int, ...]
-    world: tuple[int, ...]
+    context: Context  # over the ranks of the grid, numbered 0..nprow*npcol-1 (global)
+    grid: Grid  # their arrangement (global)
+    comm: MPI.Intracomm  # the communicator of exactly these ranks (global)
+    ranks: tuple[int, ...]  # the same ranks as numbered in the communicator that the grid was made from (global)
+    world: tuple[int, ...]  # the same ranks as numbered in COMM_WORLD (global)
+    # cache of this process's parts of matrices, by descriptor entries (local)
     parts: dict[Any, Any] = field(default_factory=dict)
+    # communicators of this process's row and column, once they are used (local)
     scopes: dict[str, MPI.Intracomm] = field(default_factory=dict)
 
     @property

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from pblas.scalapack.routines import Operand
     from pblas.simulation.hardware import Topology
 
-_OUTSIDER = 1 << 60
-"""Digest on a process outside the grid of a matrix; greater than all other digests."""
+_OUTSIDER = 1 << 60  # digest on a process outside the grid of a matrix; greater than all other digests
 
 
 class _Relocation(Call):
@@ -196,13 +195,10 @@ class _Transfer(Operation[None]):
         """None: sub(B) is an array of the caller."""
 
     def plan(self, nprocs: int, topology: Topology) -> Any:
-        """The placements."""
         return _Placements(self.source, self.target, self.order, self.trapezoid)
 
     def executor(self, plan: _Placements, backend: HostRanks) -> RunRedistribution:
-        """**Collective.** The executor."""
         return RunRedistribution(backend, plan.source, plan.target, self.dtype, plan.order, plan.trapezoid)
 
     def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[None], result: Any) -> Any:
-        """This rank's parts of sub(A) and sub(B)."""
         return RedistributionOperands(*bound.local)

@@ -28,8 +28,7 @@ OPTIONS = {
 }
 """The letters that an option may be, in either case."""
 
-EXTENTS = ("M", "N", "K", "NRHS")
-"""The arguments that count rows or columns."""
+EXTENTS = ("M", "N", "K", "NRHS")  # the arguments that count rows or columns
 
 RETURNED = ("VALUE", "INDX", "RCOND")
 """Output arguments that Python returns; INFO, which is the last one, is in no list."""
@@ -90,52 +89,35 @@ _ONE_ELEMENT = {"IX": "row, from 1 (global)", "JX": "column, from 1 (global)"}
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One matrix of a routine.
+    """One matrix of a routine."""
 
-    Args:
-        name: the letter.
-        position: position of the local array among the arguments, from 1; IX, JX and DESCX follow.
-        rows: argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N; "MAX": the
-            larger of M and N.
-        columns: argument that counts its columns, as `rows`.
-        trans: option that exchanges rows and columns unless it is "N"; "" for none.
-        increment: argument, as INCX, that makes a vector of `rows` elements a row or a column; "" for a matrix.
-    """
-
-    name: str
-    position: int
+    name: str  # the letter
+    position: int  # position of the local array among the arguments, from 1; IX, JX and DESCX follow
+    # argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N; "MAX": the larger of M
+    # and N
     rows: str
-    columns: str
-    trans: str = ""
-    increment: str = ""
+    columns: str  # argument that counts its columns, as `rows`
+    trans: str = ""  # option that exchanges rows and columns unless it is "N"; "" for none
+    increment: str = ""  # argument, as INCX, that makes a vector of `rows` elements a row or a column; "" for a matrix
 
 
 @dataclass(frozen=True, slots=True)
 class Routine:
     """A routine, for all types.
 
-    Args:
-        name: name without the prefixes.
-        arguments: names of the arguments, in order.
-        operands: the matrices, in order.
-        texts: descriptions of arguments that differ from `_TEXTS`.
-        prefixes: what stands before the name in each type: "pd" for double precision, "psc" for two types.
-        outputs: names of the matrices that the routine writes.
-        real: names of scalars and matrices that are real for complex types too.
-        whole: whether UPLO may be any other letter, for all elements.
-
     >>> GEMM.arguments.index("DESCA") + 1, GEMM.operands[2].position
     (10, 16)
     """
 
-    name: str
-    arguments: tuple[str, ...]
-    operands: tuple[Operand, ...]
-    texts: Mapping[str, str]
+    name: str  # name without the prefixes
+    arguments: tuple[str, ...]  # names of the arguments, in order
+    operands: tuple[Operand, ...]  # the matrices, in order
+    texts: Mapping[str, str]  # descriptions of arguments that differ from `_TEXTS`
+    # what stands before the name in each type: "pd" for double precision, "psc" for two types
     prefixes: tuple[str, ...]
-    outputs: tuple[str, ...] = ()
-    real: tuple[str, ...] = ()
-    whole: bool = False
+    outputs: tuple[str, ...] = ()  # names of the matrices that the routine writes
+    real: tuple[str, ...] = ()  # names of scalars and matrices that are real for complex types too
+    whole: bool = False  # whether UPLO may be any other letter, for all elements
 
     @property
     def signature(self) -> inspect.Signature:
@@ -332,10 +314,7 @@ LAPRNT = _routine(
 )
 
 _TRIANGLE = {"UPLO": '"U": the upper triangle of sub(A), "L": the lower one; the other is not touched (global)'}
-_TRIANGULAR = {
-    **_TRIANGLE,
-    "DIAG": '"U": the diagonal is 1 and not read, "N": it is read (global)',
-}
+_TRIANGULAR = {**_TRIANGLE, "DIAG": '"U": the diagonal is 1 and not read, "N": it is read (global)'}
 
 SWAP = _routine("swap", "N X INCX Y INCY", outputs="X Y", X="N 1", Y="N 1")
 COPY = _routine("copy", "N X INCX Y INCY", X="N 1", Y="N 1")

@@ -16,16 +16,14 @@ from pblas.matrices.scatter_gather import index_of
 from pblas.scalapack import descriptors
 from pblas.scalapack.arguments import Call, Findings
 from pblas.scalapack.descriptors import BLOCK_CYCLIC_2D_INB, Entries, Part
-from pblas.scalapack.grids import find
+from pblas.scalapack.grids import ProcessGrid, find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.dtypes import Array
-    from pblas.scalapack.grids import ProcessGrid
 
-INTEGERS = ("int32", "int64")
-"""Dtypes of IPIV."""
+INTEGERS = ("int32", "int64")  # dtypes of IPIV
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +32,15 @@ class TiedVector:
 
     All processes along the other axis have a copy, or only those with one coordinate.
 
-    Args:
-        grid: the grid (global).
-        part: this process's part of the vector, as a matrix of one column or of one row (global, but for its slices).
-        axis: 0: the vector is a column, distributed along process columns; 1: a row (global).
-        copy: coordinate along the other axis of a process whose copy is read (local).
-        start: number of the first element, from 1 (global).
+
     """
 
-    grid: ProcessGrid
+    grid: ProcessGrid  # the grid (global)
+    # this process's part of the vector, as a matrix of one column or of one row (global, but for its slices)
     part: Part
-    axis: int
-    copy: int
-    start: int
+    axis: int  # 0: the vector is a column, distributed along process columns; 1: a row (global)
+    copy: int  # coordinate along the other axis of a process whose copy is read (local)
+    start: int  # number of the first element, from 1 (global)
 
     @classmethod
     def of(cls, grid: ProcessGrid, entries: Entries, axis: int, copy: int, start: int, count: int) -> TiedVector:

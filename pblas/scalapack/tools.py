@@ -235,13 +235,7 @@ def _local_index(desc: MatrixDescriptor, i: int, j: int, grid: ProcessGrid) -> t
 
 
 def edited(x: float, letter: str, width: int, digits: int) -> str:
-    """A number as 0.ddd and a power of ten.
-
-    Args:
-        x: the number.
-        letter: "D" or "E", between the digits and the exponent; left out if the exponent has three digits.
-        width: characters, filled with blanks on the left.
-        digits: digits after the point.
+    """A number as 0.ddd and a power of ten, after blanks; without the letter if the exponent has three digits.
 
     Source: Fortran 2018, 13.7.2.3.3; infinities and NaN as GNU Fortran writes them.
 

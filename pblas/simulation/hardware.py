@@ -27,24 +27,15 @@ Transport = Literal["shared", "message", "mixed", "push"]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The properties of a machine that the planner needs; all ranks agree on them once per context.
+    """The properties of a machine that the planner needs; all ranks agree on them once per context."""
 
-    Args:
-        ranks_per_node: the largest n for which ranks 0..n-1, n..2n-1, and so on are each on one node (global).
-        shared: ranks of one node read each other's memory (global).
-        push: ranks push data into the workspaces of their peers, as GPUs do (global).
-        gpus: matrices are in GPU memory, where only push plans and general plans run (global).
-        tiles: the GPUs run a GEMM kernel with tile signals: each tile waits for its operands (global).
-        bandwidth: bytes per second of a message between nodes, measured; 0: not known (global).
-        nodes: ranks of each node, in the order of their numbers; () if they are not known, or not consecutive (global).
-    """
-
-    ranks_per_node: int = 1
-    shared: bool = False
-    push: bool = False
-    gpus: bool = False
-    tiles: bool = False
-    bandwidth: float = 0.0
+    ranks_per_node: int = 1  # the largest n for which ranks 0..n-1, n..2n-1, and so on are each on one node (global)
+    shared: bool = False  # ranks of one node read each other's memory (global)
+    push: bool = False  # ranks push data into the workspaces of their peers, as GPUs do (global)
+    gpus: bool = False  # matrices are in GPU memory, where only push plans and general plans run (global)
+    tiles: bool = False  # the GPUs run a GEMM kernel with tile signals: each tile waits for its operands (global)
+    bandwidth: float = 0.0  # bytes per second of a message between nodes, measured; 0: not known (global)
+    # ranks of each node, in the order of their numbers; () if they are not known, or not consecutive (global)
     nodes: tuple[int, ...] = ()
 
     @property
@@ -274,8 +265,7 @@ CORE = Hardware(
     memory_nbytes=8 << 30,
 )
 
-PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}
-"""The presets by name."""
+PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}  # the presets by name
 
 
 def find_hardware(hardware: Hardware | str) -> Hardware:

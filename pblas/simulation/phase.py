@@ -59,29 +59,22 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Equal steps of one rank, one after the other.
+    """Equal steps of one rank, one after the other."""
 
-    Args:
-        steps: number of steps (local).
-        gemm: m, n and k of the GEMM of a step; (0, 0, 0) for none (local).
-        before: traffic of the operand that must arrive before the GEMM of a step (local).
-        after: traffic of the partial products that peers send to this rank in the same step (local).
-        copied: bytes that the core reads and writes in addition to the GEMM, to pack or to add (local).
-        waits: which partial product must have left this rank before a step begins: that of two steps before ("queue",
-            there are two buffers), or that of the step before ("sent") (local).
-        queued: the partial products in `after` occupy one of the two buffers (local).
-        slow: factor by which the transfer of `before` takes longer because its senders serve several receivers (local).
-        ahead: True if the rank requests the operand of the next step before its GEMM, False if after it (local).
-    """
-
-    steps: int
-    gemm: tuple[int, int, int] = (0, 0, 0)
+    steps: int  # number of steps (local)
+    gemm: tuple[int, int, int] = (0, 0, 0)  # m, n and k of the GEMM of a step; (0, 0, 0) for none (local)
+    # traffic of the operand that must arrive before the GEMM of a step (local)
     before: Traffic = field(default_factory=Traffic)
+    # traffic of the partial products that peers send to this rank in the same step (local)
     after: Traffic = field(default_factory=Traffic)
-    copied: int = 0
+    copied: int = 0  # bytes that the core reads and writes in addition to the GEMM, to pack or to add (local)
+    # which partial product must have left this rank before a step begins: that of two steps before ("queue", there are
+    # two buffers), or that of the step before ("sent") (local)
     waits: Literal["queue", "sent"] = "queue"
-    queued: bool = True
+    queued: bool = True  # the partial products in `after` occupy one of the two buffers (local)
+    # factor by which the transfer of `before` takes longer because its senders serve several receivers (local)
     slow: float = 1.0
+    # True if the rank requests the operand of the next step before its GEMM, False if after it (local)
     ahead: bool = True
 
     @property

@@ -24,8 +24,7 @@ from typing import Protocol
 from pblas.simulation.hardware import Hardware, Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
-_FEW = 40
-"""Largest number of steps that are cheaper one by one than by squaring a matrix."""
+_FEW = 40  # largest number of steps that are cheaper one by one than by squaring a matrix
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,12 @@ from pblas.matmul.summa_plan import Cuboids, SummaC
 from pblas.simulation.hardware import ITEMSIZE, Topology
 from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct, Uplo
 
-_LESS = 0.75
-"""Another arrangement than the grid of D must cost less than this fraction: D is then sent to its owners."""
-_BLOCK = 128
-"""Block size of cyclic arrangements, which divide a triangle evenly."""
-_ARRANGEMENTS = 12
-"""Largest number of arrangements of all ranks that are examined."""
+_LESS = 0.75  # another arrangement than the grid of D must cost less than this fraction: D is then sent to its owners
+_BLOCK = 128  # block size of cyclic arrangements, which divide a triangle evenly
+_ARRANGEMENTS = 12  # largest number of arrangements of all ranks that are examined
 _LEAF_ON_GPUS = 512
 """Columns of a block across the diagonal on GPUs, where small products do not fill the multiprocessors."""
-_LAYOUTS = 256
-"""Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
+_LAYOUTS = 256  # size of the cache of plans: loops call with matrices of the same few layouts again and again
 
 PlanT = TypeVar("PlanT", RankUpdate, TriangularProduct)
 
@@ -65,7 +61,7 @@ def choose_rank_update(
         )
 
     topology = replace(topology, push=False)
-    product = choose(dtype, *descs, nprocs=nprocs, topology=topology, overlap=overlap)
+    product = choose(dtype, *descs, context=PlanningContext(topology, nprocs, overlap=overlap))
     limit = terms * product.max_received_nbytes
     return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap, limit=limit)
 
@@ -113,7 +109,7 @@ def choose_symmetric(
 ) -> SymmetricProduct:
     """The plan of symm or hemm: that of the product with the completed matrix, on the right side if `right`."""
     topology = replace(topology, push=False)
-    inner = choose(dtype, *descs, nprocs=nprocs, topology=topology, overlap=overlap)
+    inner = choose(dtype, *descs, context=PlanningContext(topology, nprocs, overlap=overlap))
     place = Placement.of(descs[1] if right else descs[0])
     return SymmetricProduct(inner, structure, place, right)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pblas.matmul.triangle import Triangle
 from pblas.redistribution.packing import COPY, Scaling
@@ -12,7 +12,7 @@ from pblas.redistribution.transfer import Movement, SourceMatrix
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Order
     from pblas.core.operation import Executor
     from pblas.layouts.placement import Placement
     from pblas.matmul.local_gemm_run import Operands
@@ -25,7 +25,7 @@ class Completion:
     """**Collective.** The completed matrix, in memory that near ranks read, under the placement of the matrix."""
 
     def __init__(
-        self, backend: Any, place: Placement, structure: Structure, dtype: np.dtype[Any], order: Literal["F", "C"]
+        self, backend: Any, place: Placement, structure: Structure, dtype: np.dtype[Any], order: Order
     ) -> None:
         self._backend, rank = backend, backend.rank
         nbytes = max(1, place.rows.max_count * place.columns.max_count) * dtype.itemsize

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pblas import errors
 from pblas.backends.dtypes import ProductDtypes
+from pblas.core import checks
 from pblas.core.call import call, planned, planned_without_context
-from pblas.core.checks import (
-    check_conjugation,
-    check_like_planned,
-    check_matrices,
-    check_not_conjugated,
-    check_operand,
-    check_out,
-    check_overlap,
-    check_ranks,
-    checked_letter,
-    checked_place,
-    checked_trans,
-    common_dtype,
-    is_same_memory,
-)
-from pblas.core.operation import Bound, Operation
+from pblas.core.operation import Bound, Executor, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.local_gemm_run import Operands, Orders, RunScaling
 from pblas.matmul.product import executor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_factor, checked_flag, shared_descriptor
-from pblas.simulation.hardware import find_hardware
+from pblas.runtime.runtime import Runtime, checked_factor, checked_flag, shared_descriptor
+from pblas.simulation.hardware import Hardware, Topology, find_hardware
 from pblas.symmetric.choose import choose_rank_update, choose_symmetric, choose_triangular
 from pblas.symmetric.completion_run import Completion, RunCompleted
 from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct
@@ -40,25 +26,14 @@ from pblas.symmetric.structured_run import RunRankUpdate, RunTriangleScaling, Ru
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Self
 
     import numpy as np
     from numpy.typing import DTypeLike
 
     from pblas.backends.host_ranks import HostRanks
-    from pblas.core.operation import Executor
-    from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Hardware, Topology
-
-Routine = Literal["syrk", "herk", "syr2k", "her2k", "symm", "hemm", "trmm"]
 
 
-def is_update(routine: Routine) -> bool:
-    """Whether a routine updates a triangle of C."""
-    return routine in ("syrk", "herk", "syr2k", "her2k")
-
-
-def check_update(verb: str, routine: Routine, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
+def check_update(verb: str, routine: str, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
     """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
     if dtype.kind != "c":
         return
@@ -129,14 +104,11 @@ def square(op_a: MatrixDescriptor) -> MatrixDescriptor:
     return MatrixDescriptor(n, n, mb, nb, grid, rsrc, max(op_a.csrc, 0), op_a.order, imb=imb)
 
 
-_REMEDY = "make all matrices with one context"
-
-
 @dataclass(frozen=True, slots=True)
 class StructuredArguments:
     """The arguments of a call, not checked; see `symm`, `syrk` and `trmm`. A routine leaves out those that it lacks."""
 
-    routine: Routine
+    routine: str
     a: Any
     b: Any = None
     c: Any = None
@@ -163,7 +135,7 @@ class StructuredProduct(Operation[DistMatrix]):
     keeps_workspace: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("multiplies",))
 
-    routine: Routine
+    routine: str
     side: Side  # the side of A in the product, as in `symm`, like `uplo`, `trans` and `diag` in `trmm` (global)
     uplo: Uplo
     trans: Trans
@@ -186,22 +158,28 @@ class StructuredProduct(Operation[DistMatrix]):
     @classmethod
     def bind(cls, verb: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
         routine, a, b, c, out = given.routine, given.a, given.b, given.c, given.out
-        side, uplo = checked_letter(verb, "side", given.side, "LR"), checked_letter(verb, "uplo", given.uplo, "LU")
-        diag, trans = checked_letter(verb, "diag", given.diag, "NU"), checked_trans(verb, "trans", given.trans)
+        side, uplo = (
+            checks.checked_letter(verb, "side", given.side, "LR"),
+            checks.checked_letter(verb, "uplo", given.uplo, "LU"),
+        )
+        diag, trans = (
+            checks.checked_letter(verb, "diag", given.diag, "NU"),
+            checks.checked_trans(verb, "trans", given.trans),
+        )
         overlap = checked_flag(verb, "overlap", given.overlap)
         reads = {"A": a} if routine in ("syrk", "herk") else {"A": a, "B": b}
         operands = reads if c is None else {**reads, "C": c}
         for name, x in operands.items():
-            check_operand(verb, name, x, placed=runtime is not None)
-        check_out(verb, out)
-        dtype = common_dtype(verb, {**operands, "out": out}, given.dtype)
-        if is_update(routine):
+            checks.check_operand(verb, name, x, placed=runtime is not None)
+        checks.check_out(verb, out)
+        dtype = checks.common_dtype(verb, {**operands, "out": out}, given.dtype)
+        if issubclass(cls, RankUpdating):
             check_update(verb, routine, trans, dtype, given.alpha, given.beta)
         alpha = checked_factor(verb, "alpha", given.alpha, dtype)
         beta = checked_factor(verb, "beta", float(c is not None) if given.beta is None else given.beta, dtype)
         if beta != 0 and c is None:
             raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
-        check_not_conjugated(verb, "C", c)
+        checks.check_not_conjugated(verb, "C", c)
         scalars = {"c is given": c is not None, "alpha": alpha, "beta": beta}
         if runtime is None:
             descs, conjugated, matrices = (a, b, c, out), (False, False), {}
@@ -214,7 +192,7 @@ class StructuredProduct(Operation[DistMatrix]):
                 f"{verb}: C and out are distributed differently: {shared_descriptor(desc_c)}, "
                 f"{shared_descriptor(desc_d)}; give them one layout"
             )
-        placed, (new, nelements) = isinstance(out, DistMatrix), checked_place(verb, runtime, out)
+        placed, (new, nelements) = isinstance(out, DistMatrix), checks.checked_place(verb, runtime, out)
         layouts = [None if desc is None else desc.without_lld for desc in descs]
         aliased = routine == "trmm" and placed and out is b
         form = routine, side, uplo, trans, diag, *layouts, dtype, conjugated, overlap, aliased, alpha != 0
@@ -225,7 +203,7 @@ class StructuredProduct(Operation[DistMatrix]):
     def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
         operation.check_shapes(verb, {"C": operation.c, "out": operation.out})
-        check_ranks(verb, operation.d, nprocs)
+        checks.check_ranks(verb, operation.d, nprocs)
         return operation
 
     def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
@@ -391,7 +369,7 @@ class TriangularMultiplication(StructuredProduct):
         if out is None:
             return bound
         is_b = out is b or _is_same(verb, out, b)
-        check_overlap(verb, {"A": a} if is_b else {"A": a, "B": b}, None, out)
+        checks.check_overlap(verb, {"A": a} if is_b else {"A": a, "B": b}, None, out)
         return bound._replace(fact=int(is_b and not self.aliased))
 
     def plan(self, nprocs: int, topology: Topology) -> TriangularProduct:
@@ -415,10 +393,7 @@ class TriangularMultiplication(StructuredProduct):
 
 
 class PlannedStructured(Planned[DistMatrix]):
-    """A planned product with a triangle: the plan, its workspace, and one call that runs it.
-
-    Usable as a `with` block; `close` drops the workspace, as does dropping the object.
-    """
+    """A planned product with a triangle: the plan, its workspace, and one call that runs it."""
 
     kind: ClassVar[type[StructuredProduct]]  # class of the operation (global)
     operation: StructuredProduct
@@ -429,18 +404,17 @@ class PlannedStructured(Planned[DistMatrix]):
         reads = {"A": a} if operation.b is None else {"A": a, "B": b}
         descs = operation.a, operation.b or operation.a
         for (name, x), desc, conj in zip(reads.items(), descs, operation.conjugated, strict=False):
-            check_like_planned(name, x, runtime, operation.dtype, desc, remedy=_REMEDY)
-            check_conjugation(name, x, conj=conj)
+            checks.check_like_planned(name, x, runtime, operation.dtype, desc, conj=conj)
         for name, x, desc in (("C", c, operation.c or operation.d), ("out", out, operation.d)):
             if x is not None:
-                check_like_planned(name, x, runtime, operation.dtype, desc, remedy=_REMEDY)
-                check_not_conjugated("execute", name, x)
+                checks.check_like_planned(name, x, runtime, operation.dtype, desc)
+                checks.check_not_conjugated("execute", name, x)
         if c is None and scalars["beta"] != 0:
             raise errors.ArgumentError(f"execute: beta is {scalars['beta']!r} but there is no C to scale; pass c")
         if scalars["c is given"] != (c is not None):
             scalars = {**scalars, "c is given": c is not None}
         bound = self.bound._replace(scalars=scalars, reads=reads, old=c, out=out)
-        check_matrices("execute", runtime, bound)
+        checks.check_matrices("execute", runtime, bound)
         bound = operation.parts("execute", runtime, bound)
         if bound.fact:
             raise errors.ArgumentError("execute: out is B, unlike planned; plan with out=B")
@@ -529,4 +503,4 @@ def _layout(x: DistMatrix | MatrixDescriptor | None) -> MatrixDescriptor | None:
 def _is_same(verb: str, out: DistMatrix, b: DistMatrix) -> bool:
     """Whether two matrices are the same elements, at least one, in the same memory of this rank."""
     shadow, x = out.runtime.backend.shadow, b.stored(verb)
-    return out.desc == b.desc and bool(x.size) and is_same_memory(shadow(x), shadow(out.stored(verb)))
+    return out.desc == b.desc and bool(x.size) and checks.is_same_memory(shadow(x), shadow(out.stored(verb)))

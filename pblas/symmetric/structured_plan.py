@@ -78,23 +78,15 @@ def least_touched(volume: float, least: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankUpdate(SummaC):
-    """One triangle of D = op(A) op(A)^T, or of op(A) op(B)^T + op(B) op(A)^T: each rank forms its part of the triangle.
-
-    Args:
-        routine: "syrk", "herk", "syr2k" or "her2k" (global).
-        uplo: the triangle of D (global).
-        terms: number of products that are added (global).
-        squares: squares on the diagonal are formed by BLAS's own rank-k or rank-2k update (global).
-        leaf: most columns of another block across the diagonal (global).
-    """
+    """One triangle of D = op(A) op(A)^T, or of op(A) op(B)^T + op(B) op(A)^T: each rank forms its part of it."""
 
     name: ClassVar[str] = "RankUpdate"
 
-    routine: str
-    uplo: Uplo
-    terms: int = 1
-    squares: bool = False
-    leaf: int = LEAF
+    routine: str  # "syrk", "herk", "syr2k" or "her2k" (global)
+    uplo: Uplo  # the triangle of D (global)
+    terms: int = 1  # number of products that are added (global)
+    squares: bool = False  # squares on the diagonal are formed by BLAS's own rank-k or rank-2k update (global)
+    leaf: int = LEAF  # most columns of another block across the diagonal (global)
 
     @property
     def trapezoid(self) -> Trapezoid:
@@ -206,21 +198,14 @@ class RankUpdate(SummaC):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriangularProduct(SummaC):
-    """D = op(A) B with a triangular op(A): the rows of each panel of op(A) in the triangle are moved and multiplied.
-
-    Args:
-        structure: of op(A) in the plan's orientation (global).
-        aliased: D is written over B, so it is formed outside (global).
-        leaf: most columns of a block across the diagonal (global).
-        whole: one rank has all matrices, and BLAS's own trmm multiplies (global).
-    """
+    """D = op(A) B with a triangular op(A): the rows of each panel of op(A) in the triangle are moved and multiplied."""
 
     name: ClassVar[str] = "TriangularProduct"
 
-    structure: Structure
-    aliased: bool = False
-    leaf: int = LEAF
-    whole: bool = False
+    structure: Structure  # of op(A) in the plan's orientation (global)
+    aliased: bool = False  # D is written over B, so it is formed outside (global)
+    leaf: int = LEAF  # most columns of a block across the diagonal (global)
+    whole: bool = False  # one rank has all matrices, and BLAS's own trmm multiplies (global)
 
     @property
     def in_place(self) -> bool:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas.layouts.messages import Move
-from pblas.matmul.local_gemm_run import Orders
+from pblas.matmul.local_gemm_run import Operands, Orders
 from pblas.matmul.summa_partials import Partials
-from pblas.matmul.summa_plan import placed
+from pblas.matmul.summa_plan import Panel, placed
 from pblas.matmul.summa_run import RunSummaC
 from pblas.matmul.triangle import Triangle
 from pblas.redistribution.packing import COPY, Message, Scaling
@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.rectangles import Rectangle
-    from pblas.matmul.local_gemm_run import Operands
-    from pblas.matmul.summa_plan import Panel
     from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
 
-TAG_READ = 1029
-"""Of the signals that B has been read."""
+TAG_READ = 1029  # of the signals that B has been read
 
 
 class _Term(RunSummaC):

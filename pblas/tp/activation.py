@@ -12,7 +12,7 @@ from pblas.epilogues import NAMED, RESULT, Epilogue, used_names
 from pblas.matmul.epilogue_arguments import ProductEpilogue
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import name_of
-from pblas.tp.products import rows
+from pblas.tp.products import Caller, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.tp.partitioning import Placed, Shape
-    from pblas.tp.products import Caller
 
     Step = tuple[Epilogue, Mapping[str, Any], Array, Array]
 
@@ -36,29 +35,20 @@ class Activation:
     The epilogue "swiglu" makes y = silu(gate) up of the two halves of z. On each rank the first half of z's columns is
     gate, and the second half is up: the rank's weight has the rows of gate above those of up.
 
-    Args:
-        caller: the call (global).
-        epilogue: None, an expression, an Epilogue, or "swiglu" (global).
-        bias: one element for each of z's columns on this rank, or None (local).
-        placed: descriptors and shapes of the layer's matrices; z has the shape of y (global).
-        dtype: dtype of z and y (global).
-        out: the caller's array for y; None for a new array (local).
-        aux: array that receives z with the bias; None if the caller does not ask for it (local).
-
     Raises:
         ArgumentError, DTypeError: a bias or an epilogue that does not fit z, on this rank.
     """
 
     def __init__(
         self,
-        caller: Caller,
-        epilogue: str | Epilogue | None,
-        bias: Array | None,
-        placed: Placed,
-        dtype: np.dtype[Any],
+        caller: Caller,  # the call (global)
+        epilogue: str | Epilogue | None,  # None, an expression, an Epilogue, or "swiglu" (global)
+        bias: Array | None,  # one element for each of z's columns on this rank, or None (local)
+        placed: Placed,  # descriptors and shapes of the layer's matrices; z has the shape of y (global)
+        dtype: np.dtype[Any],  # dtype of z and y (global)
         *,
-        out: Array | None,
-        aux: Array | None,
+        out: Array | None,  # the caller's array for y; None for a new array (local)
+        aux: Array | None,  # array that receives z with the bias; None if the caller does not ask for it (local)
     ) -> None:
         self._caller = caller
         self.is_gated: bool = isinstance(epilogue, str) and epilogue == _GATED
@@ -162,12 +152,6 @@ def _takes_bias(epilogue: Epilogue) -> bool:
 
 class ActivationGradient:
     """The gradient of a layer by z, from its gradient by y.
-
-    Args:
-        caller: the call (global).
-        epilogue: epilogue of the layer (global).
-        dy: the gradient by y (local).
-        aux: z with the bias, as the layer stored it (local).
 
     Raises:
         ArgumentError, DTypeError: an epilogue without a known gradient, or arrays that do not fit together.

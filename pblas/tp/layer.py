@@ -101,17 +101,10 @@ class Linear:
         self.bias: Any = bias
         self.epilogue: str | Epilogue | None = epilogue
         self.max_tokens: int | None = max_tokens
-        self._options: dict[str, Any] = {
-            "features": features,
-            "tf32": tf32,
-            "autotune": autotune,
-            "wire_dtype": wire_dtype,
-        }
-        self._forward_options: dict[str, Any] = {
-            "out_dtype": out_dtype,
-            "fast_accumulate": fast_accumulate,
-            "scale_b": scale_b,
-        }
+        options = {"features": features, "tf32": tf32, "autotune": autotune, "wire_dtype": wire_dtype}
+        self._options: dict[str, Any] = options
+        forward = {"out_dtype": out_dtype, "fast_accumulate": fast_accumulate, "scale_b": scale_b}
+        self._forward_options: dict[str, Any] = forward
         kind_value: object = kind  # a caller may pass anything; a list cannot be looked up
         is_kind = isinstance(kind_value, str) and kind_value in _KINDS
         self._layer, self._forward, self._backward = _KINDS[kind if is_kind else "allgather"]

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from pblas import errors
 from pblas.backends.dtypes import ArrayT
+from pblas.core.variants import variant
 from pblas.matmul.epilogue_arguments import scaled
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
-from pblas.tp.partitioning import GATHER, REDUCE, SCATTER
+from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, Layer
 from pblas.tp.products import Caller, Options, Product, rows
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     from pblas.context import Context
     from pblas.epilogues import Epilogue
-    from pblas.tp.partitioning import Layer
 
 
 class Gradients(NamedTuple, Generic[ArrayT]):
@@ -118,7 +118,8 @@ def allgather_linear(
     return _forward(GATHER, x, weight, bias, epilogue, out, aux, options)
 
 
-def linear_reduce_scatter(
+def _linear_with_sums(
+    layer: str,
     x: ArrayT,
     weight: Any,
     bias: Any = None,
@@ -139,7 +140,7 @@ def linear_reduce_scatter(
     ctx: Context | None = None,
     stream: Any = None,
 ) -> ArrayT:
-    """**Collective.** y = epilogue(x w^T + bias), where features in are cut: each rank gets the sums for its tokens.
+    """**Collective.** A layer whose features in are cut.
 
     Args:
         x: all tokens x ... x this rank's features in, stored by rows; see `allgather_linear` (local).
@@ -152,57 +153,32 @@ def linear_reduce_scatter(
         out, aux, out_dtype, tf32, fast_accumulate, autotune, ctx, stream: see `allgather_linear`.
         scale_a, scale_b, scale_d, amax: see `allgather_linear`.
 
-    Returns:
-        y, this rank's tokens, `local_shard(tokens, rank, nprocs)`, x ... x all features out.
-
     Raises:
         as `allgather_linear`.
     """
     scales = scale_a, scale_b, scale_d, amax
     options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream, out_dtype, fast_accumulate, scales)
-    return _forward(SCATTER, x, weight, bias, epilogue, out, aux, options)
+    return _forward(_LAYERS[layer], x, weight, bias, epilogue, out, aux, options)
 
 
-def linear_allreduce(
-    x: ArrayT,
-    weight: Any,
-    bias: Any = None,
-    epilogue: str | Epilogue | None = None,
-    *,
-    out: ArrayT | None = None,
-    aux: Any = None,
-    features: int | None = None,
-    out_dtype: DTypeLike | None = None,
-    tf32: bool = False,
-    fast_accumulate: bool = False,
-    autotune: bool = False,
-    wire_dtype: DTypeLike | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    scale_d: Any = None,
-    amax: Any = None,
-    ctx: Context | None = None,
-    stream: Any = None,
-) -> ArrayT:
+_LAYERS = {layer.name: layer for layer in (SCATTER, REDUCE)}
+linear_reduce_scatter = variant(
+    _linear_with_sums,
+    "linear_reduce_scatter",
+    """**Collective.** y = epilogue(x w^T + bias), where features in are cut: each rank gets the sums for its tokens.
+
+    The result y is this rank's tokens, `local_shard(tokens, rank, nprocs)`, x ... x all features out.
+    """,
+)
+linear_allreduce = variant(
+    _linear_with_sums,
+    "linear_allreduce",
     """**Collective.** y = epilogue(x w^T + bias), where features in are cut: every rank gets all sums, the same bits.
 
-    Args:
-        x: all tokens x ... x this rank's features in, stored by rows; see `allgather_linear` (local).
-        weight: all features out x this rank's features in, stored by rows (local).
-        wire_dtype: see `linear_reduce_scatter`; with "float32" GPUs do not use the collective for few tokens (global).
-        bias, epilogue, features: see `linear_reduce_scatter`.
-        out, aux, out_dtype, tf32, fast_accumulate, autotune, ctx, stream: see `allgather_linear`.
-        scale_a, scale_b, scale_d, amax: see `allgather_linear`.
-
-    Returns:
-        y, all tokens x ... x all features out.
-
-    Raises:
-        as `allgather_linear`.
-    """
-    scales = scale_a, scale_b, scale_d, amax
-    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream, out_dtype, fast_accumulate, scales)
-    return _forward(REDUCE, x, weight, bias, epilogue, out, aux, options)
+    The result y is all tokens x ... x all features out. With wire_dtype="float32" GPUs do not use the collective for
+    few tokens.
+    """,
+)
 
 
 def allgather_linear_backward(
@@ -247,7 +223,8 @@ def allgather_linear_backward(
     return _backward(GATHER, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
-def linear_reduce_scatter_backward(
+def _linear_with_sums_backward(
+    verb: str,
     dy: Any,
     x: ArrayT,
     weight: Any,
@@ -263,50 +240,35 @@ def linear_reduce_scatter_backward(
     ctx: Context | None = None,
     stream: Any = None,
 ) -> Gradients[ArrayT]:
-    """**Collective.** The gradients of `linear_reduce_scatter`: one all-gather of dy, for dx = dy w and dw = dy^T x.
+    """**Collective.** The gradients of a layer whose features in are cut.
 
     Args:
-        dy: gradient by y, this rank's tokens x ... x all features out (local).
+        dy: gradient by y, distributed as y (local); of `linear_allreduce` the same on every rank (global).
         wire_dtype: as in the layer; here no partial products travel (global).
         x, weight, features, tf32, autotune, ctx: as in the layer.
         epilogue, aux, needs, dweight, stream: see `allgather_linear_backward`.
+
+    Returns:
+        The gradients; None for those that `needs` leaves out.
 
     Raises:
         as `allgather_linear`.
     """
     options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
-    return _backward(SCATTER, dy, x, weight, epilogue, aux, needs, dweight, options)
+    layer = _LAYERS[verb.removesuffix("_backward")]
+    return _backward(layer, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
-def linear_allreduce_backward(
-    dy: Any,
-    x: ArrayT,
-    weight: Any,
-    epilogue: str | Epilogue | None = None,
-    *,
-    aux: Any = None,
-    needs: tuple[bool, bool, bool] = (True, True, True),
-    dweight: Any = None,
-    features: int | None = None,
-    tf32: bool = False,
-    autotune: bool = False,
-    wire_dtype: DTypeLike | None = None,
-    ctx: Context | None = None,
-    stream: Any = None,
-) -> Gradients[ArrayT]:
-    """**Collective.** The gradients of `linear_allreduce`; every rank has all of dy, so there is no communication.
-
-    Args:
-        dy: gradient by y, all tokens x ... x all features out, the same on every rank (global).
-        wire_dtype: as in the layer; here no partial products travel (global).
-        x, weight, features, tf32, autotune, ctx: as in the layer.
-        epilogue, aux, needs, dweight, stream: see `allgather_linear_backward`.
-
-    Raises:
-        as `allgather_linear`.
-    """
-    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
-    return _backward(REDUCE, dy, x, weight, epilogue, aux, needs, dweight, options)
+linear_reduce_scatter_backward = variant(
+    _linear_with_sums_backward,
+    "linear_reduce_scatter_backward",
+    "**Collective.** The gradients of `linear_reduce_scatter`: one all-gather of dy, for dx = dy w and dw = dy^T x.",
+)
+linear_allreduce_backward = variant(
+    _linear_with_sums_backward,
+    "linear_allreduce_backward",
+    "**Collective.** The gradients of `linear_allreduce`; every rank has all of dy, so there is no communication.",
+)
 
 
 def _forward(

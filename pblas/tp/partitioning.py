@@ -50,22 +50,16 @@ def argument_name(matrix: Matrix) -> str:
 class Layer:
     """A kind of linear layer: for each matrix the axis along which it is cut over the ranks, or "" for none.
 
-    Args:
-        name: name of the function that computes y (global).
-        x: "T", "I" or "" (global).
-        w: "O", "I" or "" (global).
-        y: "O", "T" or "" (global).
-
     >>> GATHER.placed({"T": 10, "I": 4, "O": 6}, (), 0, 2).shapes
     {'x': (5, 4), 'w': (3, 4), 'y': (10, 3)}
     >>> GATHER.placed({"T": 9, "I": 4, "O": 6}, (2, 7), 1, 2).shapes
     {'x': (4, 2, 7, 4), 'w': (3, 4), 'y': (9, 2, 7, 3)}
     """
 
-    name: str
-    x: str
-    w: str
-    y: str
+    name: str  # name of the function that computes y (global)
+    x: str  # "T", "I" or "" (global)
+    w: str  # "O", "I" or "" (global)
+    y: str  # "O", "T" or "" (global)
 
     def cut(self, matrix: Matrix) -> str:
         """The axis along which a matrix is cut."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8, RESULTS, ProductDtypes, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, RESULTS, Array, ProductDtypes, accumulator_dtype
 from pblas.backends.interop import Target, current_stream, has_memory, is_view, library_of, new_target
 from pblas.backends.local_step import LocalStep
 from pblas.backends.push_engine import is_array
@@ -26,8 +26,21 @@ from pblas.matmul.epilogue_arguments import CheckedOperands, Scales
 from pblas.matmul.product import Execution
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
-from pblas.runtime.runtime import checked_dtype, checked_flag, name_of, spelled
-from pblas.tp.partitioning import ALONE, PRODUCTS, REDUCE, WORDS, argument_name, checked_sizes, communicated, text
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, name_of, spelled
+from pblas.tp.partitioning import (
+    ALONE,
+    PRODUCTS,
+    REDUCE,
+    WORDS,
+    Layer,
+    Matrix,
+    Placed,
+    Shape,
+    argument_name,
+    checked_sizes,
+    communicated,
+    text,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,11 +48,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Array
     from pblas.epilogues import Epilogue
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.runtime import Runtime
-    from pblas.tp.partitioning import Layer, Matrix, Placed, Shape
 
 _MAX_TEXTS = 64
 _GRAPHS_NBYTES = 15 << 17

@@ -43,8 +43,7 @@ class Trace:
 
         Times are seconds since the first operation began.
         """
-        self.is_whole = True
-        """Whether all operations were recorded: a rank keeps the first 200,000 (local)."""
+        self.is_whole = True  # whether all operations were recorded: a rank keeps the first 200,000 (local)
 
     def __repr__(self) -> str:
         cut = "" if self.is_whole else ", not whole"

@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.recorder import Arrival, Event
+from pblas.backends.recorder import Arrival, Event, Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.recorder import Recorder
     from pblas.runtime.runtime import Runtime
 
 TAG = 1040
-_ROUNDS = 8
-"""Number of clock queries per rank; the query with the fastest answer is used."""
+_ROUNDS = 8  # number of clock queries per rank; the query with the fastest answer is used
 
 
 def merged(runtime: Runtime, recorder: Recorder) -> tuple[tuple[Event, ...], bool]:

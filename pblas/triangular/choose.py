@@ -10,12 +10,9 @@ from pblas.triangular.trsm_plan import TriangularOperands, TrsmPlan
 
 _SECONDS_PER_MESSAGE = CORE.far.latency
 """Seconds between the end of a block and the begin of the next one, for each of the two messages between them."""
-_SECONDS_PER_FLOP = 1 / (CORE.float64 * 5 / 6)
-"""GEMMs beside a solve have five sixths of the rate of a large one."""
-_BLOCKS = 4096
-"""Most blocks of the diagonal with which the triangle stays: planning takes time in proportion."""
-_LAYOUTS = 256
-"""Size of the cache of plans: loops call with matrices of the same few layouts again and again."""
+_SECONDS_PER_FLOP = 1 / (CORE.float64 * 5 / 6)  # GEMMs beside a solve have five sixths of the rate of a large one
+_BLOCKS = 4096  # most blocks of the diagonal with which the triangle stays: planning takes time in proportion
+_LAYOUTS = 256  # size of the cache of plans: loops call with matrices of the same few layouts again and again
 
 
 @lru_cache(_LAYOUTS)

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Self, overload
 
 import numpy as np
 
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.backends.local_step import agreed
+from pblas.core import checks
 from pblas.core.call import call, checked_call, planned, planned_without_context, runtime_of, step
-from pblas.core.checks import (
-    check_conjugation,
-    check_like_planned,
-    check_matrices,
-    check_matrix,
-    check_operand,
-    check_out,
-    check_overlap,
-    check_ranks,
-    checked_letter,
-    checked_place,
-    checked_trans,
-    common_dtype,
-    is_same_memory,
-    shares_memory,
-)
 from pblas.core.linalg_errors import SingularMatrixError
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
@@ -36,24 +21,20 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import index_of
-from pblas.runtime.runtime import checked_factor, checked_flag
+from pblas.runtime.runtime import Runtime, checked_factor, checked_flag
 from pblas.triangular.choose import choose_trsm
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
 from pblas.triangular.pipelined_trsm_run import RunPipelinedTrsm
-from pblas.triangular.trsm_plan import PANEL, PANEL_ON_GPUS, TriangularOperands
+from pblas.triangular.trsm_plan import PANEL, PANEL_ON_GPUS, TriangularOperands, TrsmPlan
 from pblas.triangular.trsm_run import RunTrsm, TrsmOperands
 from pblas.vectors.checks import VectorOperand, checked_vector
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Array, Scalar, Table, Vector
     from pblas.backends.host_ranks import HostRanks
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
-    from pblas.triangular.trsm_plan import TrsmPlan
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,21 +75,21 @@ class TriangularSolve(Operation[DistMatrix]):
     ) -> Bound[DistMatrix]:
         if runtime is not None and nprocs is not None:
             raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
-        side = checked_letter(verb, "side", side, "LR")
-        uplo, diag = checked_letter(verb, "uplo", uplo, "LU"), checked_letter(verb, "diag", diag, "NU")
-        trans = checked_trans(verb, "trans", trans)
+        side = checks.checked_letter(verb, "side", side, "LR")
+        uplo, diag = checks.checked_letter(verb, "uplo", uplo, "LU"), checks.checked_letter(verb, "diag", diag, "NU")
+        trans = checks.checked_trans(verb, "trans", trans)
         for name, matrix in (("a", a), ("b", b)):
-            check_operand(verb, name, matrix, placed=runtime is not None)
-        check_out(verb, out)
+            checks.check_operand(verb, name, matrix, placed=runtime is not None)
+        checks.check_out(verb, out)
         placed = isinstance(out, DistMatrix)
-        dtype = common_dtype(verb, {"A": a, "B": b, "out": out}, dtype)
+        dtype = checks.common_dtype(verb, {"A": a, "B": b, "out": out}, dtype)
         alpha = checked_factor(verb, "alpha", alpha, dtype)
         if runtime is None:
             descs, conjugated, reads = (a, b), (False, False), {}
         else:
             descs, conjugated, reads = (a.desc, b.desc), (a.conjugated, b.conjugated), {"A": a, "B": b}
         x = descs[1] if out is None else out.desc if placed else out
-        new, nelements = checked_place(verb, runtime, out)
+        new, nelements = checks.checked_place(verb, runtime, out)
         layouts = descs[0].without_lld, descs[1].without_lld, x.without_lld
         form = side, uplo, trans, diag == "U", *layouts, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)
@@ -130,7 +111,7 @@ class TriangularSolve(Operation[DistMatrix]):
             )
         if x.shape != b.shape:
             raise errors.DescriptorError(f"{verb}: out is {x.m} x {x.n}, B is {b.m} x {b.n}; make them agree")
-        check_ranks(verb, x, nprocs)
+        checks.check_ranks(verb, x, nprocs)
         return operation
 
     @property
@@ -199,13 +180,13 @@ class PlannedTrsm(Planned[DistMatrix]):
     def _bound(self, a: Any, b: Any, out: Any) -> Bound[DistMatrix]:
         runtime, operation = self._runtime, self.operation
         assert runtime is not None, "it runs"
-        matrices = [("A", a, operation.a, operation.conjugated[0]), ("B", b, operation.b, operation.conjugated[1])]
-        for name, x, desc, conj in matrices if out is None else [*matrices, ("out", out, operation.x, False)]:
-            exact = name != "out"
-            check_like_planned(name, x, runtime, operation.dtype, desc, remedy="use one context", exact=exact)
-            check_conjugation(name, x, conj=conj)
+        operands = ("A", a, operation.a), ("B", b, operation.b)
+        for (name, x, desc), conj in zip(operands, operation.conjugated, strict=True):
+            checks.check_like_planned(name, x, runtime, operation.dtype, desc, conj=conj, exact=True)
+        if out is not None:
+            checks.check_like_planned("out", out, runtime, operation.dtype, operation.x, conj=False)
         bound = self.bound._replace(reads={"A": a, "B": b}, out=out)
-        check_matrices("execute", runtime, bound)
+        checks.check_matrices("execute", runtime, bound)
         return operation.parts("execute", runtime, bound)
 
 
@@ -318,9 +299,9 @@ def _overwrites_b(verb: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> b
     """Whether `out` is B on this rank; ArgumentError if it overlaps A, or B in part."""
     shadow = out.runtime.backend.shadow
     x, y = shadow(b.stored(verb)), shadow(out.stored(verb))
-    in_place = out is b or (not b.conjugated and b.desc.same_distribution(out.desc) and is_same_memory(x, y))
-    check_overlap(verb, {"A": a}, None, out)
-    if not in_place and shares_memory(x, y):
+    in_place = out is b or (not b.conjugated and b.desc.same_distribution(out.desc) and checks.is_same_memory(x, y))
+    checks.check_overlap(verb, {"A": a}, None, out)
+    if not in_place and checks.shares_memory(x, y):
         raise errors.ArgumentError(f"{verb}: out overlaps B in part; give it memory of its own, or pass B")
     return in_place
 
@@ -388,7 +369,7 @@ def trsv(
 
 def _checked_vector(verb: str, runtime: Runtime, a: Any, x: Any, out: Any) -> VectorOperand:
     """The right-hand side (local)."""
-    check_matrix(verb, "a", a, runtime)
+    checks.check_matrix(verb, "a", a, runtime)
     vector = checked_vector(verb, "x", x, runtime, a.dtype)
     if vector.column is None and out is not None:
         raise errors.ArgumentError(f"{verb}: out is for an x that is a matrix; an array gives a new array")
@@ -403,21 +384,16 @@ def _column_solved(
     return call("trsv", TriangularSolve.bind, matrices, a, column, "L", uplo, trans, diag, 1, out)
 
 
-_TRANS = {0: "N", 1: "T", 2: "C"}
-"""SciPy's numbers of op."""
+_TRANS = {0: "N", 1: "T", 2: "C"}  # SciPy's numbers of op
 
 
-@overload
-def solve_triangular(
-    a: DistMatrix, b: DistMatrix, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
-) -> DistMatrix: ...
 @overload
 def solve_triangular(
     a: DistMatrix, b: Vector, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
 ) -> Vector: ...
 @overload
 def solve_triangular(
-    a: DistMatrix, b: Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+    a: DistMatrix, b: DistMatrix | Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
 ) -> DistMatrix: ...
 def solve_triangular(
     a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False

@@ -26,10 +26,8 @@ from pblas.simulation.phase import Phase, Traffic, View, even
 PANEL = 256
 """Default width of a panel: BLAS solves with a diagonal block of this order at 0.9 of the rate of a GEMM, and GEMMs of
 this inner length run at their full rate."""
-PANEL_ON_GPUS = 1024
-"""The same on GPUs, which read and write the right-hand sides once for each panel."""
-_ALL_RANKS = 32
-"""Largest number of ranks that are all examined to find the busiest."""
+PANEL_ON_GPUS = 1024  # the same on GPUs, which read and write the right-hand sides once for each panel
+_ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +202,8 @@ def _own_elements(place: Placement, triangle: Trapezoid, rank: int) -> int:
     return total
 
 
-_UNEVEN = 1.25
-"""Largest share of the right-hand sides, over an even share, with which X stays where it is."""
-_SPARE = 2
-"""Message memory per byte that travels; see `pblas.matmul.summa_plan`."""
+_UNEVEN = 1.25  # largest share of the right-hand sides, over an even share, with which X stays where it is
+_SPARE = 2  # message memory per byte that travels; see `pblas.matmul.summa_plan`
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas.matmul.summa_run import SLOTS, Panels
 from pblas.redistribution.packing import COPY, Scaling
@@ -11,7 +11,7 @@ from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix
 if TYPE_CHECKING:
     import numpy as np
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
     from pblas.triangular.trsm_plan import TrsmPlan, TrsmStep
@@ -42,7 +42,7 @@ class RightHandSides:
         right: Placement | None,
         result: Placement,
         dtype: np.dtype[Any],
-        orders: tuple[Literal["F", "C"], Literal["F", "C"]],
+        orders: tuple[Order, Order],
         *,
         target: Placement,
         solved: Placement | None,
@@ -121,9 +121,7 @@ TAG_BLOCK, TAG_RECTANGLE = 1031, 1032
 class RunTrsm:
     """**Collective.** Runs a TrsmPlan on one rank."""
 
-    def __init__(
-        self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Literal["F", "C"], ...]
-    ) -> None:
+    def __init__(self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Order, ...]) -> None:
         self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
         self.peers_read: bool = plan.reads and plan.stays
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""

@@ -16,12 +16,11 @@ from pblas.arrays.reductions import converted_array
 from pblas.collectives.api import Exchange
 from pblas.core.checks import check_context, check_not_conjugated, shares_memory
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import name_of, shared_descriptor
+from pblas.runtime.runtime import Runtime, name_of, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.runtime import Runtime
 
 
 class VectorKind(NamedTuple):

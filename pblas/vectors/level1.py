@@ -12,7 +12,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import Redistribution, redistributed
 from pblas.redistribution.packing import Scaling
 from pblas.redistribution.redistribution_run import RedistributionOperands
-from pblas.runtime.runtime import checked_scalar
+from pblas.runtime.runtime import Runtime, checked_scalar
 from pblas.vectors.checks import checked_columns
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Number, Real, Scalar
     from pblas.core.operation import Bound
-    from pblas.runtime.runtime import Runtime
 
-_SIZES = "abs(real(x)) + abs(imag(x))"
-"""The size of a complex number in asum and amax, as in BLAS."""
+_SIZES = "abs(real(x)) + abs(imag(x))"  # the size of a complex number in asum and amax, as in BLAS
 
 
 def dotc(x: DistMatrix, y: DistMatrix) -> Number:

@@ -20,7 +20,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import index_of
 from pblas.redistribution.packing import Scaling
-from pblas.runtime.runtime import checked_scalar, name_of
+from pblas.runtime.runtime import Runtime, checked_scalar, name_of
 from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
 from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
 from pblas.vectors.matrix_vector_run import LocalProduct, absolute_values, multiply
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 _SYMMETRIC = Term(), Term(transposed=True, strict=True)
@@ -141,12 +140,8 @@ def symv(
 
     Args:
         a: n x n matrix in any layout (global).
-        x: as in `gemv` (global).
-        y: as in `gemv` (global).
         uplo: the triangle of A that is read, "L" or "U"; both have the diagonal (global).
-        alpha: as in `gemv` (global).
-        beta: as in `gemv` (global).
-        out: as in `gemv` (global).
+        x, y, alpha, beta, out: as in `gemv` (global).
 
     Returns:
         As `gemv`.
@@ -394,7 +389,8 @@ class RunMatrixVector(Exchanging):
         self._multiplies = operation.reads_x and plan.vector_length > 0 and plan.length > 0
         old = None if y is None or not operation.reads_y else y.column
         self._y_is_local = old is not None and column is not None and old.same_distribution(column)
-        kinds = [x] if self._multiplies and x.column is not None else []
+        self._gathers_x = self._multiplies and x.column is not None
+        kinds = [x] if self._gathers_x else []
         self._gathers_y = old is not None and not self._y_is_local
         if self._gathers_y:
             assert y is not None, "it is read"
@@ -460,11 +456,6 @@ class RunMatrixVector(Exchanging):
             return result[:, 0]
         self._store(x, total, old)
         return None
-
-    @property
-    def _gathers_x(self) -> bool:
-        """Whether the vector is distributed, and multiplied (global)."""
-        return self._multiplies and self._operation.x.column is not None
 
     def _sizes(self, vector: Array) -> Array:
         """The vector that is multiplied, or the sizes of its elements (global)."""

@@ -14,8 +14,7 @@ from pblas.simulation.hardware import ITEMSIZE, Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
 _ABSOLUTE_WIDTH = 64
-_FEW = 4
-"""Number of ranks up to which all partial results go to all ranks: one exchange instead of two."""
+_FEW = 4  # number of ranks up to which all partial results go to all ranks: one exchange instead of two
 
 
 class Term(NamedTuple):
@@ -41,15 +40,6 @@ class MatrixVectorPlan(StationaryPlan):
     that hold the same elements only the first multiplies. If op(A) is row-wise and the result is divided as its rows,
     the results stay where they are.
 
-    Args:
-        a: distribution of the matrix (global).
-        part: all of it, or the triangle that is read (global).
-        terms: the products whose sum is the result: two for a symmetric matrix (global).
-        hermitian: imaginary parts of the diagonal are not read (global).
-        absolute: "" multiplies the elements, "abs" their absolute values, "abs1" |Re| + |Im| of them (global).
-        replicated: every rank has the vector already (global).
-        stays: only the rank that computes an element of the result needs it (global).
-
     >>> plan = MatrixVectorPlan(MatrixDescriptor.row_wise(8, 8, 4), "all", (Term(),), "float64", 4)
     >>> plan.received_elements(0), plan.length, replace(plan, stays=True).received_elements(0)
     (12, 8, 6)
@@ -58,16 +48,16 @@ class MatrixVectorPlan(StationaryPlan):
     name: ClassVar[str] = "MatrixVectorPlan"
     why: ClassVar[str] = "each rank multiplies its own elements of A, which does not move"
 
-    a: MatrixDescriptor
-    part: Part
-    terms: tuple[Term, ...]
+    a: MatrixDescriptor  # distribution of the matrix (global)
+    part: Part  # all of it, or the triangle that is read (global)
+    terms: tuple[Term, ...]  # the products whose sum is the result: two for a symmetric matrix (global)
     dtype: str
     nprocs: int
     transport: Transport = "message"
-    hermitian: bool = False
-    absolute: str = ""
-    replicated: bool = False
-    stays: bool = False
+    hermitian: bool = False  # imaginary parts of the diagonal are not read (global)
+    absolute: str = ""  # "" multiplies the elements, "abs" their absolute values, "abs1" |Re| + |Im| of them (global)
+    replicated: bool = False  # every rank has the vector already (global)
+    stays: bool = False  # only the rank that computes an element of the result needs it (global)
 
     @property
     def T(self) -> MatrixVectorPlan:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
 
-_KEPT = 1 << 18
-"""Elements of the rectangles whose masks are kept for later calls: about half a megabyte."""
+_KEPT = 1 << 18  # elements of the rectangles whose masks are kept for later calls: about half a megabyte
 
 
 def absolute_values(x: Array, kind: str) -> Array:

@@ -15,7 +15,7 @@ from pblas.core.checks import check_not_conjugated, check_writable, checked_lett
 from pblas.core.operation import Bound, Operation
 from pblas.layouts.triangle import Part
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_scalar, name_of
+from pblas.runtime.runtime import Runtime, checked_scalar, name_of
 from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
 from pblas.vectors.matrix_vector import checked_matrix, real_of
 from pblas.vectors.matrix_vector_plan import LocalPlan
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Real, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
 

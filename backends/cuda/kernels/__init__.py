@@ -31,14 +31,11 @@ class LaunchRecorder(Protocol):
         """A launch recorder has no handle: this raises."""
 
 
-Stream = int | LaunchRecorder
-"""The handle of a stream, or a launch recorder."""
+Stream = int | LaunchRecorder  # the handle of a stream, or a launch recorder
 
-Words = list[int] | memoryview
-"""Integer arguments of a launch, addresses among them."""
+Words = list[int] | memoryview  # integer arguments of a launch, addresses among them
 
-EARLY_CAPABILITY = 90
-"""GPUs from this compute capability on support early launches (programmatic dependent launch)."""
+EARLY_CAPABILITY = 90  # GPUs from this compute capability on support early launches (programmatic dependent launch)
 
 
 def give(stream: Stream, start: Callable[[int], None], words: Words) -> None:
@@ -66,8 +63,7 @@ def configured(stream: int, ctas: int, threads: int, *, early: bool, shared_nbyt
     return config
 
 
-FOLDER = Path(__file__).parent
-"""Folder of the files that all kernels may include."""
+FOLDER = Path(__file__).parent  # folder of the files that all kernels may include
 
 
 def expanded(path: Path) -> str:
@@ -87,19 +83,14 @@ _OPTIONS = ("--std=c++17",)
 class Struct:
     """A struct whose fields all have eight bytes.
 
-    Args:
-        name: name in the source.
-        scalars: names of the first fields, separated by blanks.
-        tables: names and lengths of the arrays after the scalars.
-
     >>> two = Struct("S", "a beta.re", {"t": 3})
     >>> two.nbytes, two.offsets
     (40, {'a': 0, 'beta.re': 8, 't': 16})
     """
 
-    name: str
-    scalars: str
-    tables: dict[str, int]
+    name: str  # name in the source
+    scalars: str  # names of the first fields, separated by blanks
+    tables: dict[str, int]  # names and lengths of the arrays after the scalars
 
     @property
     def nbytes(self) -> int:
@@ -127,8 +118,7 @@ class Arguments:
         self._memory = ctypes.create_string_buffer(layout.nbytes)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
         self.address: int = ctypes.addressof(self._pointer)
-        self.words: memoryview[int] = memoryview(self._memory).cast("B").cast("q")
-        """The struct as integers."""
+        self.words: memoryview[int] = memoryview(self._memory).cast("B").cast("q")  # the struct as integers
 
     def fill(self, scalars: tuple[float, ...], tables: tuple[Sequence[int], ...] = ()) -> None:
         """Write all scalars, and the first elements of each table."""

@@ -16,7 +16,7 @@ from pblas.backends.engine_limits import LINE, is_side_by_side
 from pblas.backends.nvshmem.hopper import machine_code, source
 from pblas.backends.nvshmem.hopper.tile_scheduler import CLUSTER, SHARED_NBYTES, STRIPE, THREADS
 from pblas.backends.nvshmem.kernels import terms_of
-from pblas.epilogues import Apply, nodes
+from pblas.epilogues import Apply, Node, nodes
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Dtype
     from pblas.backends.push_engine import Finish
-    from pblas.epilogues import Node
 
 
 _ALIGNMENT = 16  # of addresses and leading dimensions that TMA reads, bytes
@@ -53,63 +52,39 @@ def supports(problem: Problem) -> bool:
 
 
 class Term(NamedTuple):
-    """A partial result of another rank for a Z.
+    """A partial result of another rank for a Z."""
 
-    Args:
-        z: m x n, in the storage order of that Z (local).
-        flag: address of a word that is not 0 once the term is complete; the kernel resets it; 0: complete already.
-        source: rank that sets the flag.
-    """
-
-    z: Any
+    z: Any  # m x n, in the storage order of that Z (local)
+    # address of a word that is not 0 once the term is complete; the kernel resets it; 0: complete already
     flag: int = 0
-    source: int = 0
+    source: int = 0  # rank that sets the flag
 
 
 class Place(NamedTuple):
-    """A further place where a Z is stored.
+    """A further place where a Z is stored."""
 
-    Args:
-        z: m x n, in the storage order of that Z; may be in a peer's memory (local).
-        signal: address of a word, perhaps a peer's, that the kernel sets to 1 after the stores; or 0.
-    """
-
-    z: Any
-    signal: int = 0
+    z: Any  # m x n, in the storage order of that Z; may be in a peer's memory (local)
+    signal: int = 0  # address of a word, perhaps a peer's, that the kernel sets to 1 after the stores; or 0
 
 
 class Part(NamedTuple):
-    """A part of Z, and the operands that make it: Z := alpha X Y + terms + beta Z, in float32, rounded once.
+    """A part of Z, and the operands that make it: Z := alpha X Y + terms + beta Z, in float32, rounded once."""
 
-    Args:
-        x: m x k (local).
-        y: k x n (local).
-        z: m x n, of a layout that `supports` accepts (local). It may be in a peer's memory.
-        flag: address of a word that is not 0 once X and Y are complete; the kernel resets it; 0: complete already.
-        source: rank that sets the flag.
-        ready: expected arrival of X and Y, microseconds after the start; not before the arrivals of preceding parts.
-        signal: address of a word, perhaps a peer's, that the kernel sets to 1 after it has stored Z; or 0.
-        partial: whether Z is alpha X Y alone.
-        terms: terms, added in this order during the product; the first ones should arrive first.
-        places: further places where Z is stored.
-        terms_late: whether the terms are added after X Y, and not during the product.
-        interleaved: number of directly preceding parts with whose tiles those of this part alternate.
-        origin: row and column of Z in the operands of the epilogue.
-    """
-
-    x: Any
-    y: Any
-    z: Any
+    x: Any  # m x k (local)
+    y: Any  # k x n (local)
+    z: Any  # m x n, of a layout that `supports` accepts (local). It may be in a peer's memory
+    # address of a word that is not 0 once X and Y are complete; the kernel resets it; 0: complete already
     flag: int = 0
-    source: int = 0
+    source: int = 0  # rank that sets the flag
+    # expected arrival of X and Y, microseconds after the start; not before the arrivals of preceding parts
     ready: float = 0.0
-    signal: int = 0
-    partial: bool = False
-    terms: tuple[Term, ...] = ()
-    places: tuple[Place, ...] = ()
-    terms_late: bool = False
-    interleaved: int = 0
-    origin: tuple[int, int] = (0, 0)
+    signal: int = 0  # address of a word, perhaps a peer's, that the kernel sets to 1 after it has stored Z; or 0
+    partial: bool = False  # whether Z is alpha X Y alone
+    terms: tuple[Term, ...] = ()  # terms, added in this order during the product; the first ones should arrive first
+    places: tuple[Place, ...] = ()  # further places where Z is stored
+    terms_late: bool = False  # whether the terms are added after X Y, and not during the product
+    interleaved: int = 0  # number of directly preceding parts with whose tiles those of this part alternate
+    origin: tuple[int, int] = (0, 0)  # row and column of Z in the operands of the epilogue
 
     @property
     def has_signal(self) -> bool:

@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from pblas.backends.cuda.gemm_problem import read
-from pblas.backends.cuda.kernels import give
+from pblas.backends.cuda.kernels import Stream, give
 from pblas.backends.engine_limits import LINE, WIDEST, Shape, choose_shape, is_side_by_side, side_by_side_rows
 from pblas.backends.nvshmem.hopper.compile import (
     MOST_FLAGS,
@@ -50,7 +50,6 @@ from pblas.backends.nvshmem.kernels.arguments import LONGEST, NO_STEP, Watch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.cuda.kernels import Stream
     from pblas.backends.push_engine import Finish
 
 _MOST_CALLS = 4096  # prepared calls: about a KB each
@@ -211,11 +210,7 @@ class Hopper:
         return kernel
 
     def table(
-        self,
-        sizes: tuple[tuple[int, int], ...],
-        ready: tuple[float, ...],
-        shape: Shape,
-        interleaved: tuple[int, ...],
+        self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...], shape: Shape, interleaved: tuple[int, ...]
     ) -> tuple[Any, list[int]]:
         """The tiles of `cover` on the device, and their number in each part; arguments as in `cover`."""
         key = (sizes, ready, shape, interleaved)

@@ -18,34 +18,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-STRIPE = 16
-"""Lines of a TMA transfer of C or D."""
+STRIPE = 16  # lines of a TMA transfer of C or D
 
-CLUSTER, THREADS = 2, 384
-"""CTAs of a cluster, and threads of a CTA."""
+CLUSTER, THREADS = 2, 384  # CTAs of a cluster, and threads of a CTA
 
-HEIGHT = ROWS // CLUSTER
-"""Rows of a CTA's tile."""
+HEIGHT = ROWS // CLUSTER  # rows of a CTA's tile
 
 SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 + 1024
 """Shared memory of a CTA: four stages, two stripes for each of eight warps, barriers."""
 
-MAP_NBYTES = 128
-"""Size of a CUtensorMap."""
+MAP_NBYTES = 128  # size of a CUtensorMap
 
 SCALARS = struct.Struct("=qqqddqqqqqq")
 """Beginning of the arguments: tiles count steps alpha beta counters store_interval, and of the watch abort record
 timeout step."""
 
-PARTS_AT = 128
-"""Offset of the parts, bytes."""
+PARTS_AT = 128  # offset of the parts, bytes
 
 PART = struct.Struct("=qqqqqqqqqqqqqqq8x")
 """End of a part, after the maps of A, B and D: flag source signal tiles side_by_side rows columns first_row
 first_column partial terms places places_end late_terms rest_row."""
 
-TERM = struct.Struct("=qq48x")
-"""End of a term, after its map: flag source."""
+TERM = struct.Struct("=qq48x")  # end of a term, after its map: flag source
 
 TERMS_NBYTES = 8 * (1 + TERM_WORDS * MAX_TERMS)
 """Operands of the epilogue: the length of a line, and three words of each operand."""
@@ -53,8 +47,7 @@ TERMS_NBYTES = 8 * (1 + TERM_WORDS * MAX_TERMS)
 COSTS = {256: 1.0, 192: 0.8, 128: 0.54, 64: 0.46}
 """Relative time of a tile of this width; narrow tiles load more per multiplication (measured on an H200)."""
 
-TILE_US = 0.0113
-"""Microseconds of the widest tile for each element of K (H200, bfloat16)."""
+TILE_US = 0.0113  # microseconds of the widest tile for each element of K (H200, bfloat16)
 
 _STEPS_OF_A_PIECE, _PIECES = 4, 2  # of a term
 _GROUP = 8  # tiles of a column that are consecutive in the table, for reuse in the L2 cache
@@ -63,19 +56,12 @@ _WORTH = 0.97  # other tiles must take less than this fraction of the time
 
 
 class Tile(NamedTuple):
-    """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields.
+    """Rows from `row` on and columns from `column` on of a part of D; the kernel's struct has the same fields."""
 
-    Args:
-        row: first row; for a cluster's tile, the first row of its first CTA.
-        column: first column; for a cluster's tile, the first column of its first CTA.
-        width: columns of each CTA, a multiple of LINE; columns outside of the part are not stored.
-        part: index of the part.
-    """
-
-    row: int
-    column: int
-    width: int
-    part: int
+    row: int  # first row; for a cluster's tile, the first row of its first CTA
+    column: int  # first column; for a cluster's tile, the first column of its first CTA
+    width: int  # columns of each CTA, a multiple of LINE; columns outside of the part are not stored
+    part: int  # index of the part
 
 
 def tiles_of_ctas(

@@ -15,7 +15,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.cuda import pointwise
-from pblas.backends.cuda.kernels import expanded
+from pblas.backends.cuda.kernels import Ready, Stream, expanded
 from pblas.backends.nvshmem.kernels.arguments import (
     MAX_RANKS,
     NO_STEP,
@@ -29,16 +29,13 @@ from pblas.backends.nvshmem.kernels.arguments import (
     sending_ctas,
 )
 from pblas.backends.nvshmem.kernels.sources import FOLDER, Loaded, kernel_name
-from pblas.backends.push_engine import is_array
-from pblas.epilogues import RESULT, Name, operand_names
+from pblas.backends.push_engine import Finish, is_array
+from pblas.epilogues import RESULT, Name, Node, operand_names
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Sequence
 
-    from pblas.backends.cuda.kernels import Ready, Stream
     from pblas.backends.dtypes import Array, Dtype
-    from pblas.backends.push_engine import Finish
-    from pblas.epilogues import Node
 
 
 _PACK_NBYTES = 16  # the widest load
@@ -46,31 +43,18 @@ _REDUCE_THREADS, _ROWS_THREADS = 384, 512  # the latter where rows are normalise
 
 
 class Reduction(NamedTuple):
-    """A reduction of all ranks' partial products by one kernel.
+    """A reduction of all ranks' partial products by one kernel."""
 
-    Args:
-        dtype: of out and old (global).
-        wire: dtype of the partial products: float32 or `dtype` (global).
-        bounds: first element of each rank's shard, then the number of elements (global).
-        out: address of the result, contiguous: of this rank's shard in a reduce-scatter; may be old or the source.
-        rank: this rank.
-        watch: when to give up.
-        old: address of as many elements; not read if beta is 0.
-        beta: scalar (global).
-        contributing: ranks that have a partial product; None: all (global).
-        epilogue: epilogue after the last addition; `add` has compiled its kernels (global).
-    """
-
-    dtype: Dtype
-    wire: Dtype
-    bounds: Sequence[int]
-    out: int
-    rank: int
-    watch: Watch
-    old: int = 0
-    beta: complex = 0.0
-    contributing: Sequence[int] | None = None
-    epilogue: EpilogueTerms | None = None
+    dtype: Dtype  # of out and old (global)
+    wire: Dtype  # dtype of the partial products: float32 or `dtype` (global)
+    bounds: Sequence[int]  # first element of each rank's shard, then the number of elements (global)
+    out: int  # address of the result, contiguous: of this rank's shard in a reduce-scatter; may be old or the source
+    rank: int  # this rank
+    watch: Watch  # when to give up
+    old: int = 0  # address of as many elements; not read if beta is 0
+    beta: complex = 0.0  # scalar (global)
+    contributing: Sequence[int] | None = None  # ranks that have a partial product; None: all (global)
+    epilogue: EpilogueTerms | None = None  # epilogue after the last addition; `add` has compiled its kernels (global)
 
 
 class Collectives(Loaded):
@@ -171,8 +155,7 @@ def _sent(slots: Slots) -> dict[str, Any]:
     }
 
 
-COPY_THREADS = 128
-"""Threads of a CTA that copies concurrently with a GEMM."""
+COPY_THREADS = 128  # threads of a CTA that copies concurrently with a GEMM
 
 _THREADS = 256  # of kernels that stream memory
 _CTAS_PER_SM = 64  # of kernels that stream memory, at most: beyond, threads take a second round
@@ -315,23 +298,14 @@ OPERATIONS = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimu
 
 @dataclass(frozen=True, slots=True)
 class ReductionEpilogue:
-    """Compile-time parameters of reduction kernels, in addition to the dtype of the result.
+    """Compile-time parameters of reduction kernels, in addition to the dtype of the result."""
 
-    Args:
-        op: a key of `OPERATIONS`.
-        tree: the epilogue's expression.
-        dtypes: dtypes of its array operands, None for numbers.
-        weight: dtype of the weight if rows are normalised after the epilogue, else None.
-        wire: dtype of the terms; None: the dtype of the result.
-        scaled: beta C is added before the epilogue.
-    """
-
-    op: str
-    tree: Node
-    dtypes: tuple[Dtype | None, ...] = ()
-    weight: Dtype | None = None
-    wire: Dtype | None = None
-    scaled: bool = False
+    op: str  # a key of `OPERATIONS`
+    tree: Node  # the epilogue's expression
+    dtypes: tuple[Dtype | None, ...] = ()  # dtypes of its array operands, None for numbers
+    weight: Dtype | None = None  # dtype of the weight if rows are normalised after the epilogue, else None
+    wire: Dtype | None = None  # dtype of the terms; None: the dtype of the result
+    scaled: bool = False  # beta C is added before the epilogue
 
     def source(self, dtype: Dtype, family: str = "all_reduce") -> str:
         """CUDA C++ of the kernels of a family (see `KINDS`).
@@ -389,15 +363,7 @@ def compiling() -> Iterator[None]:
 
 
 def compiled_epilogue(
-    registry: Kernels,
-    stream: Stream,
-    finish: Finish,
-    out: Array,
-    order: str,
-    *,
-    wire: Dtype,
-    scaled: bool,
-    family: str,
+    registry: Kernels, stream: Stream, finish: Finish, out: Array, order: str, *, wire: Dtype, scaled: bool, family: str
 ) -> EpilogueTerms:
     """The epilogue of a reduction kernel, which is compiled if it is new (local)."""
     fast = 0 if order == "F" else 1

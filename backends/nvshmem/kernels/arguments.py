@@ -12,29 +12,22 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Sequence
 
 
-MAX_RANKS = 32
-"""Most ranks of one kernel; also most blocks of one push."""
+MAX_RANKS = 32  # most ranks of one kernel; also most blocks of one push
 
-MAX_PARTS = 64
-"""Most terms of one sum."""
+MAX_PARTS = 64  # most terms of one sum
 
-MAX_CTAS = 512
-"""Most CTAs of an all-reduce; each has its own flags."""
+MAX_CTAS = 512  # most CTAs of an all-reduce; each has its own flags
 
-MAX_TERMS, TERM_WORDS = 12, 3
-"""Most terms of one expression, and words of each."""
+MAX_TERMS, TERM_WORDS = 12, 3  # most terms of one expression, and words of each
 
-PART_ALIGNMENT = 16
-"""Elements; the shards of a two-shot all-reduce begin at multiples of it."""
+PART_ALIGNMENT = 16  # elements; the shards of a two-shot all-reduce begin at multiples of it
 
-NO_STEP = 0xFFFFFFFF
-"""The step in the record of a kernel that has no step."""
+NO_STEP = 0xFFFFFFFF  # the step in the record of a kernel that has no step
 
 RECORD = np.dtype([("code", "u4"), ("rank", "u4"), ("step", "u4"), ("pad", "u4"), ("time", "u8")])
 """Record of a kernel that gives up: the reason, the awaited rank, the step, the GPU's clock in ns."""
 
-ABORTED, LATE = 1, 2
-"""Codes of a record: the abort word was set; the deadline passed. 0: nothing happened."""
+ABORTED, LATE = 1, 2  # codes of a record: the abort word was set; the deadline passed. 0: nothing happened
 
 
 class Block(NamedTuple):
@@ -42,23 +35,16 @@ class Block(NamedTuple):
 
     The struct of the kernel that pushes has the same fields.
 
-    Args:
-        source: address, as mapped here.
-        target: address, as mapped here; a push has its source or its target in a peer's memory.
-        nbytes: bytes of one line.
-        signal: index of the flag that signals this block; -1: none.
-        lines: 1 for a contiguous block.
-        source_pitch: bytes from line to line of the source; unused for one line.
-        target_pitch: bytes from line to line of the target; unused for one line.
+
     """
 
-    source: int
-    target: int
-    nbytes: int
-    signal: int = -1
-    lines: int = 1
-    source_pitch: int = 0
-    target_pitch: int = 0
+    source: int  # address, as mapped here
+    target: int  # address, as mapped here; a push has its source or its target in a peer's memory
+    nbytes: int  # bytes of one line
+    signal: int = -1  # index of the flag that signals this block; -1: none
+    lines: int = 1  # 1 for a contiguous block
+    source_pitch: int = 0  # bytes from line to line of the source; unused for one line
+    target_pitch: int = 0  # bytes from line to line of the target; unused for one line
 
     @property
     def is_in_packets(self) -> bool:
@@ -86,21 +72,16 @@ class EpilogueTerms(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Memory that receives terms as LL packets; a packet with all bits set, as initially, has not arrived.
+    """Memory that receives terms as LL packets; a packet with all bits set, as initially, has not arrived."""
 
-    Args:
-        addresses: for each rank, as mapped here, the address of P slots, one for each sender, multiples of 16; a
-            two-shot all-reduce has P more slots after them, for the sums of each rank.
-        nbytes: bytes from slot to slot, a multiple of 16 (global).
-        epoch: address of the word that counts calls; calls alternate between two halves of the slots; 0: the caller
-            passes slots of the other parity in each call.
-        pitch: bytes from one half to the other (global).
-    """
-
+    # for each rank, as mapped here, the address of P slots, one for each sender, multiples of 16; a two-shot all-reduce
+    # has P more slots after them, for the sums of each rank
     addresses: Sequence[int]
-    nbytes: int
+    nbytes: int  # bytes from slot to slot, a multiple of 16 (global)
+    # address of the word that counts calls; calls alternate between two halves of the slots; 0: the caller passes slots
+    # of the other parity in each call
     epoch: int = 0
-    pitch: int = 0
+    pitch: int = 0  # bytes from one half to the other (global)
 
 
 LONGEST = 1 << 56
@@ -108,17 +89,11 @@ LONGEST = 1 << 56
 
 
 class Watch(NamedTuple):
-    """Deadline of waiting kernels, the abort word that they check, and the record of a kernel that gives up.
+    """Deadline of waiting kernels, the abort word that they check, and the record of a kernel that gives up."""
 
-    Args:
-        timeout: nanoseconds, at most `LONGEST`.
-        abort: address of this rank's abort word; 0: none.
-        record: address of a RECORD in pinned memory of the host; 0: none.
-    """
-
-    timeout: int
-    abort: int = 0
-    record: int = 0
+    timeout: int  # nanoseconds, at most `LONGEST`
+    abort: int = 0  # address of this rank's abort word; 0: none
+    record: int = 0  # address of a RECORD in pinned memory of the host; 0: none
 
 
 STRUCTS = {
@@ -130,9 +105,7 @@ STRUCTS = {
     "elementwise": Struct("ElementwiseArguments", "target source rows columns target_ld source_ld beta.re beta.im", {}),
     "copy": Struct("CopyArguments", "target source nbytes lines target_pitch source_pitch", {}),
     "push": Struct(
-        "PushArguments",
-        "blocks members signals counter",
-        {"block": 7 * MAX_RANKS, "signal": 2 * MAX_RANKS},
+        "PushArguments", "blocks members signals counter", {"block": 7 * MAX_RANKS, "signal": 2 * MAX_RANKS}
     ),
     "all_reduce": Struct(
         "AllReduceArguments",
@@ -143,9 +116,7 @@ STRUCTS = {
         | dict.fromkeys(("partials", "flags", "results", "first", "stop"), MAX_RANKS),
     ),
     "barrier": Struct(
-        "BarrierArguments",
-        "epoch rank nranks watch.abort watch.record watch.timeout watch.step",
-        {"flags": MAX_RANKS},
+        "BarrierArguments", "epoch rank nranks watch.abort watch.record watch.timeout watch.step", {"flags": MAX_RANKS}
     ),
     "wait": Struct(
         "WaitArguments",

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING, Any
 import ml_dtypes
 import numpy as np
 
-from pblas.backends.cuda.kernels import Module, expanded, prefer_shared_memory
+from pblas.backends.cuda.kernels import Module, Stream, expanded, prefer_shared_memory
 from pblas.backends.cuda.pointwise import type_name
-from pblas.backends.dtypes import FLOAT8
-from pblas.backends.nvshmem.kernels.arguments import STRUCTS
+from pblas.backends.dtypes import FLOAT8, Dtype
+from pblas.backends.nvshmem.kernels.arguments import STRUCTS, EpilogueTerms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-
-    from pblas.backends.cuda.kernels import Stream
-    from pblas.backends.dtypes import Dtype
-    from pblas.backends.nvshmem.kernels.arguments import EpilogueTerms
 
 
 FOLDER = Path(__file__).parent

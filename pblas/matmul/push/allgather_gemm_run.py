@@ -6,9 +6,9 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.engine_limits import COPY_RATE, COPY_US
+from pblas.backends.engine_limits import COPY_RATE, COPY_US, Flag, Lane
 from pblas.backends.push_engine import Output, Portion
-from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
+from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs
 from pblas.matmul.push.base_run import RunPush, Stack, column_blocks, is_one_run
 from pblas.matmul.push.schedules.operations import AllGather, Arrival, Block, GemmAsArriving, Multiply, Op
 from pblas.plans.partition import padded
@@ -16,11 +16,8 @@ from pblas.plans.partition import padded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pblas.backends.dtypes import Array
-    from pblas.backends.engine_limits import Flag, Lane
-    from pblas.matmul.local_gemm_run import Operands, Orders
+    from pblas.backends.dtypes import Array, Order
     from pblas.matmul.one_dimensional_plan import AllGatherGemm
-    from pblas.matmul.push.base_run import Order
 
 
 class RunPushGather(RunPush):

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
 from pblas.backends.local_step import LocalStep
-from pblas.backends.push_engine import EXACT
-from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
-from pblas.matmul.one_dimensional_plan import GemmAllReduce
+from pblas.backends.push_engine import EXACT, Engine, GemmModes
+from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.push.schedules.operations import MAX_PHASES, Block, Burst, Op, Put, Signal, Wait, shard_starts, starts
 from pblas.matmul.push.schedules.schedule import handshake, schedule
 from pblas.plans.partition import padded
@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Order, ProductDtypes
     from pblas.backends.engine_limits import Lane
-    from pblas.backends.push_engine import Engine, GemmModes
-    from pblas.matmul.local_gemm_run import Operands, Orders
-    from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmReduceScatter
     from pblas.matmul.product_plan import ProductPlan
-
-    Order = Literal["F", "C"]
 
 
 class Pushed(ABC):
@@ -73,12 +68,9 @@ class Pushed(ABC):
 class RunPush(Pushed):
     """Runs the schedule of a plan on one rank. **Collective**, since the workspace may have to grow."""
 
-    _nbytes: int
-    """Bytes of the workspace in each parity."""
-    _own_nbytes = 0
-    """Bytes of private memory, which executions use one after the other."""
-    _own: Any
-    """The private memory, during an execution."""
+    _nbytes: int  # bytes of the workspace in each parity
+    _own_nbytes = 0  # bytes of private memory, which executions use one after the other
+    _own: Any  # the private memory, during an execution
 
     def __init__(
         self,

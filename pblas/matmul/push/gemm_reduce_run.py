@@ -7,8 +7,8 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.push_engine import Output, Portion
-from pblas.matmul.local_gemm_run import IndexRuns, gemm_runs
-from pblas.matmul.one_dimensional_plan import GemmAllReduce
+from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs
+from pblas.matmul.one_dimensional_plan import GemmAllReduce, GemmReduceScatter
 from pblas.matmul.push.base_run import RunPush, Stack, column_blocks, is_one_run
 from pblas.matmul.push.schedules.operations import (
     AllReduce,
@@ -28,11 +28,8 @@ from pblas.matmul.push.schedules.operations import (
 from pblas.plans.partition import flat_share, padded
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Order
     from pblas.backends.engine_limits import Flag, Lane
-    from pblas.matmul.local_gemm_run import Operands, Orders
-    from pblas.matmul.one_dimensional_plan import GemmReduceScatter
-    from pblas.matmul.push.base_run import Order
 
 _MOST_SENT_NBYTES = 16 << 20  # to one rank; larger partial products are pulled, or pushed and added by two kernels
 
@@ -41,8 +38,7 @@ class RunPushReduce(RunPush):
     """Runs a GemmReduceScatter or a GemmAllReduce."""
 
     _plan: GemmReduceScatter
-    _bound: Any = None
-    """Shape, strides and address of the bound D, and its addresses on all ranks."""
+    _bound: Any = None  # shape, strides and address of the bound D, and its addresses on all ranks
 
     def _prepare(self, orders: Orders) -> None:
         plan, product, nprocs = self._plan, self._product, self._product.nprocs

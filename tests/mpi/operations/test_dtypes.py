@@ -12,6 +12,7 @@ import pblas
 from pblas import MatrixDescriptor, errors, tp
 from pblas.backends.dtypes import E4M3, E5M2, FLOAT8, FLOAT32
 from pblas.matmul.choose import choose
+from pblas.matmul.choose_granularity import PlanningContext
 from pblas.simulation.hardware import Topology
 from tests.common.gauge import BFLOAT16, THRESHOLD, Array, entries, eps_of
 from tests.common.ranks import COMM, culprits, few, open_context, raises_on_all_ranks
@@ -128,7 +129,7 @@ def test_all_gathers_move_8_bits_and_reductions_16() -> None:
     cases: Any = ((64, "CF", ""), (64, "FF", "op(A) is copied"), (60, "CF", "make k a multiple of 16"))
     for k, orders, text in cases:
         descs = MatrixDescriptor.row_wise(64, k, 4, order=orders[0]), MatrixDescriptor.column_wise(k, 64, 4)
-        plan = choose("float8_e4m3fn", *descs, rows, nprocs=4, topology=gpus, others=("", "bfloat16"))
+        plan = choose("float8_e4m3fn", *descs, rows, context=PlanningContext(gpus, 4, others=("", "bfloat16")))
         assert any(line.strip().startswith("gemm") and text in line for line in plan.explain().splitlines())
         assert ("copied" in plan.explain()) == bool(text)
     assert mixed.simulate("nvlink").received_nbytes == mixed.max_received_nbytes

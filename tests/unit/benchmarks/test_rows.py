@@ -176,6 +176,7 @@ def test_roads_that_are_compared_suit_their_product() -> None:
 
 def test_executions_are_timed_with_algorithms_that_suit_them() -> None:
     from pblas.matmul import choose as planner
+    from pblas.matmul.choose_granularity import PlanningContext
     from pblas.simulation.hardware import Topology
 
     algorithms, host, topology = (
@@ -186,9 +187,11 @@ def test_executions_are_timed_with_algorithms_that_suit_them() -> None:
     for _, layouts, algorithm in host.cases(4):
         a, b, d = (layout(64, 64, 4) for layout in layouts)
         with algorithms.taking(algorithm):
-            plan = planner.choose("float16", a, b, d, nprocs=4, topology=topology)
+            plan = planner.choose("float16", a, b, d, context=PlanningContext(topology, 4))
         assert plan.algorithm == algorithm
-        large = planner.choose("float16", *(layout(4096, 4096, 4) for layout in layouts), nprocs=4, topology=topology)
+        large = planner.choose(
+            "float16", *(layout(4096, 4096, 4) for layout in layouts), context=PlanningContext(topology, 4)
+        )
         assert algorithm.kind in {each.kind for each in algorithms.candidates(large, topology=topology)}
 
 

@@ -19,7 +19,7 @@ from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.layouts.strided import strided_runs
 from pblas.matmul.choose import choose, choose_layouts, one_dimensional
-from pblas.matmul.choose_granularity import needed_nbytes
+from pblas.matmul.choose_granularity import PlanningContext, needed_nbytes
 from pblas.matmul.choose_grid import misfits, natural_cuboids, natural_layouts, on_grids, over_all_ranks, triples
 from pblas.matmul.product_plan import Distribution, Product
 from pblas.matmul.summa_plan import Summa, SummaA, SummaC, column_of, cut, cut_count, placed, row_of, same_place
@@ -263,7 +263,9 @@ def test_a_plan_that_fits_but_never_ends_is_not_taken_unless_asked_for() -> None
     shapes = ((m, 4096, m // p // 32, 8), (4096, 4096, 9, 8), (m, 4096, m // p // 32, 8))
     a, b, d = (MatrixDescriptor(*shape, Grid(p, p)) for shape in shapes)
     plans = [
-        choose("float64", a, b, d, nprocs=p * p, topology=FAT_TREE.topology, hardware=FAT_TREE, memory_nbytes=n)
+        choose(
+            "float64", a, b, d, context=PlanningContext(FAT_TREE.topology, p * p, hardware=FAT_TREE, memory_nbytes=n)
+        )
         for n in (None, FAT_TREE.memory_nbytes)
     ]
     assert [plan.simulate(FAT_TREE).fits for plan in plans] == [False, True]
@@ -277,7 +279,7 @@ def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, 
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     a, d = (column(m, k, nprocs), column(m, 4096, nprocs)) if by_k else (row(m, k, nprocs), row(m, 4096, nprocs))
     b = row(k, 4096, nprocs)
-    plan = choose("float64", a, b, d, nprocs=nprocs, topology=FAT_TREE.topology, hardware=FAT_TREE)
+    plan = choose("float64", a, b, d, context=PlanningContext(FAT_TREE.topology, nprocs, hardware=FAT_TREE))
     thin = next(one_dimensional("float64", a, b, d, nprocs))
     assert isinstance(plan, Summa)
     assert plan.max_received_nbytes <= 1.05 * thin.max_received_nbytes
@@ -285,8 +287,7 @@ def test_thin_gemms_are_avoided_where_that_takes_less_time(nprocs: int, m: int, 
     few = choose(
         "float64",
         *(x(m_, n_, 4) for x, m_, n_ in ((row, m, k), (row, k, 4096), (row, m, 4096))),
-        nprocs=4,
-        topology=Topology(),
+        context=PlanningContext(Topology(), 4),
     )
     assert few.name == "AllGatherGemm"
 
@@ -298,7 +299,9 @@ def test_small_products_with_thin_gemms_keep_their_plan(nprocs: int, *, shared: 
     row, column = MatrixDescriptor.row_wise, MatrixDescriptor.column_wise
     for m, n, k in ((16, 64, 256), (32, 256, 256), (64, 256, 256)):
         descs = column(m, k, nprocs), row(k, n, nprocs), row(m, n, nprocs)
-        plan = choose("float64", *descs, nprocs=nprocs, topology=Topology(nprocs if shared else 1, shared=shared))
+        plan = choose(
+            "float64", *descs, context=PlanningContext(Topology(nprocs if shared else 1, shared=shared), nprocs)
+        )
         assert plan.name == "GemmReduceScatter"
 
 
@@ -327,21 +330,21 @@ def test_layouts_that_do_not_conform_are_named_and_refused_when_strict() -> None
         (square, square, MatrixDescriptor(12, 12, 3, 3, Grid(2, 2), rsrc=1)): "rows: op(A)",
     }
     for descs, expected in cases.items():
-        plan = choose("float64", *descs, nprocs=4, topology=Topology())
+        plan = choose("float64", *descs, context=PlanningContext(Topology(), 4))
         assert isinstance(plan, Summa)
         if expected is None:
             assert plan.misfits == ()
-            assert choose("float64", *descs, nprocs=4, topology=Topology(), strict=True) == plan
+            assert choose("float64", *descs, context=PlanningContext(Topology(), 4), strict=True) == plan
             continue
         assert expected in plan.explain()
         with pytest.raises(PlanError, match="strict=True") as caught:
-            choose("float64", *descs, nprocs=4, topology=Topology(), strict=True)
+            choose("float64", *descs, context=PlanningContext(Topology(), 4), strict=True)
         assert expected in str(caught.value)
 
 
 def test_a_misfit_says_that_transposing_swaps_the_order_of_a_grid() -> None:
     desc = MatrixDescriptor(12, 12, 3, 3, Grid(2, 2))
-    text = choose("float64", desc, desc.T, desc, nprocs=4, topology=Topology()).explain()
+    text = choose("float64", desc, desc.T, desc, context=PlanningContext(Topology(), 4)).explain()
     numbered = "with ranks numbered along the rows for op(B), down the columns for D"
     assert f"op(B) and D are on 2 x 2 grids, {numbered} (transposing a matrix swaps this order)" in text
     assert "such layouts are allowed; the bytes that they cost are part of 'received'" in text
@@ -354,7 +357,7 @@ def test_the_order_of_a_single_row_of_ranks_is_no_misfit() -> None:
 
 def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
     desc = MatrixDescriptor(512, 512, 32, 32, Grid(2, 2))
-    plan = choose("float64", desc, desc, desc, nprocs=4, topology=Topology(4, shared=True))
+    plan = choose("float64", desc, desc, desc, context=PlanningContext(Topology(4, shared=True), 4))
     assert isinstance(plan, SummaC)
     assert plan.in_place
     assert plan.is_read_in_place
@@ -369,9 +372,9 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
             for runs in (move.rows, move.columns):
                 assert [strided_run.count for strided_run in strided_runs(runs)] == [1]
     assert "in the node's shared memory" in plan.explain()
-    near = choose("float64", desc, desc, desc, nprocs=4, topology=Topology(4, shared=True, gpus=True))
+    near = choose("float64", desc, desc, desc, context=PlanningContext(Topology(4, shared=True, gpus=True), 4))
     assert "copied from the node's other GPUs while the GEMM runs" in near.explain()
-    far = choose("float64", desc, desc, desc, nprocs=4, topology=Topology())
+    far = choose("float64", desc, desc, desc, context=PlanningContext(Topology(), 4))
     assert isinstance(far, SummaC)
     assert far.width == 128
 
@@ -381,7 +384,7 @@ def test_conforming_grids_keep_d_and_read_panels_in_place() -> None:
 def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order: Literal["C", "R"]) -> None:
     """At each step every rank multiplies another part of op(A) than the other ranks, and so with op(B) for p > 2."""
     desc = MatrixDescriptor(24 * p, 24 * p, 5, 5, Grid(p, p, order), rsrc=1, csrc=1)
-    plan = choose("float64", desc, desc, desc, nprocs=p * p, topology=Topology())
+    plan = choose("float64", desc, desc, desc, context=PlanningContext(Topology(), p * p))
     assert isinstance(plan, SummaC)
     assert plan.in_turn
     for step in range(p):
@@ -405,7 +408,7 @@ def test_panels_are_not_thinner_than_many_owners_have() -> None:
         n, mb = 1024 * p, 64
         a, b = MatrixDescriptor(n, k, mb, 4, Grid(p, p)), MatrixDescriptor(k, n, 4, mb, Grid(p, p))
         d = MatrixDescriptor(n, n, mb, mb, Grid(p, p))
-        plan = choose("float64", a, b, d, nprocs=p * p, topology=Topology())
+        plan = choose("float64", a, b, d, context=PlanningContext(Topology(), p * p))
         assert isinstance(plan, SummaC)
         assert plan.in_place
         assert plan.by_owner == (p == 4)
@@ -419,7 +422,7 @@ def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
     desc = MatrixDescriptor(n, n, 256, 256, Grid(2, 2))
     for rsrc in (0, 1):  # blocks of a peer, and packed panels
         other = MatrixDescriptor(n, n, 256, 256, Grid(2, 2), rsrc=rsrc)
-        plan = choose(dtype, desc, other, desc, nprocs=4, topology=topology)
+        plan = choose(dtype, desc, other, desc, context=PlanningContext(topology, 4))
         assert isinstance(plan, SummaC)
         assert plan.in_turn == (rsrc == 0)
         sizes = [panel.stop - panel.start for panel in plan.panels(0)]
@@ -433,7 +436,7 @@ def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
 def test_a_rank_that_idles_has_its_price() -> None:
     """D on one rank of four: a large product is multiplied by all of them and D is sent there."""
     even, one = MatrixDescriptor(2048, 2048, 64, 64, Grid(2, 2)), MatrixDescriptor(2048, 2048, 64, 64, Grid(1, 1))
-    plan = choose("float64", even, even, one, nprocs=4, topology=Topology())
+    plan = choose("float64", even, even, one, context=PlanningContext(Topology(), 4))
     assert isinstance(plan, Summa)
     assert plan.cuboids.flops == 2 * 2048**3 // 4
 
@@ -450,5 +453,5 @@ def test_planning_for_many_ranks_looks_at_few(monkeypatch: pytest.MonkeyPatch) -
     n, nprocs = 10**6, 10**6
     rows = MatrixDescriptor.row_wise(n, n, nprocs)
     for a, b, d in (choose_layouts(n, n, n, "float64", nprocs=nprocs), (rows, rows, rows)):
-        choose("float64", a, b, d, nprocs=nprocs, topology=Topology(64))
+        choose("float64", a, b, d, context=PlanningContext(Topology(64), nprocs))
     assert calls[10**6] < 5000

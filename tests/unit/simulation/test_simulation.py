@@ -16,6 +16,7 @@ from pblas.cli import main
 from pblas.layouts.grid import Grid
 from pblas.layouts.split import Split
 from pblas.matmul.choose import choose, one_dimensional
+from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GatherStep, GemmReduceScatter
 from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.summa_plan import SummaC
@@ -54,7 +55,7 @@ def random_plans() -> Iterator[ProductPlan]:
                 topology = Topology(nprocs, push=True)
             overlap, chunks = rng.random() < 0.7, rng.choice((None, 1, 2, 5))
             dtype = rng.choice(("float64", "bfloat16", "complex64"))
-            yield choose(dtype, a, b, d, nprocs=nprocs, topology=topology, overlap=overlap, chunks=chunks)
+            yield choose(dtype, a, b, d, context=PlanningContext(topology, nprocs, overlap=overlap, chunks=chunks))
 
 
 PLANS = list(random_plans())
@@ -212,7 +213,7 @@ def test_a_plan_that_does_nothing_takes_the_time_of_its_agreements(
     """Before and, where ranks read each other's memory, after it; each in ceil(log2(ranks)) rounds of messages."""
     a, d = (MatrixDescriptor.row_wise(8, columns, nprocs) for columns in (0, 8))
     b = MatrixDescriptor.replicated(0, 8, nprocs)
-    plan = replace(choose("float64", a, b, d, nprocs=nprocs, topology=Topology()), transport=transport)
+    plan = replace(choose("float64", a, b, d, context=PlanningContext(Topology(), nprocs)), transport=transport)
     near, far = Link(latency=3e-6, bandwidth=1e9, overhead=5e-7), Link(latency=7e-5, bandwidth=1e9, overhead=2e-5)
     for ranks_per_node, link in ((nprocs, near), (max(1, nprocs - 1), far if nprocs > 1 else near)):
         hardware = Hardware("two links", ranks_per_node, near, far, 1e11, 2e11, 2e11, 1e12, 1 << 40)
@@ -258,7 +259,7 @@ def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
     for name, of_a, of_b, rsrc in (("in turn", n // 8, n // 8, 0), ("wait", n // 8, n // 8, 1), ("small", 8, 16, 0)):
         a, b = MatrixDescriptor(n, n, n // 8, of_a, grid), MatrixDescriptor(n, n, of_b, n // 8, grid, rsrc)
         d = MatrixDescriptor(n, n, n // 8, n // 8, grid)
-        plan = choose("float64", a, b, d, nprocs=64, topology=Topology(), chunks=32)
+        plan = choose("float64", a, b, d, context=PlanningContext(Topology(), 64, chunks=32))
         assert isinstance(plan, SummaC)
         assert (plan.transport, plan.in_turn) == ("message", name == "in turn")
         simulations[name] = plan.simulate(hardware)
@@ -414,7 +415,7 @@ def test_partial_products_of_a_wider_dtype_count_in_bytes(seed: int) -> None:
     for transport, nodes in (("shared", 6), ("message", 1), ("mixed", 2)):
         topology = Topology(nodes, shared=transport != "message")
         narrow, wide = (
-            choose("bfloat16", *descs, nprocs=nprocs, topology=topology, wire=wire) for wire in ("", "float32")
+            choose("bfloat16", *descs, context=PlanningContext(topology, nprocs, wire=wire)) for wire in ("", "float32")
         )
         for rank in range(nprocs):
             phases = wide.phases(View(rank, nprocs, nodes, wide.transport))

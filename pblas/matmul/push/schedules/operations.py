@@ -18,29 +18,20 @@ from pblas.plans.partition import MAX_PIECES, backwards, rotated
 
 Buffer = Literal["shard", "gathered", "partial", "pulled", "slots", "results", "result", "old", "operands"]
 
-PARTS, RESULTS = 0, 1
-"""Phases of a piece: first partial products (or shards) arrive, then finished lines of D."""
+PARTS, RESULTS = 0, 1  # phases of a piece: first partial products (or shards) arrive, then finished lines of D
 
-MAX_PHASES = 2 * MAX_PIECES
-"""Phases of a call at most: two for each piece."""
+MAX_PHASES = 2 * MAX_PIECES  # phases of a call at most: two for each piece
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Lines start..stop-1 of a buffer.
+    """Lines start..stop-1 of a buffer."""
 
-    Args:
-        buffer: "partial" is private memory; "pulled" are partial products in this rank's workspace, where peers read
-            them.
-        start: first line.
-        stop: one past the last line.
-        slot: for the buffer "slots", the rank that fills the slot.
-    """
-
+    # "partial" is private memory; "pulled" are partial products in this rank's workspace, where peers read them
     buffer: Buffer
-    start: int
-    stop: int
-    slot: int = -1
+    start: int  # first line
+    stop: int  # one past the last line
+    slot: int = -1  # for the buffer "slots", the rank that fills the slot
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -73,19 +64,12 @@ class Signal(Op):
 
 @dataclass(frozen=True, slots=True)
 class Burst(Op):
-    """Puts, and the signals of one phase after them, by one kernel on multiprocessors instead of copy engines.
+    """Puts, and the signals of one phase after them, by one kernel on multiprocessors instead of copy engines."""
 
-    Args:
-        puts: copies to peers, and perhaps to this rank's own workspace.
-        phase: of the flags that the kernel sets and awaits.
-        peers: ranks whose flags the kernel sets.
-        awaits: ranks whose flags the kernel awaits and resets before it ends.
-    """
-
-    puts: tuple[Put, ...]
-    phase: int
-    peers: tuple[int, ...]
-    awaits: tuple[int, ...] = ()
+    puts: tuple[Put, ...]  # copies to peers, and perhaps to this rank's own workspace
+    phase: int  # of the flags that the kernel sets and awaits
+    peers: tuple[int, ...]  # ranks whose flags the kernel sets
+    awaits: tuple[int, ...] = ()  # ranks whose flags the kernel awaits and resets before it ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,23 +173,18 @@ class Gets(Op):
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """Lines that a GemmReduce forms: a partial product for another rank, or this rank's own lines of D.
+    """Lines that a GemmReduce forms: a partial product for another rank, or this rank's own lines of D."""
 
-    Args:
-        lines: lines of the partial product.
-        phase: phase of the flags that signal partial products in the owner's slots; flags of sums have the next phase.
-        puts: copies that the kernel stores as it forms the lines, each with a flag after it. For own lines these are
-            the sums, stored in the memory of all peers. Without puts the lines stay on this rank.
-        target: the own lines of D; None for lines of another rank.
-        parts: slots to add to the own lines, in this order; each is read after its flag, which is reset.
-        published: block of the workspace that also gets the own lines, so that all peers can read them.
-    """
-
-    lines: Block
+    lines: Block  # lines of the partial product
+    # phase of the flags that signal partial products in the owner's slots; flags of sums have the next phase
     phase: int
+    # copies that the kernel stores as it forms the lines, each with a flag after it. For own lines these are the sums,
+    # stored in the memory of all peers. Without puts the lines stay on this rank
     puts: tuple[Put, ...] = ()
-    target: Block | None = None
+    target: Block | None = None  # the own lines of D; None for lines of another rank
+    # slots to add to the own lines, in this order; each is read after its flag, which is reset
     parts: tuple[Block, ...] = ()
+    # block of the workspace that also gets the own lines, so that all peers can read them
     published: Block | None = None
 
     @property

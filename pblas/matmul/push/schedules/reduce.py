@@ -97,25 +97,16 @@ def adds(plan: GemmReduceScatter, owner: int) -> Iterator[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A piece of D on one rank. Each rank owns some lines of the piece and adds the partial products of these.
+    """A piece of D on one rank. Each rank owns some lines of the piece and adds the partial products of these."""
 
-    Args:
-        phase: phase of the flags of partial products; flags of sums have the next phase.
-        sent: for every rank, including this one: the rank, its lines of the partial product, and its slot for them.
-        parts: slots to add to the own lines, in this order.
-        target: the own lines of D.
-        published: block of the workspace where peers read the own sums; None if they do not.
-        puts: copies of the own sums to the peers, if this rank sends them.
-        collects: concurrent operations that copy the peers' sums to D.
-    """
-
-    phase: int
+    phase: int  # phase of the flags of partial products; flags of sums have the next phase
+    # for every rank, including this one: the rank, its lines of the partial product, and its slot for them
     sent: list[tuple[int, Block, Block]]
-    parts: list[Block]
-    target: Block
-    published: Block | None = None
-    puts: tuple[Put, ...] = ()
-    collects: tuple[Op, ...] = ()
+    parts: list[Block]  # slots to add to the own lines, in this order
+    target: Block  # the own lines of D
+    published: Block | None = None  # block of the workspace where peers read the own sums; None if they do not
+    puts: tuple[Put, ...] = ()  # copies of the own sums to the peers, if this rank sends them
+    collects: tuple[Op, ...] = ()  # concurrent operations that copy the peers' sums to D
 
 
 def _multiply_reduce(program: Program, plan: GemmReduceScatter, rank: int, pieces: list[_Piece]) -> None:

@@ -18,7 +18,7 @@ from pblas.backends.dtypes import ProductDtypes
 from pblas.backends.push_engine import EXACT
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.choose import choose
-from pblas.matmul.choose_granularity import candidates, doubling, shortlist
+from pblas.matmul.choose_granularity import PlanningContext, candidates, doubling, shortlist
 from pblas.matmul.cost_model import estimate
 from pblas.matmul.local_gemm_run import Orders
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
@@ -67,7 +67,7 @@ def planned(
         for kind, shape in zip(LAYOUTS[layout], ((m, k), (k, n), (m, n)), strict=True)
     )
     topology = options.pop("topology", Topology(nprocs, shared=True, push=True))
-    return choose(dtype, a, b, d, nprocs=nprocs, topology=topology, **options)
+    return choose(dtype, a, b, d, context=PlanningContext(topology, nprocs, **options))
 
 
 def every_plan(**options: Any) -> list[ProductPlan]:
@@ -101,7 +101,7 @@ def test_every_pushed_plan_has_an_algorithm_and_other_plans_have_none() -> None:
     assert alone.algorithm is None
     descs = [KINDS[kind](8, 8, 4) for kind in LAYOUTS["AR"]]
     for topology in (Topology(), Topology(4, shared=True)):
-        assert choose("float64", *descs, nprocs=4, topology=topology).algorithm is None
+        assert choose("float64", *descs, context=PlanningContext(topology, 4)).algorithm is None
 
 
 @pytest.mark.parametrize("order", ["F", "C"])
@@ -236,7 +236,7 @@ def test_contiguous_lines_are_multiples_of_16_bytes(nprocs: int, orders: str, m:
             KINDS[kind](*shape, nprocs, order="F" if order == "F" else "C")
             for kind, shape, order in zip(LAYOUTS[layout], ((m, k), (k, columns), (m, columns)), orders, strict=True)
         ]
-        text = choose("bfloat16", *descs, nprocs=nprocs, topology=topology).unfit_for_tiles
+        text = choose("bfloat16", *descs, context=PlanningContext(topology, nprocs)).unfit_for_tiles
         assert bool(text) == bool(odd), text
         assert not odd or text.startswith("needs lines of a multiple of 16 bytes, some have ")
 
@@ -257,7 +257,7 @@ def test_products_that_the_hopper_kernel_cannot_make_take_other_algorithms() -> 
         ((column(m, k, 4, nb=64, order="C"), replicated, d), "", "one block of lines per rank"),
         ((a, *odd), "", "some have 1012 elements"),
     ):
-        plan = choose("bfloat16", *operands, nprocs=4, topology=replace(TILED, gpus=True), wire=wire)
+        plan = choose("bfloat16", *operands, context=PlanningContext(replace(TILED, gpus=True), 4, wire=wire))
         assert plan.algorithm is not None
         assert plan.algorithm.is_one_kernel == (not why)
         assert why in plan.explain()

@@ -18,7 +18,7 @@ from pblas.plans.algorithm import Algorithm, Times
 from pblas.runtime.kept_plans import Measured
 from pblas.simulation.hardware import Topology
 from tests.unit.backends.test_device import H200
-from tests.unit.planner.test_algorithms import LAYOUTS, SHAPES, planned
+from tests.unit.matmul.test_algorithms import LAYOUTS, SHAPES, planned
 
 TOPOLOGIES = {
     capability: Topology(4, True, True, True, replace(H200, compute_capability=capability).has_waiting_tiles)

@@ -15,8 +15,8 @@ from pblas.matmul.choose_granularity import shortlist
 from pblas.plans.algorithm import Algorithm
 from pblas.simulation.hardware import Topology
 from tests.model.streams import World, explore, prove
-from tests.unit.planner.test_algorithms import LAYOUTS, RANKS, TILED, planned
-from tests.unit.schedules.test_schedule import Drawn, even, examples, gather, kinds, sequences
+from tests.unit.matmul.push.test_schedule import Drawn, even, examples, gather, kinds, sequences
+from tests.unit.matmul.test_algorithms import LAYOUTS, RANKS, TILED, planned
 
 
 @settings(max_examples=60)

@@ -15,6 +15,7 @@ from pblas.errors import PblasError, PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.matmul.choose import _cost, _grid_outputs, _outputs, choose, choose_output, one_dimensional
+from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.summa_plan import Summa
@@ -57,7 +58,7 @@ TABLE = {
 def plan_for(a: str, b: str, d: str, m: int = 12, n: int = 12, k: int = 12, nprocs: int = 4) -> ProductPlan:
     """The plan of the table; the plan of `choose` is the same, or receives fewer bytes."""
     descs = KINDS[a](m, k, nprocs), KINDS[b](k, n, nprocs), KINDS[d](m, n, nprocs)
-    chosen = choose("float64", *descs, nprocs=nprocs, topology=Topology())
+    chosen = choose("float64", *descs, context=PlanningContext(Topology(), nprocs))
     found = list(one_dimensional("float64", *descs, nprocs))
     if not found:
         assert isinstance(chosen, Summa)
@@ -132,7 +133,7 @@ PUSH = Topology(4, shared=True, push=True, gpus=True)
 def test_products_that_cannot_be_pushed_have_a_general_plan(a: str, b: str, d: str) -> None:
     """Between agreements of the hosts, ranks on GPUs read their peers' memory too."""
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
-    plan = choose("float64", *descs, nprocs=4, topology=PUSH)
+    plan = choose("float64", *descs, context=PlanningContext(PUSH, 4))
     assert isinstance(plan, Summa)
     assert (plan.transport, plan.algorithm) == ("shared", None)
 
@@ -142,7 +143,7 @@ def test_products_that_cannot_be_pushed_have_a_general_plan(a: str, b: str, d: s
 def test_products_that_can_be_pushed_are_pushed(where: str, grid: Grid) -> None:
     descs = {"a": KINDS["row"](12, 12, 4), "b": KINDS["row"](12, 12, 4), "d": KINDS["row"](12, 12, 4)}
     descs[where] = MatrixDescriptor(12, 12, 3, 3, grid)
-    plan = choose("float64", **descs, nprocs=4, topology=PUSH)  # type: ignore[arg-type]
+    plan = choose("float64", descs["a"], descs["b"], descs["d"], context=PlanningContext(PUSH, 4))
     if grid.npcol == 1:
         assert kind_of(plan) == "gather B"  # 4 x 1 is row-wise
         assert plan.transport == "push"
@@ -154,7 +155,7 @@ def test_products_that_can_be_pushed_are_pushed(where: str, grid: Grid) -> None:
 def test_on_gpus_that_send_messages_all_plans_are_general_or_local(a: str, b: str, d: str) -> None:
     descs = [KINDS[kind](12, 12, 4) for kind in (a, b, d)]
     for strict in (False, TABLE[a, b, d] != "error"):
-        plan = choose("float64", *descs, nprocs=4, topology=Topology(1, gpus=True), strict=strict)
+        plan = choose("float64", *descs, context=PlanningContext(Topology(1, gpus=True), 4), strict=strict)
         assert isinstance(plan, Summa | LocalGemm)
         assert plan.transport == "message"
 
@@ -165,9 +166,9 @@ def test_layouts_that_are_not_equivalent_are_not_confused() -> None:
     for d in (row(12, 12, 4, mb=1), row(12, 12, 4, rsrc=1), row(12, 12, 3)):
         for a, b, out in ((row(12, 12, 4), row(12, 12, 4), d), (d.T, row(12, 12, 4), row(12, 12, 4))):
             assert not list(one_dimensional("float64", a, b, out, 4))
-            assert isinstance(choose("float64", a, b, out, nprocs=4, topology=Topology()), Summa)
+            assert isinstance(choose("float64", a, b, out, context=PlanningContext(Topology(), 4)), Summa)
     same = MatrixDescriptor(12, 12, 3, 5, Grid(4, 1), imb=3)
-    plan = choose("float64", row(12, 12, 4), row(12, 12, 4), same, nprocs=4, topology=Topology())
+    plan = choose("float64", row(12, 12, 4), row(12, 12, 4), same, context=PlanningContext(Topology(), 4))
     assert kind_of(plan) == "gather B"
 
 
@@ -227,7 +228,7 @@ def test_output_follows_cyclic_operands() -> None:
 def test_the_layout_of_d_is_the_cheapest_of_all_that_are_tried(a: MatrixDescriptor, b: MatrixDescriptor) -> None:
     """Though the search for a layout ends where it cannot be cheaper than the best so far."""
     tried = [*_grid_outputs(a, b, "F"), *_outputs(a, b, 4, "F")]
-    costs = [_cost(choose("float64", a, b, d, nprocs=4, topology=Topology())) for d in tried]
+    costs = [_cost(choose("float64", a, b, d, context=PlanningContext(Topology(), 4))) for d in tried]
     assert choose_output("float64", a, b, nprocs=4, order="F") == tried[costs.index(min(costs))]
 
 
@@ -274,9 +275,9 @@ def test_c_order_table(a: str, b: str, d: str, transb: Literal["N", "T"], expect
 )
 def test_default_chunks_of_a_large_product(key: tuple[str, str, str], topology: Topology, chunks: int) -> None:
     descs = [KINDS[kind](8192, 8192, 4) for kind in key]
-    plan = choose("float64", *descs, nprocs=4, topology=topology)
+    plan = choose("float64", *descs, context=PlanningContext(topology, 4))
     assert (plan.transport, plan.chunks) == (topology.transport(4), chunks)
-    assert choose("float64", *descs, nprocs=4, topology=topology, chunks=3).chunks == 3
+    assert choose("float64", *descs, context=PlanningContext(topology, 4, chunks=3)).chunks == 3
     assert plan_for(*key).chunks == 1  # a small one moves whole
 
 
@@ -320,10 +321,11 @@ def test_integers_of_numpy_are_integers() -> None:
 def test_a_product_that_recurs_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the leading dimensions are; with a limit of memory anew, as the algorithm that is known then counts."""
     a, d = MatrixDescriptor(23, 23, 2, 3, Grid(2, 2)), MatrixDescriptor.row_wise(23, 23, 4)
-    facts: dict[str, Any] = {"nprocs": 4, "topology": Topology()}
-    first = choose("float64", a, a, d, **facts)
+    context = PlanningContext(Topology(), 4)
+    first = choose("float64", a, a, d, context=context)
     monkeypatch.setattr("pblas.matmul.choose.one_dimensional", None)
-    assert choose("float64", a, replace(a, lld=99), d, **facts) == first
-    for other in ({"topology": Topology(4, shared=True)}, {"overlap": False}, {"chunks": 2}, {"memory_nbytes": 10**9}):
+    assert choose("float64", a, replace(a, lld=99), d, context=context) == first
+    others: list[dict[str, Any]] = [{"topology": Topology(4, shared=True)}, {"overlap": False}, {"chunks": 2}]
+    for other in (*others, {"memory_nbytes": 10**9}):
         with pytest.raises(TypeError):
-            choose("float64", a, a, d, **facts | other)
+            choose("float64", a, a, d, context=replace(context, **other))
