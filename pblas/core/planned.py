@@ -144,6 +144,8 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     _shared = False
     """Whether the executor uses shared memory. The context may give that up later."""
+    _overlaps = False
+    """Whether the executor computes while messages are under way (global)."""
     _read_since = -1
     """The agreement after which peers began to read what this plan published last (global)."""
 
@@ -189,7 +191,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
                 raise
         if short:  # here, where no traceback holds the memory
             self._executor = self._new_executor(runtime)
-        self._shared = runtime.backend.shared
+        self._shared, self._overlaps = runtime.backend.shared, self.plan.overlaps_messages
         log.planned(runtime.rank, self.noun, self.plan)
 
     def _new_executor(self, runtime: Runtime) -> Executor:
@@ -261,7 +263,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if executor.prepare(scratch=scratch):
             backend.agree(f"{verb}: staged")
         expected = self.operation.expected
-        if self.plan.overlaps_messages:
+        if self._overlaps:
             with backend.progressing(), runtime.collective_section(verb, expected=expected):
                 value = executor.run(begun.x)
                 backend.arrays.synchronize()
