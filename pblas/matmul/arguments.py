@@ -33,7 +33,7 @@ from pblas.runtime.runtime import checked_dtype, checked_factor, checked_flag, s
 
 if TYPE_CHECKING:
     from pblas.matmul.product_plan import ProductPlan
-    from pblas.runtime.kept_plans import Measured
+    from pblas.runtime.measured import Measured
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Hardware, Topology
 
