@@ -5,10 +5,19 @@ Importing this package starts neither MPI nor a GPU; creating a `Context` does.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pblas._lazy import lazy
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from pblas import blas as blas
+    from pblas import errors as errors
+    from pblas import layouts as layouts
+    from pblas import linalg as linalg
+    from pblas import scalapack as scalapack
+    from pblas import tp as tp
     from pblas.arrays.elementwise import PlannedElementwise as PlannedElementwise
     from pblas.arrays.elementwise import elementwise as elementwise
     from pblas.arrays.elementwise import plan_elementwise as plan_elementwise
@@ -65,66 +74,39 @@ if TYPE_CHECKING:
     from pblas.simulation.hardware import Link as Link
     from pblas.simulation.simulate import Simulation as Simulation
     from pblas.trace import Trace as Trace
-
-__version__ = "0.1.0"
-
-_MODULES = {
-    "pblas.backends.recorder": ("Event",),
-    "pblas.config": ("show_config",),
-    "pblas.context": ("Context",),
-    "pblas.epilogues": ("Epilogue",),
-    "pblas.errors": (
-        *("ArgumentError", "BackendError", "ContextError", "DTypeError", "DescriptorError", "FileFormatError"),
-        *(
-            "LayoutError",
-            "MismatchError",
-            "OutOfRangeError",
-            "PblasArgumentError",
-            "PblasError",
-            "PblasWarning",
-            "PeerTimeout",
-            "PlanError",
-        ),
-        "WorkspaceError",
-    ),
-    "pblas.gpu": ("init_nvshmem",),
-    "pblas.launch": ("Pool", "run"),
-    "pblas.layouts": ("Grid", "MatrixDescriptor"),
-    "pblas.simulation.hardware": ("Hardware", "Link"),
-    "pblas.arrays.elementwise": ("PlannedElementwise", "elementwise", "plan_elementwise"),
-    "pblas.arrays.elementwise_plan": ("ElementwisePlan",),
-    "pblas.core.linalg_errors": ("ConvergenceError", "NotPositiveDefiniteError", "SingularMatrixError"),
-    "pblas.matmul.api": ("plan_matmul", "pmatmul"),
-    "pblas.matrices.matrix": ("DistMatrix",),
-    "pblas.matmul.product": ("PlannedMatmul",),
-    "pblas.matmul.one_dimensional_plan": ("AllGatherGemm", "GemmAllReduce", "GemmReduceScatter", "LocalGemm"),
-    "pblas.matmul.product_plan": ("ProductPlan",),
-    "pblas.plans.base": ("Plan",),
-    "pblas.redistribution.api": ("PlannedRedistribution", "plan_redistribution", "redistribute"),
-    "pblas.arrays.reductions": ("vdot",),
-    "pblas.arrays.stacking": ("hstack", "tril", "triu", "vstack"),
-    "pblas.redistribution.redistribution_plan": ("RedistributionPlan",),
-    "pblas.simulation.simulate": ("Simulation",),
-    "pblas.matmul.summa_plan": ("SummaA", "SummaC"),
-    "pblas.trace": ("Trace",),
-}
-_PACKAGES = ("blas", "errors", "layouts", "linalg", "scalapack", "tp")
-"""Packages and modules whose own names are public."""
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - a list of strings, made from the table above
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name or module on first use, so that planning needs no array library."""
-    if name in _PACKAGES:
-        return import_module(f"pblas.{name}")  # the import makes it an attribute
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'pblas' has no attribute {name!r}")
-    value = getattr(import_module(_MODULE_OF[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    modules = {name for name in globals() if name.startswith("__")}
-    return sorted({*modules, *__all__, *_PACKAGES})
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "pblas.arrays.elementwise": "elementwise plan_elementwise PlannedElementwise",
+            "pblas.arrays.elementwise_plan": "ElementwisePlan",
+            "pblas.arrays.reductions": "vdot",
+            "pblas.arrays.stacking": "hstack tril triu vstack",
+            "pblas.backends.recorder": "Event",
+            "pblas.config": "show_config",
+            "pblas.context": "Context",
+            "pblas.core.linalg_errors": "ConvergenceError NotPositiveDefiniteError SingularMatrixError",
+            "pblas.epilogues": "Epilogue",
+            "pblas.errors": (
+                "ArgumentError BackendError ContextError DescriptorError DTypeError FileFormatError "
+                "LayoutError MismatchError OutOfRangeError PblasArgumentError PblasError PblasWarning "
+                "PeerTimeout PlanError WorkspaceError"
+            ),
+            "pblas.gpu": "init_nvshmem",
+            "pblas.launch": "Pool run",
+            "pblas.layouts": "Grid MatrixDescriptor",
+            "pblas.matmul.api": "plan_matmul pmatmul",
+            "pblas.matmul.one_dimensional_plan": "AllGatherGemm GemmAllReduce GemmReduceScatter LocalGemm",
+            "pblas.matmul.product": "PlannedMatmul",
+            "pblas.matmul.product_plan": "ProductPlan",
+            "pblas.matmul.summa_plan": "SummaA SummaC",
+            "pblas.matrices.matrix": "DistMatrix",
+            "pblas.plans.base": "Plan",
+            "pblas.redistribution.api": "plan_redistribution PlannedRedistribution redistribute",
+            "pblas.redistribution.redistribution_plan": "RedistributionPlan",
+            "pblas.simulation.hardware": "Hardware Link",
+            "pblas.simulation.simulate": "Simulation",
+            "pblas.trace": "Trace",
+        },
+        modules="blas errors layouts linalg scalapack tp",
+    )

@@ -1,4 +1,4 @@
-"""`Transport` of the ranks of an MPI communicator."""
+"""`Transport` of the ranks of an MPI communicator: messages, and shared windows of MPI-3 for the ranks of a node."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from mpi4py import MPI
 
 from pblas.backends.mpi import world
 from pblas.backends.mpi.channel import Channel
 from pblas.backends.mpi.launch import local_size
-from pblas.backends.mpi.node_memory import WindowMemory
 from pblas.backends.mpi.progress import Progress
 
 if TYPE_CHECKING:
@@ -44,6 +44,35 @@ class MpiLine:
     def close(self) -> None:
         self._send.Free()
         self._receive.Free()
+
+
+class WindowMemory:
+    """Shared windows of the ranks of a communicator, which is freed with them.
+
+    Args:
+        node: communicator of ranks that can share memory (global).
+    """
+
+    def __init__(self, node: MPI.Intracomm) -> None:
+        self.node = node
+        self.windows: list[MPI.Win] = []
+
+    def allocate(self, nbytes: int) -> list[Any]:
+        window = MPI.Win.Allocate_shared(nbytes, 1, comm=self.node)
+        self.windows.append(window)
+        window.Lock_all(MPI.MODE_NOCHECK)
+        return [np.asarray(window.Shared_query(rank)[0], np.uint8) for rank in range(self.node.Get_size())]
+
+    def sync(self) -> None:
+        for window in self.windows:
+            window.Sync()
+
+    def close(self) -> None:
+        for window in self.windows:
+            window.Unlock_all()
+            window.Free()
+        self.windows = []
+        self.node.Free()
 
 
 class MpiTransport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
@@ -130,6 +129,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
     """The plan and the executor of an operation."""
 
     _shared = False  # whether the executor uses shared memory. The context may give that up later
+    _overlaps = False  # whether the executor computes while messages are under way (global)
     _read_since = -1  # the agreement after which peers began to read what this plan published last (global)
 
     def __init__(
@@ -175,7 +175,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
                 raise
         if short:  # here, where no traceback holds the memory
             self._executor = self._new_executor(runtime)
-        self._shared = runtime.backend.shared
+        self._shared, self._overlaps = runtime.backend.shared, self.plan.overlaps_messages
         log.planned(runtime.rank, self.noun, self.plan)
 
     def _new_executor(self, runtime: Runtime) -> Executor:
@@ -241,10 +241,14 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if executor.prepare(scratch=scratch):
             backend.agree(f"{verb}: staged")
         expected = self.operation.expected
-        progressing = backend.progressing() if self.plan.overlaps_messages else nullcontext()
-        with progressing, runtime.collective_section(verb, expected=expected):
-            value = executor.run(begun.x)
-            backend.arrays.synchronize()
+        if self._overlaps:
+            with backend.progressing(), runtime.collective_section(verb, expected=expected):
+                value = executor.run(begun.x)
+                backend.arrays.synchronize()
+        else:
+            with runtime.collective_section(verb, expected=expected):
+                value = executor.run(begun.x)
+                backend.arrays.synchronize()
         if executor.peers_read and backend.shared and runtime.nprocs > 1:
             self._read_since = runtime.next_number()
             if not bound.is_temporary:

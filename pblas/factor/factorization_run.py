@@ -17,6 +17,7 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from pblas.factor.factorization_plan import columns_from
 from pblas.layouts.placement import Placement
 from pblas.redistribution.transfer import SourceMatrix, own_memory
 
@@ -196,6 +197,8 @@ class RunFactorization(ABC):
         )
         self._signals: list[Transfer] = []
         self._end = plan.w.local_shape(self._rank)[1]
+        self._first_after = [self._end - columns_from(plan.w, panel.stop, self._rank) for panel in self._steps]
+        """The first local column after each panel (local)."""
         self._headers = self._new_headers()
         """Of each panel, in a column: INFO of the panel, and its `npivots` pivots (global)."""
         self.progress: Callable[[float], None] | None = None
@@ -235,7 +238,7 @@ class RunFactorization(ABC):
                     self.panels.wait(k)
                 break
             self.panels.receive(k + 1)
-            trailing, ahead = self._first_after(k), self._owns(k + 1)
+            trailing, ahead = self._first_after[k], self._owns(k + 1)
             rest = trailing + (self._steps[k + 1].width if ahead else 0)
             # lookahead: panel k + 1 is updated, factored and broadcast first
             if ahead and arrays.traits.blocking:
@@ -350,11 +353,6 @@ class RunFactorization(ABC):
         """Whether there is a panel k, and this rank owns it (local)."""
         return k < len(self._steps) and self._steps[k].owner == self._rank
 
-    def _first_after(self, k: int) -> int:
-        """The first local column after panel k (local)."""
-        p = self.plan.w.grid.coordinates(self._rank)[1]
-        return self.plan.w.columns.local_start(self._steps[k].stop, p)
-
     def _factor_and_broadcast(self, k: int) -> None:
         """Factor panel k, and tell all ranks."""
         self.factor(k)
@@ -370,7 +368,7 @@ class RunFactorization(ABC):
                 transfer = self._backend.channel.receive(self._header(k), owner, TAG_HEADER)
             self._backend.wait(transfer.done, f"panel {k} of a factorization, of rank {owner}")
             self._backend.sync()
-        panel = self.panels.open(k) if self._first_after(k) < self._end else None
+        panel = self.panels.open(k) if self._first_after[k] < self._end else None
         if panel is not None and not self._by_pieces:
             self.panels.wait(k)
         with arrays.on_side_lane():

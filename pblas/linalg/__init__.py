@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from pblas.factor.cg import CgResult as CgResult
-from pblas.factor.cg import cg as cg
-from pblas.factor.cholesky import PlannedCholesky as PlannedCholesky
-from pblas.factor.cholesky import cho_factor as cho_factor
-from pblas.factor.cholesky import cholesky as cholesky
-from pblas.factor.cholesky import plan_cholesky as plan_cholesky
-from pblas.factor.factors import CholeskyFactor as CholeskyFactor
-from pblas.factor.factors import LuFactor as LuFactor
-from pblas.factor.lu import PlannedLu as PlannedLu
-from pblas.factor.lu import lu_factor as lu_factor
-from pblas.factor.lu import plan_lu as plan_lu
-from pblas.factor.qr import PlannedQr as PlannedQr
-from pblas.factor.qr import QrResult as QrResult
-from pblas.factor.qr import plan_qr as plan_qr
-from pblas.factor.qr import qr as qr
-from pblas.factor.qr import qr_factor as qr_factor
-from pblas.factor.qr_factor import QrFactor as QrFactor
-from pblas.factor.solvers import LstsqResult as LstsqResult
-from pblas.factor.solvers import cond as cond
-from pblas.factor.solvers import det as det
-from pblas.factor.solvers import inv as inv
-from pblas.factor.solvers import lstsq as lstsq
-from pblas.factor.solvers import matrix_norm as matrix_norm
-from pblas.factor.solvers import orth as orth
-from pblas.factor.solvers import slogdet as slogdet
-from pblas.factor.solvers import solve as solve
-from pblas.triangular.trsm import solve_triangular as solve_triangular
+from typing import TYPE_CHECKING
+
+from pblas._lazy import lazy
+
+if TYPE_CHECKING:
+    from pblas.factor.cg import CgResult as CgResult
+    from pblas.factor.cg import cg as cg
+    from pblas.factor.cholesky import PlannedCholesky as PlannedCholesky
+    from pblas.factor.cholesky import cho_factor as cho_factor
+    from pblas.factor.cholesky import cholesky as cholesky
+    from pblas.factor.cholesky import plan_cholesky as plan_cholesky
+    from pblas.factor.factors import CholeskyFactor as CholeskyFactor
+    from pblas.factor.factors import LuFactor as LuFactor
+    from pblas.factor.lu import PlannedLu as PlannedLu
+    from pblas.factor.lu import lu_factor as lu_factor
+    from pblas.factor.lu import plan_lu as plan_lu
+    from pblas.factor.qr import PlannedQr as PlannedQr
+    from pblas.factor.qr import QrResult as QrResult
+    from pblas.factor.qr import plan_qr as plan_qr
+    from pblas.factor.qr import qr as qr
+    from pblas.factor.qr import qr_factor as qr_factor
+    from pblas.factor.qr_factor import QrFactor as QrFactor
+    from pblas.factor.solvers import LstsqResult as LstsqResult
+    from pblas.factor.solvers import cond as cond
+    from pblas.factor.solvers import det as det
+    from pblas.factor.solvers import inv as inv
+    from pblas.factor.solvers import lstsq as lstsq
+    from pblas.factor.solvers import matrix_norm as matrix_norm
+    from pblas.factor.solvers import orth as orth
+    from pblas.factor.solvers import slogdet as slogdet
+    from pblas.factor.solvers import solve as solve
+    from pblas.triangular.trsm import solve_triangular as solve_triangular
+else:
+    __getattr__, __dir__, __all__ = lazy(
+        __name__,
+        {
+            "pblas.factor.cg": "cg CgResult",
+            "pblas.factor.cholesky": "cho_factor cholesky plan_cholesky PlannedCholesky",
+            "pblas.factor.factors": "CholeskyFactor LuFactor",
+            "pblas.factor.lu": "lu_factor plan_lu PlannedLu",
+            "pblas.factor.qr": "plan_qr PlannedQr qr qr_factor QrResult",
+            "pblas.factor.qr_factor": "QrFactor",
+            "pblas.factor.solvers": "cond det inv lstsq LstsqResult matrix_norm orth slogdet solve",
+            "pblas.triangular.trsm": "solve_triangular",
+        },
+    )

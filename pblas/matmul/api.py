@@ -12,7 +12,6 @@ from pblas.core.checks import enough_ranks
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.arguments import ProductCall, ProductOptions
-from pblas.matmul.autotune import tuned
 from pblas.matmul.product import Execution, Extras, PlannedMatmul, Product
 from pblas.matmul.pushed import PushedMatmul
 from pblas.matrices.matrix import DistMatrix
@@ -270,7 +269,11 @@ def _pushed(verb: str, runtime: Runtime, bound: Bound[DistMatrix], operation: Pr
         return PushedMatmul(chosen, runtime, runtime.nprocs, runtime.topology, bound)
 
     autotune = spec.options.autotune
-    planned = pushed(tuned(runtime, spec, plan, operation.d, pushed, operands) if autotune else plan)
+    if autotune:
+        from pblas.matmul.autotune import tuned
+
+        plan = tuned(runtime, spec, plan, operation.d, pushed, operands)
+    planned = pushed(plan)
     planned.rehearse(*operands, autotune=autotune)
     runtime.agree(f"{verb}: workspace", {})
     return planned

@@ -22,7 +22,7 @@ from pblas.runtime.runtime import Runtime, checked_dtype, checked_factor, checke
 
 if TYPE_CHECKING:
     from pblas.matmul.product_plan import ProductPlan
-    from pblas.runtime.kept_plans import Measured
+    from pblas.runtime.measured import Measured
     from pblas.simulation.hardware import Hardware, Topology
 
 

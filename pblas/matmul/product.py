@@ -22,9 +22,6 @@ from pblas.matmul.epilogue_arguments import SCALE_D, CheckedOperands, ProductEpi
 from pblas.matmul.gemm_reduce_run import RunGemmReduce
 from pblas.matmul.local_gemm_run import Operands, Orders, RunLocalGemm, RunScaling
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
-from pblas.matmul.push.allgather_gemm_run import RunPushGather
-from pblas.matmul.push.base_run import Pushed, RunLocal
-from pblas.matmul.push.gemm_reduce_run import RunPushReduce
 from pblas.matmul.summa_plan import SummaA, SummaC
 from pblas.matmul.summa_run import RunSummaA, RunSummaC
 from pblas.matrices.matrix import DistMatrix
@@ -37,6 +34,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
+    from pblas.matmul.push.base_run import Pushed
     from pblas.simulation.hardware import Topology
 
 
@@ -404,12 +402,6 @@ _EXECUTORS: dict[type[ProductPlan], Any] = {
     SummaC: RunSummaC,
     SummaA: RunSummaA,
 }
-_PUSHED: dict[type[ProductPlan], Any] = {
-    LocalGemm: RunLocal,
-    AllGatherGemm: RunPushGather,
-    GemmReduceScatter: RunPushReduce,
-    GemmAllReduce: RunPushReduce,
-}
 
 
 def executor(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders) -> Executor:
@@ -420,5 +412,15 @@ def executor(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Ord
 
 def pushed(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
     """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine."""
-    runner: Pushed = _PUSHED[type(plan)](plan, backend, dtypes, orders, modes)
+    from pblas.matmul.push.allgather_gemm_run import RunPushGather
+    from pblas.matmul.push.base_run import RunLocal
+    from pblas.matmul.push.gemm_reduce_run import RunPushReduce
+
+    runners: dict[type[ProductPlan], Any] = {
+        LocalGemm: RunLocal,
+        AllGatherGemm: RunPushGather,
+        GemmReduceScatter: RunPushReduce,
+        GemmAllReduce: RunPushReduce,
+    }
+    runner: Pushed = runners[type(plan)](plan, backend, dtypes, orders, modes)
     return runner

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pblas.errors import PlanError
 from pblas.simulation.hardware import ITEMSIZE, Hardware, Transport, find_hardware
 from pblas.simulation.phase import Phase, View
-from pblas.simulation.simulate import Simulation, simulate
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.simulation.simulate import Simulation
 
 
 _ASK_ALL = 1024  # largest number of ranks that are all examined to find the busiest
@@ -217,6 +217,8 @@ class Plan(ABC):
         >>> plan.simulate("nvlink").received_nbytes == plan.max_received_nbytes
         True
         """
+        from pblas.simulation.simulate import simulate
+
         described, plan = find_hardware(hardware), self
         if self.transport in ("shared", "mixed"):
             plan = self.over(described.topology.transport(self.nprocs))

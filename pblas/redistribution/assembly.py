@@ -63,29 +63,34 @@ class Assembly:
 class _ColumnPanel:
     """Columns of the target whose elements come from the same ranks."""
 
-    __slots__ = ("_columns", "_gathers", "_height", "_indices", "_is_blocks", "_rows", "peers")
+    __slots__ = ("_columns", "_gathers", "_height", "_indices", "_is_blocks", "_lines", "_rows", "peers")
 
     def __init__(self, shares: Sequence[tuple[int, Sequence[StridedRun]]], columns: Sequence[StridedRun]) -> None:
         self.peers, self._rows, self._columns = [peer for peer, _ in shares], [rows for _, rows in shares], columns
         strided_runs = [run for rows in self._rows for run in rows]
         self._height = m = sum(run.length * run.count for run in strided_runs)
         self._is_blocks = all(run.count == 1 and run.is_touching and run.length >= _LONG for run in strided_runs)
-        width = max(count for *_, count in self._lines(_COPIED))
+        self._lines: dict[int, list[tuple[Places, Places, int]]] = {}
+        width = max(count for *_, count in self._lines_of(_COPIED))
         by_views = _PER_RUN * sum(run.count for run in strided_runs) + _PER_VIEW * len(strided_runs) / width
         self._gathers = by_views > _PER_GATHERED * m
         self._indices: dict[tuple[int, int], Array] = {}
 
-    def _lines(self, limit: int) -> list[tuple[Places, Places, int]]:
+    def _lines_of(self, limit: int) -> list[tuple[Places, Places, int]]:
         """The columns of the panel in groups: (first columns, distances, count), each with at most `limit` elements.
 
         A group has one column at least. Its columns are at equal distances.
         """
-        return [line for run in self._columns for line in run.lines(max(1, limit // self._height))]
+        lines = self._lines.get(limit)
+        if lines is None:
+            many = max(1, limit // self._height)
+            lines = self._lines[limit] = [line for run in self._columns for line in run.lines(many)]
+        return lines
 
     def bring(self, sources: Sequence[Array], out: Array, put: Put) -> None:
         """Update the columns of this panel in `out`, as `Assembly.bring`; all arrays are stored by columns."""
         dtype, copies = sources[0].dtype, put == COPY and sources[0].dtype == out.dtype
-        lines = self._lines(_GATHERED if self._gathers else _COPIED if copies else _COMBINED)
+        lines = self._lines_of(_GATHERED if self._gathers else _COPIED if copies else _COMBINED)
         width = max(count for *_, count in lines)
         in_place = self._is_blocks or (copies and not self._gathers)
         memory = np.empty((1 + self._gathers, 0 if in_place else width * self._height), dtype)

@@ -135,8 +135,10 @@ def _across(x: Array) -> int:
 
 def flat(x: Array) -> Array:
     """The memory from the first element of x to its last, in one dimension."""
-    extent = 1 + sum((length - 1) * (stride // x.itemsize) for length, stride in zip(x.shape, x.strides, strict=True))
-    return strided(x, (extent,), (x.itemsize,))
+    extent, size = 1, x.itemsize
+    for length, stride in zip(x.shape, x.strides, strict=True):
+        extent += (length - 1) * (stride // size)
+    return strided(x, (extent,), (size,))
 
 
 def _columns(x: Array, start: int, step: int, count: int) -> Array:

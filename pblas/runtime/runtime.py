@@ -19,11 +19,12 @@ from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.calls import Calls, CollectiveCall
-from pblas.runtime.kept_plans import KeptPlans, Measured
+from pblas.runtime.kept_plans import KeptPlans
 from pblas.simulation.hardware import Topology, Transport
 
 if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
+    from pblas.runtime.measured import Measured
 
 Planned = TypeVar("Planned")
 
@@ -55,8 +56,12 @@ class Runtime:
         self.workspace_pool: WorkspacePool = WorkspacePool()  # workspace that the plans of `pblas.tp` share (global)
         self.matrices.add(self.workspace_pool)
         self.staging: Any = None  # memory for collectives on plain arrays; None before the first such call (global)
-        self.measured: Measured | None = Measured(backend) if backend.push else None
+        self.measured: Measured | None = None
         """Measured times of algorithms; None where plans have no algorithms, as on CPUs (global)."""
+        if backend.push:
+            from pblas.runtime.measured import Measured
+
+            self.measured = Measured(backend)
         self._calls = Calls(backend)
         self._topology: tuple[Any, Topology] | None = None
 

@@ -134,7 +134,8 @@ class RunTrsm:
             solved=None if plan.stays else plan.solved,
         )
         self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
-        self._steps = list(plan.steps())
+        self._steps, self._looks_left = list(plan.steps()), plan.looks_left
+        self._uplo, self._unit = plan.shape_of_t.uplo, operands.unit
         self._blocks, self._rectangles = self._panels(block=True), self._panels(block=False)
 
     def _panels(self, *, block: bool) -> Panels:
@@ -195,13 +196,13 @@ class RunTrsm:
             block, panel = self._blocks.fetch(s), self._rectangles.fetch(s)
             if block is None:  # this rank has no right-hand sides
                 continue
-            if not plan.looks_left:
+            if not self._looks_left:
                 self._solve(step, block, solutions, x)  # X[k] = T[k, k]^-1 X[k]
             if panel is not None:
                 (i, j), conj = (slice(*step.rows), slice(*step.columns)), (x.conj[0], False)
                 # X[i] -= T[i, k] X[k]; left-looking: X[k] -= T[k, j] X[j]
                 arrays.gemm(-1, panel, solutions[j], 1, solutions[i], conj=conj)
-            if plan.looks_left:
+            if self._looks_left:
                 self._solve(step, block, solutions, x)  # X[k] = T[k, k]^-1 X[k]
         for panels in (self._blocks, self._rectangles):
             panels.end()
@@ -215,5 +216,5 @@ class RunTrsm:
                 panels.begin(s)
 
     def _solve(self, step: TrsmStep, block: Array, solutions: Array, x: TrsmOperands) -> None:
-        uplo, unit = self._plan.shape_of_t.uplo, self._plan.operands.unit
-        self._arrays.trsm(block, solutions[step.k0 : step.k1], uplo=uplo, unit=unit, conj=x.conj[0])
+        part = solutions[step.k0 : step.k1]
+        self._arrays.trsm(block, part, uplo=self._uplo, unit=self._unit, conj=x.conj[0])

@@ -17,7 +17,7 @@ def functions() -> dict[str, Callable[..., Any]]:
     """The collective functions of pblas, pblas.blas and pblas.linalg, by name: "blas.gemv"; without those that plan."""
     found: dict[str, Callable[..., Any]] = {}
     for prefix, module, names in (
-        ("", pblas, {*pblas.__all__} - _WITHOUT_CONTEXT),
+        ("", pblas, {*dir(pblas)} - _WITHOUT_CONTEXT),
         ("blas.", blas, dir(blas)),
         ("linalg.", linalg, dir(linalg)),
     ):

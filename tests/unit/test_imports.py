@@ -1,7 +1,10 @@
 """Laws of imports: which libraries `import pblas` loads, and which it must not load."""
 
+import ast
+import inspect
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -58,12 +61,44 @@ def test_planning_loads_integers_only() -> None:
     assert loaded.isdisjoint({"numpy", "scipy", "ml_dtypes", "threadpoolctl", "mpi4py", "cupy", "nvshmem", "torch"})
 
 
-def test_every_public_name_exists() -> None:
-    import pblas
+FRONT_ENDS = "pblas", "pblas.blas", "pblas.linalg", "pblas.tp"
 
-    for name in getattr(pblas, "__all__", []):
-        assert getattr(pblas, name) is not None
-        assert name in dir(pblas)
+
+@pytest.mark.parametrize("package", FRONT_ENDS)
+def test_the_names_of_a_package_are_those_that_type_checkers_see(package: str) -> None:
+    """They load no module before their first use."""
+    module = import_module(package)
+    tree = ast.parse(inspect.getsource(module))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed = {
+        alias.asname: (node.module, alias.name)
+        for node in block.body
+        if isinstance(node, ast.ImportFrom) and node.module
+        for alias in node.names
+    }
+    modules = {name for name, source in typed.items() if source == ("pblas", name)}
+    assert set(module.__all__) == set(typed) - modules
+    for name, (source, original) in typed.items():
+        assert getattr(module, str(name)) is getattr(import_module(source), original)
+    assert {name for name in dir(module) if not name.startswith("__")} == set(typed)
+    with pytest.raises(AttributeError, match=f"{package}.*'solv'"):
+        module.solv  # noqa: B018 - the access raises
+
+
+MOST_MODULES = {
+    "import pblas.blas, pblas.linalg, pblas.tp": 5,
+    "from pblas.linalg import solve": 136,
+    "from pblas.blas import trsm": 110,
+    "from pblas import Context": 112,
+    "import pblas; pblas.plan_matmul(64, 64, 64, nprocs=4)": 80,
+}
+"""Most modules of pblas that a statement may load: fewer are fewer files between a call and its loop."""
+
+
+@pytest.mark.parametrize("statement", MOST_MODULES)
+def test_a_statement_loads_few_modules(statement: str) -> None:
+    loaded = {name for name in loaded_by(statement) if name.partition(".")[0] == "pblas"}
+    assert len(loaded) <= MOST_MODULES[statement], sorted(loaded)
 
 
 @pytest.mark.parametrize("name", ["blas", "errors", "layouts", "linalg", "scalapack", "tp"])

@@ -40,9 +40,8 @@ def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
 
 def classes() -> Iterator[type[Any]]:
     """The public classes with calls of a context: no values, plans, results and errors."""
-    found = {value for module in MODULES.values() for value in vars(module).values() if inspect.isclass(value)}
-    found |= {getattr(pblas, name) for name in pblas.__all__ if inspect.isclass(getattr(pblas, name))}
-    for value in sorted(found, key=lambda value: value.__name__):
+    named = (getattr(module, name) for module in MODULES.values() for name in dir(module))
+    for value in sorted({value for value in named if inspect.isclass(value)}, key=lambda value: value.__name__):
         is_value = issubclass(value, BaseException | pblas.Plan | tuple) or value.__name__ in WITHOUT_CONTEXT
         if value.__module__.startswith("pblas") and not is_value:
             yield value

@@ -20,7 +20,7 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor, blas, linalg
 from pblas.backends import shared_windows as arena
-from pblas.backends.mpi.node_memory import WindowMemory
+from pblas.backends.mpi.transport import WindowMemory
 from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.transfer import Movement
 from tests.common.gauge import Array

@@ -15,7 +15,7 @@ from pblas.matmul.cost_model import estimate
 from pblas.matmul.one_dimensional_plan import GemmAllReduce
 from pblas.matmul.product_plan import ProductPlan
 from pblas.plans.algorithm import Algorithm, Times
-from pblas.runtime.kept_plans import Measured
+from pblas.runtime.measured import Measured
 from pblas.simulation.hardware import Topology
 from tests.unit.backends.test_device import H200
 from tests.unit.matmul.test_algorithms import LAYOUTS, SHAPES, planned
