@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
+from pblas.arrays.elementwise import elementwise
 from pblas.arrays.stacking import resized
 from pblas.backends.local_step import agreed
 from pblas.core.linalg_errors import SingularMatrixError
@@ -16,7 +17,7 @@ from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.cholesky import PlannedCholesky
 from pblas.factor.factorization import PlannedFactorization, prepared
-from pblas.factor.factors import CholeskyFactor, Factor, LuFactor
+from pblas.factor.factors import CholeskyFactor, Determinant, Factor, LuFactor
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
 from pblas.factor.with_factor import zeros
@@ -119,8 +120,8 @@ def det(a: DistMatrix) -> Number:
     Raises:
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
     """
-    with arguments.runtime_of("det", a).call("det"):
-        return _factored("det", a).det()
+    with arguments.runtime_of("det", a).call("det"), np.errstate(all="ignore"):
+        return _determinant("det", a).value
 
 
 def slogdet(a: DistMatrix) -> SlogdetResult:
@@ -138,8 +139,8 @@ def slogdet(a: DistMatrix) -> SlogdetResult:
     >>> float(sign), round(float(logarithm), 3)
     (-1.0, 921.034)
     """
-    with arguments.runtime_of("slogdet", a).call("slogdet"):
-        return _factored("slogdet", a).slogdet()
+    with arguments.runtime_of("slogdet", a).call("slogdet"), np.errstate(all="ignore"):
+        return _determinant("slogdet", a).slogdet
 
 
 def cond(a: DistMatrix, p: Any = 1) -> Real:
@@ -180,6 +181,21 @@ def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the
 def _factored(verb: str, a: DistMatrix) -> LuFactor:
     """**Collective.** The LU factor of a square matrix."""
     return lu_of(prepared(PlannedLu, verb, a, square=True), a)
+
+
+_SHIFTS = 32, 64, 128, 256, 512, 1024
+"""Exponents by which a matrix is scaled down, one after the other, until no element of U overflows."""
+
+
+def _determinant(verb: str, a: DistMatrix) -> Determinant:
+    """**Collective.** The determinant of a square matrix, also if elements of its U are too large for its dtype."""
+    det = _factored(verb, a).determinant(verb)
+    for shift in _SHIFTS:
+        if np.isfinite(det.mantissa) or not np.isfinite(a.norm("max")):
+            break
+        det = _factored(verb, elementwise("x * s", x=a, s=2.0**-shift)).determinant(verb)
+        det = det._replace(exponent=det.exponent + shift * a.shape[0])
+    return det
 
 
 class LstsqResult(NamedTuple, Generic[MatrixOrArray]):
