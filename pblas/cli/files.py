@@ -144,7 +144,7 @@ def run_solve(arguments: Namespace, console: Console) -> int:
         b, is_vector = _right_hand_sides(ctx, arguments.b, arguments.dtype)
         with ctx.runtime.local_step("solve"):  # before the plan is printed
             check_square("solve", a.desc)
-            check_rows("solve", a.shape[0], len(b), "rows")
+            check_rows("solve", a.shape, len(b), "rows")
         with plan_cholesky(a) if arguments.assume_a == "pos" else plan_lu(a) as planned:
             console.print(planned.explain(), soft_wrap=True)
         start = time.perf_counter()

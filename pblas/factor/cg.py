@@ -15,7 +15,7 @@ from pblas.backends.local_step import agreed
 from pblas.core.checks import check_context, matrix_remedy, not_a_matrix
 from pblas.core.linalg_errors import ConvergenceError
 from pblas.core.options import MatrixOrArray
-from pblas.factor.arguments import check_dtype, check_rows, check_square, checked_vector
+from pblas.factor.arguments import check_dtype, check_rows, check_square, checked_right, columns_of
 from pblas.matmul.api import plan_matmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
@@ -33,11 +33,11 @@ _ITERATIONS = 10
 
 @dataclass(frozen=True, slots=True)
 class CgArguments:
-    """The checked arguments of one call: the right-hand sides are `b`, or `vector`, an n x 1 array (global)."""
+    """The checked arguments of one call: the right-hand sides are `b`, or the array `vectors` (global)."""
 
     a: Any
     b: DistMatrix | None
-    vector: Array | None
+    vectors: Array | None
     tol: float
     maxiter: int
     preconditioner: Any
@@ -48,12 +48,12 @@ class CgArguments:
     ) -> CgArguments:
         """The arguments of a call, after all checks of this rank (local)."""
         if isinstance(b, DistMatrix):
-            matrix, vector, n, dtype = b, None, b.shape[0], check_dtype(verb, "B", b.dtype)
+            matrix, vectors, n, dtype = b, None, b.shape[0], check_dtype(verb, "B", b.dtype)
             check_context(verb, b, runtime)
         else:
             assert isinstance(a, DistMatrix), "one of them is"
             matrix, n, dtype = None, a.shape[0], check_dtype(verb, "A", a.dtype)
-            vector = checked_vector(verb, b, n, dtype, runtime)
+            vectors, _ = checked_right(verb, b, a.shape, dtype, runtime)
         for name, x in (("A", a), ("preconditioner", preconditioner)):
             if isinstance(x, DistMatrix):
                 _check_operator(verb, name, x, runtime, n, dtype)
@@ -68,14 +68,14 @@ class CgArguments:
             maxiter = _ITERATIONS * n
         elif not _is_number(maxiter) or int(maxiter) != maxiter or maxiter < 0:
             raise errors.ArgumentError(f"{verb}: maxiter must be an integer of at least 0, or None, got {maxiter!r}")
-        return cls(a, matrix, vector, float(tol), int(maxiter), preconditioner)
+        return cls(a, matrix, vectors, float(tol), int(maxiter), preconditioner)
 
     def agreed(self) -> dict[str, Any]:
         """The arguments that must be equal on all ranks."""
         operands = {"A": self.a, "B": self.b, "preconditioner": self.preconditioner}
         return {
             **{name: x.signature() if isinstance(x, DistMatrix) else x is None for name, x in operands.items()},
-            "vector": None if self.vector is None else self.vector.shape,
+            "vectors": None if self.vectors is None else self.vectors.shape,
             "tol": self.tol,
             "maxiter": self.maxiter,
         }
@@ -99,7 +99,7 @@ def _check_operator(verb: str, name: str, x: DistMatrix, runtime: Runtime, n: in
     check_context(verb, x, runtime)
     if name == "A":
         check_square(verb, x.desc)
-        check_rows(verb, x.shape[0], n, "rows")
+        check_rows(verb, x.shape, n, "rows")
     elif x.shape != (n, n):
         raise errors.DescriptorError(f"{verb}: {name} is {x.shape[0]} x {x.shape[1]}; it must be {n} x {n}, as A")
     if x.dtype != dtype:
@@ -151,7 +151,8 @@ def cg(
     Args:
         a: n x n matrix of any layout; or a function that gives A P, of any layout, for an n x k matrix P with the
             layout and dtype of B, on which it may make collective calls (global).
-        b: n x k matrix in any layout; or an array of n elements, equal on all ranks, if A is a matrix (global).
+        b: n x k matrix in any layout; or an array of n elements or n x k, equal on all ranks, if A is a matrix
+            (global).
         tol: largest norm(B - A X) / norm(B) of a column (global).
         maxiter: largest number of iterations; None for 10 n, as in SciPy (global).
         preconditioner: an approximation of the inverse of A, Hermitian positive definite: a matrix, or a function as
@@ -189,12 +190,13 @@ def cg(
         matrix = args.b
         if matrix is None:
             assert isinstance(a, DistMatrix), "B is an array"
-            matrix = replicated_matrix(_VERB, a, args.vector)
+            assert args.vectors is not None
+            matrix = replicated_matrix(_VERB, a, columns_of(args.vectors))
         with ExitStack() as stack:
             solution, residuals = _Iteration(args, matrix, stack).run()
-        if args.b is None:
-            array: Any = runtime.backend.reading(solution.local)[:, 0].copy()
-            return CgResult(array, residuals[:, 0])
+        if args.vectors is not None:
+            array: Any = runtime.backend.reading(solution.local).reshape(args.vectors.shape).copy()
+            return CgResult(array, residuals[:, 0] if args.vectors.ndim == 1 else residuals)
         matrix_solution: Any = solution
         return CgResult(matrix_solution, residuals)
 

@@ -178,8 +178,9 @@ class Factor(FactoredMatrix, ABC):
         verb, runtime = "solve", self._runtime
         with runtime.call(verb), Progress(verb, runtime, progress) as reports:
             with runtime.local_step(verb):
-                trans, n = checked_trans(verb, "trans", trans), self._order(verb)
-                b, signature = arguments.checked_right(verb, b, n, self.dtype, runtime)
+                trans = checked_trans(verb, "trans", trans)
+                self._order(verb)
+                b, signature = arguments.checked_right(verb, b, self.shape, self.dtype, runtime)
                 agrees = spelled({"trans": trans, "B": signature, **self._signature})
             if self.info:  # otherwise the first step agrees on the arguments
                 runtime.agree(verb + agrees, {})
@@ -188,13 +189,17 @@ class Factor(FactoredMatrix, ABC):
     def solution(
         self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
     ) -> MatrixOrArray:
-        """**Collective.** `solve` inside another call, of checked arguments; a vector is an n x 1 array."""
+        """**Collective.** `solve` inside another call, of checked arguments."""
         self._check_invertible(verb)
+        right: DistMatrix | Array = b
+        if not isinstance(b, DistMatrix):
+            right = np.asfortranarray(arguments.columns_of(b))
         triangles, backward = self._triangles(trans), trans != "N"
-        x = substituted(verb, self._w, b, triangles, self._pivots, backward=backward, progress=progress, agrees=agrees)
+        options = self._w, right, triangles, self._pivots
+        x = substituted(verb, *options, backward=backward, progress=progress, agrees=agrees)
         if isinstance(b, DistMatrix):
             return x
-        return self._runtime.backend.reading(x.stored(verb))[:, 0].copy()
+        return self._runtime.backend.reading(x.stored(verb)).reshape(b.shape).copy()
 
     def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
         """**Collective.** The inverse, a new matrix in the layout of A.
@@ -260,11 +265,12 @@ class CholeskyFactor(Factor):
         """**Collective.** X with A X = B.
 
         Args:
-            b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+            b: n x k matrix of the dtype of A, in any layout; or an array of n elements or n x k, equal on all ranks
+                (global).
             progress: as in `cholesky` (global).
 
         Returns:
-            X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+            X, a new matrix in the layout of B; for an array an array of its shape, equal on all ranks.
 
         Raises:
             ArgumentError, DescriptorError, DTypeError: a wrong B; the same error on every rank.
@@ -320,12 +326,13 @@ class LuFactor(Factor):
         """**Collective.** X with op(A) X = B.
 
         Args:
-            b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+            b: n x k matrix of the dtype of A, in any layout; or an array of n elements or n x k, equal on all ranks
+                (global).
             trans: op: "N" for A, "T" for its transpose, "C" for its conjugate transpose (global).
             progress: as in `lu_factor` (global).
 
         Returns:
-            X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+            X, a new matrix in the layout of B; for an array an array of its shape, equal on all ranks.
 
         Raises:
             ArgumentError, DescriptorError, DTypeError: a wrong argument; the same error on every rank.

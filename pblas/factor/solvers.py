@@ -49,7 +49,8 @@ def solve(
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
-        b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+        b: n x k matrix of the dtype of A, in any layout; or an array of n elements or n x k, equal on all ranks
+            (global).
         assume_a: "gen" for any matrix, by LU; "pos" for a Hermitian positive definite one, by Cholesky in half the
             time, which reads the lower triangle only (global).
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `lu_factor`
@@ -58,7 +59,7 @@ def solve(
             function: rank 0 calls it instead, with the stage, "factor" or "solve", and that share, 0 to 1 (global).
 
     Returns:
-        X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+        X, a new matrix in the layout of B; for an array an array of its shape, equal on all ranks.
 
     Raises:
         SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
@@ -80,7 +81,7 @@ def solve(
                 raise errors.ArgumentError(f"{verb}: assume_a must be 'gen' or 'pos', got {assume_a!r}")
             arguments.check_matrix(verb, "A", a, runtime)
             arguments.check_square(verb, a.desc)
-            b, signature = arguments.checked_right(verb, b, a.shape[0], a.dtype, runtime)
+            b, signature = arguments.checked_right(verb, b, a.shape, a.dtype, runtime)
             arguments.check_not_given_up(verb, a, b, overwrite_a)
         others, stage = {"assume_a": assume_a, "B": signature}, reports.stage("factor")
         is_pos = assume_a == "pos"
@@ -223,14 +224,15 @@ def lstsq(
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
-        b: m x k matrix of the dtype of A, in any layout; or an array of m elements, equal on all ranks (global).
+        b: m x k matrix of the dtype of A, in any layout; or an array of m elements or m x k, equal on all ranks
+            (global).
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `qr_factor`
             (global).
         progress: as in `qr_factor`; the stages are "factor" and "solve" (global).
 
     Returns:
-        X, n x k, on the grid of B, or an array of n elements for an array; the squared norms of the columns of B - A X,
-        an array equal on all ranks that is empty if m <= n; the rank; None.
+        X, n x k, on the grid of B; for an array an array of n elements or n x k, equal on all ranks. The squared norms
+        of the columns of B - A X, an array equal on all ranks that is empty if m <= n. The rank. None.
 
     Raises:
         SingularMatrixError: A does not have full rank: `info` is the first element of the diagonal of R, from 1, whose
@@ -252,15 +254,8 @@ def lstsq(
         with runtime.local_step(verb):
             arguments.check_matrix(verb, "A", a, runtime)
             m, n = a.shape
-            if isinstance(b, DistMatrix):
-                arguments.check_matrix(verb, "B", b, runtime, a.dtype)
-                if b.shape[0] != m:
-                    raise errors.DescriptorError(f"{verb}: A is {m} x {n}, B has {b.shape[0]} rows; make them agree")
-                arguments.check_not_given_up(verb, a, b, overwrite_a)
-                signature: Any = b.signature()
-            else:
-                vector = arguments.checked_vector(verb, b, m, a.dtype, runtime)
-                signature = vector.shape
+            b, signature = arguments.checked_right(verb, b, a.shape, a.dtype, runtime)
+            arguments.check_not_given_up(verb, a, b, overwrite_a)
         factor, _ = factored(
             *(verb, a if m >= n else a.H),
             overwrite_a=overwrite_a,
@@ -271,10 +266,11 @@ def lstsq(
         if isinstance(b, DistMatrix):
             x, residuals = _solved(verb, factor, a, b, stage)
             return LstsqResult(x, residuals, min(m, n), None)
-        solution, residuals = _solved(verb, factor, a, replicated_matrix(verb, a, vector), stage)
+        columns = replicated_matrix(verb, a, arguments.columns_of(b))
+        solution, residuals = _solved(verb, factor, a, columns, stage)
         array = solution.to_global(None)
         assert array is not None, "on all ranks"
-        return LstsqResult(array[:, 0], residuals, min(m, n), None)
+        return LstsqResult(array.reshape(n, *b.shape[1:]), residuals, min(m, n), None)
 
 
 def orth(a: DistMatrix) -> DistMatrix:

@@ -15,6 +15,7 @@ from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.arrays import checked_array
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import check_root, checked_dtype, shared_descriptor
 
@@ -353,16 +354,7 @@ class Creation:
         if array is None:
             remedy = _FOR_NONE[verb]
             raise errors.ArgumentError(f"{verb}: the array is None on rank {self.runtime.rank}; pass {remedy}")
-        if hasattr(array, "toarray"):  # SciPy's and CuPy's sparse matrices
-            raise errors.ArgumentError(
-                f"{verb}: expected a dense array, got a sparse {type(array).__name__}; pass its .toarray()"
-            )
-        try:
-            matrix = self.runtime.backend.as_array(array)
-        except errors.ArgumentError as caught:
-            raise errors.ArgumentError(f"{verb}: {caught}") from None
-        except (TypeError, ValueError) as caught:
-            raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
+        matrix = checked_array(verb, "array", array, self.runtime)
         if matrix.ndim != 2:
             got = f"an array of {matrix.ndim} dimension{'s' if matrix.ndim != 1 else ''}"
             if matrix.ndim == 0:

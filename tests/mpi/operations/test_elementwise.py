@@ -369,7 +369,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Two], Any]]] = {
     "array's shape": (DescriptorError, "the shapes do not fit", lambda x: x.A + np.zeros(5)),
     "16 bits": (DTypeError, "astype('float32')", lambda x: x.half + x.brain),
     "16-bit number": (DTypeError, "astype('float32')", lambda x: x.brain + np.float16(1)),
-    "integers": (DTypeError, "astype('float64')", lambda x: x.A + np.arange(4)),
+    "objects": (DTypeError, "astype('float64')", lambda x: x.A + np.arange(4).astype(object)),
     "text": (ArgumentError, "must be a DistMatrix, a number", lambda x: x.A + "1"),
     "None": (ArgumentError, "must be a DistMatrix, a number", lambda x: x.A + None),
     "too large": (ArgumentError, "too large", lambda x: x.A * 10**400),

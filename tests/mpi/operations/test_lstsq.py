@@ -111,8 +111,8 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.DescriptorError, "make them agree", lambda a: linalg.lstsq(square, np.ones(5 if a else 6))),
             (
                 pblas.ArgumentError,
-                "ctx.replicate",
-                lambda a: linalg.lstsq(square, np.ones((6, 1)) if a else np.ones(6)),
+                "one or two dimensions",
+                lambda a: linalg.lstsq(square, np.ones((6, 1, 1)) if a else np.ones(6)),
             ),
             (pblas.MismatchError, "", lambda a: linalg.lstsq(square, square if a else np.ones(6))),
         ]
