@@ -16,6 +16,7 @@ from pblas.core.checks import check_context, matrix_remedy, not_a_matrix
 from pblas.core.linalg_errors import ConvergenceError
 from pblas.core.options import MatrixOrArray
 from pblas.factor.arguments import check_dtype, check_rows, check_square, checked_right, columns_of
+from pblas.factor.with_factor import in_range
 from pblas.matmul.api import plan_matmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
@@ -226,16 +227,24 @@ class _Iteration:
 
     def __init__(self, args: CgArguments, b: DistMatrix, stack: ExitStack) -> None:
         self._tol, self._maxiter, self._b = args.tol, args.maxiter, b
+        self._attainable = max(args.tol, float(np.finfo(b.dtype).eps) / 8)
         lengths = np.asarray(b.norm(axis=0))
         self._history: list[Array] = []
         self._check_finite(lengths, "B has")
         self._lengths = np.where(lengths > 0, lengths, 1).astype(lengths.dtype)
-        self._r = elementwise("b / s", b=b, s=self._lengths)
+        limits = np.finfo(lengths.dtype)  # b * t / s: the quotient of a complex and a subnormal number is NaN
+        exponents = np.clip(np.frexp(self._lengths)[1], limits.minexp + 4, limits.maxexp - 4)
+        self._units = np.ldexp(lengths.dtype.type(1), -exponents)
+        self._r = elementwise("b * t / s", b=b, t=self._units, s=self._lengths * self._units)
         self._x, self._p, self._terms = (elementwise("r * 0", r=self._r) for _ in range(3))
-        self._a = _Operator("A", args.a, self._p, stack)
-        self._m = (
-            None if args.preconditioner is None else _Operator("preconditioner", args.preconditioner, self._p, stack)
-        )
+        a, m, scale = args.a, args.preconditioner, 1.0
+        if isinstance(a, DistMatrix):
+            a, scale = in_range(a)
+        if isinstance(m, DistMatrix):
+            m, _ = in_range(m)  # any multiple gives the same steps
+        self._scale = self._lengths * scale
+        self._a = _Operator("A", a, self._p, stack)
+        self._m = None if m is None else _Operator("preconditioner", m, self._p, stack)
 
     def run(self) -> tuple[DistMatrix, Array]:
         """**Collective.** X, and the relative residuals."""
@@ -248,7 +257,7 @@ class _Iteration:
                 self._restart()
                 active = self._above(self._history[-1])
                 if not active.any():
-                    return elementwise("x * s", x=x, s=self._lengths, out=x), np.array(self._history)
+                    return elementwise("x * s", x=x, s=self._scale, out=x), np.array(self._history)
                 self._check_progress(active, last)
                 last, before = self._history[-1], np.zeros_like(last)
             if self._iterations >= self._maxiter:
@@ -267,7 +276,7 @@ class _Iteration:
             elementwise("r - q * s", r=r, q=q, s=steps, out=r)
             before = rz
             self._history.append(self._residuals())
-            active &= self._above(self._history[-1])
+            active &= self._history[-1] > self._attainable  # below it the recurrence says nothing about B - A X
 
     @property
     def _iterations(self) -> int:
@@ -286,7 +295,8 @@ class _Iteration:
 
     def _restart(self) -> None:
         """**Collective.** R = B - A X, without the rounding errors of the recurrence."""
-        elementwise("b / s - q", b=self._b, q=self._a(self._x), s=self._lengths, out=self._r)
+        lengths, q = self._lengths * self._units, self._a(self._x)
+        elementwise("b * t / s - q", b=self._b, q=q, t=self._units, s=lengths, out=self._r)
         self._history[-1] = self._residuals()
 
     def _dots(self, x: DistMatrix, y: DistMatrix) -> Array:
@@ -296,8 +306,9 @@ class _Iteration:
 
     def _ratio(self, x: Array, y: Array, where: Array) -> Array:
         """x / y where asked for, otherwise 0, in the precision of B."""
-        ratio = np.divide(x, y, out=np.zeros_like(x), where=where)
-        return ratio.astype(self._lengths.dtype)
+        with np.errstate(all="ignore"):
+            ratio = np.divide(x, y, out=np.zeros_like(x), where=where)
+            return ratio.astype(self._lengths.dtype)
 
     # Failures: all ranks have the same numbers, so all raise the same error
 
@@ -305,7 +316,7 @@ class _Iteration:
         for j in np.flatnonzero(~np.isfinite(values))[:1]:
             self._fail(
                 f"the residual of column {j} is {values[j]} after {self._iterations} iterations: {what} elements that "
-                f"are NaN, infinite or too large"
+                f"are NaN, infinite, or too large or too small for the dtype"
             )
 
     def _check_positive(self, values: Array, active: Array, what: str, name: str) -> None:

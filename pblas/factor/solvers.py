@@ -20,7 +20,7 @@ from pblas.factor.factorization import PlannedFactorization, prepared
 from pblas.factor.factors import CholeskyFactor, Determinant, Factor, LuFactor
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
-from pblas.factor.with_factor import zeros
+from pblas.factor.with_factor import in_range, range_scale, zeros
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
@@ -220,7 +220,8 @@ def lstsq(
 ) -> LstsqResult[MatrixOrArray]:
     """**Collective.** X for which the columns of B - A X are shortest; of several such X the shortest one.
 
-    A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R.
+    A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R. A and B are
+    scaled if their largest elements are close to the limits of the dtype.
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
@@ -256,18 +257,13 @@ def lstsq(
             m, n = a.shape
             b, signature = arguments.checked_right(verb, b, a.shape, a.dtype, runtime)
             arguments.check_not_given_up(verb, a, b, overwrite_a)
-        factor, _ = factored(
-            *(verb, a if m >= n else a.H),
-            overwrite_a=overwrite_a,
-            progress=reports.stage("factor"),
-            others={"B": signature},
-        )
+        scaled = _scaled_factor(verb, a, overwrite_a, reports.stage("factor"), signature)
         stage = reports.stage("solve")
         if isinstance(b, DistMatrix):
-            x, residuals = _solved(verb, factor, a, b, stage)
+            x, residuals = _solved(verb, scaled, a, b, stage)
             return LstsqResult(x, residuals, min(m, n), None)
         columns = replicated_matrix(verb, a, arguments.columns_of(b))
-        solution, residuals = _solved(verb, factor, a, columns, stage)
+        solution, residuals = _solved(verb, scaled, a, columns, stage)
         array = solution.to_global(None)
         assert array is not None, "on all ranks"
         return LstsqResult(array.reshape(n, *b.shape[1:]), residuals, min(m, n), None)
@@ -299,30 +295,61 @@ def orth(a: DistMatrix) -> DistMatrix:
         m, n = a.shape
         # With m < n the columns of R^H, with A^H = Q R, span the same space as those of A
         factor = factored(verb, a if m >= n else factored(verb, a.H)[0].upper(verb, m).H)[0]
-        _check_rank(verb, factor.upper(verb, min(m, n)), a.shape)
+        _check_rank(verb, np.abs(factor.upper(verb, min(m, n)).diagonal()), a.shape)
         q = factor.formed(verb, "reduced")
         return q if m >= n else redistributed(verb, q, resized(a.desc, (m, m)), is_temporary=True)
 
 
+class _Scaled(NamedTuple):
+    """The factor of `scale` A, or of its adjoint if m < n, its R and the sizes of R's diagonal (global)."""
+
+    factor: QrFactor
+    r: DistMatrix
+    diagonal: Array
+    scale: float
+
+
+def _scaled_factor(verb: str, a: DistMatrix, overwrite_a: Any, progress: StageReport, signature: object) -> _Scaled:
+    """**Collective.** The QR factor of a matrix of full rank, scaled if its elements are close to the limits."""
+
+    def of(x: DistMatrix, scale: float) -> _Scaled:
+        x = x if x.shape[0] >= x.shape[1] else x.H
+        factor, _ = factored(verb, x, overwrite_a=overwrite_a, progress=progress, others={"B": signature})
+        r = factor.triangle(verb)
+        return _Scaled(factor, r, np.abs(r.diagonal()), scale)
+
+    scaled = of(*(in_range(a) if overwrite_a else (a, 1.0)))
+    size = scaled.diagonal.max(initial=0)
+    if not overwrite_a and (not 0 < size < inf or range_scale(size) != 1):  # R shows that A needs a scale
+        x, scale = in_range(a)
+        if scale != 1:
+            scaled = of(x, scale)
+    _check_rank(verb, scaled.diagonal, a.shape)
+    return scaled
+
+
 def _solved(
-    verb: str, factor: QrFactor, a: DistMatrix, b: DistMatrix, progress: StageReport
+    verb: str, scaled: _Scaled, a: DistMatrix, b: DistMatrix, progress: StageReport
 ) -> tuple[DistMatrix, Array]:
-    """**Collective.** X and the squared norms of the columns of B - A X, with the factor of A, or of A^H if m < n."""
-    (m, n), r, residuals = a.shape, factor.triangle(verb), np.empty(0, np.zeros(0, a.dtype).real.dtype)
-    _check_rank(verb, r, a.shape)
+    """**Collective.** X and the squared norms of the columns of B - A X."""
+    (m, n), (factor, r, _, scale) = a.shape, scaled
+    residuals = np.empty(0, np.zeros(0, a.dtype).real.dtype)
+    b, of_b = in_range(b)
     if m < n:
         z = zeros(verb, resized(b.desc, (n, b.shape[1])), b)
         triangle_solved(verb, r, b, uplo="U", trans="C", out=z[:m, :])
-        return factor.applied(verb, z, "N", progress), residuals
-    y = factor.applied(verb, b, "C", progress)
-    if m > n:
-        residuals = y[n:, :].norm(axis=0) ** 2
-    return triangle_solved(verb, r, y[:n, :], uplo="U", out=resized(b.desc, (n, b.shape[1]))), residuals
+        x = factor.applied(verb, z, "N", progress)
+    else:
+        y = factor.applied(verb, b, "C", progress)
+        if m > n:
+            with np.errstate(all="ignore"):
+                residuals = (y[n:, :].norm(axis=0) / residuals.dtype.type(of_b)) ** 2
+        x = triangle_solved(verb, r, y[:n, :], uplo="U", out=resized(b.desc, (n, b.shape[1])))
+    return x if scale == of_b else elementwise("x * s", x=x, s=scale / of_b, out=x), residuals
 
 
-def _check_rank(verb: str, r: DistMatrix, shape: tuple[int, int]) -> None:
-    """**Collective.** Raise SingularMatrixError, on all ranks, if an element of R's diagonal is negligible."""
-    diagonal = np.abs(r.diagonal())
+def _check_rank(verb: str, diagonal: Array, shape: tuple[int, int]) -> None:
+    """Raise SingularMatrixError, on all ranks, if a size of R's diagonal, equal on all ranks, is negligible."""
     limit = np.finfo(diagonal.dtype).eps * max(shape) * diagonal.max(initial=0)
     negligible = np.flatnonzero(diagonal <= limit)  # NaN is not: it becomes the result
     if negligible.size:
