@@ -101,7 +101,7 @@ class Reduced(Operation[Any]):
         self, verb: str, runtime: Runtime, executor: RunReduction, bound: Bound[Any], result: DistMatrix
     ) -> _Partial:
         prepared = executor.prepared
-        np.empty(prepared.nresults, np.complex128)  # the results have space, or all ranks raise an error
+        np.empty(prepared.nresults, prepared.dtype)  # the results have space, or all ranks raise an error
         with np.errstate(all="ignore"):
             return _Partial(runtime, verb, partial_results(prepared, runtime.backend.arrays, self.operands(bound)))
 

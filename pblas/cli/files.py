@@ -194,7 +194,7 @@ def _right_hand_sides(ctx: Context, path: str, dtype: str | None) -> tuple[DistM
     with ctx.runtime.local_step("solve"):
         vector = _vector(path)
     if vector is not None:
-        return vector, True
+        return vector if dtype is None else vector.astype(dtype), True
     return ctx.load(path, MatrixDescriptor.column_wise(*_shape(path), ctx.nprocs), dtype), False
 
 

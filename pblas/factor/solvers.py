@@ -144,25 +144,39 @@ def slogdet(a: DistMatrix) -> SlogdetResult:
         return _determinant("slogdet", a).slogdet
 
 
-def cond(a: DistMatrix, p: Any = 1) -> Real:
+def cond(a: DistMatrix, p: float | None = None) -> Real:
     """**Collective.** The condition number norm(A) norm(A^-1), computed from the inverse; inf for a singular matrix.
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
-        p: the norm, 1 or inf (global).
+        p: the norm, 1 or inf. It must be given: NumPy's default, 2, needs singular values, which pblas does not compute
+            (global).
+
+    Returns:
+        A NumPy scalar equal on all ranks; inf too if the inverse overflows, and NaN if A has a NaN.
 
     Raises:
-        ArgumentError: another norm.
+        ArgumentError: no norm, or another one.
         BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
     """
     verb, runtime = "cond", arguments.runtime_of("cond", a)
     with runtime.call(verb):
         with runtime.local_step(verb):
             if not isinstance(p, int | float) or p not in (1, inf):
-                raise errors.ArgumentError(f"{verb}: p must be 1 or inf, got {p!r}")
+                raise errors.ArgumentError(
+                    f"{verb}: p must be 1 or inf, got {p!r}; NumPy's default, 2, needs singular values, which pblas "
+                    f"does not compute: pass p=1"
+                )
         runtime.agree(verb, {"p": p})
         factor, norm = _factored(verb, a), a.norm(p)
-        return norm.dtype.type(inf) if factor.info else norm * factor.inv().norm(p)
+        if np.isnan(norm):
+            return norm
+        if factor.info:
+            return norm.dtype.type(inf)
+        with np.errstate(all="ignore"):
+            condition = norm * factor.inv().norm(p)
+        # The inverse of a finite matrix has a NaN if it overflows
+        return norm.dtype.type(inf) if np.isfinite(norm) and np.isnan(condition) else condition
 
 
 def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the array API's name

@@ -488,3 +488,8 @@ def test_bfloat16_is_the_same_as_ml_dtypes(ctx: pblas.Context) -> None:
     expected = (a.astype("float32") * np.float32(1.5) + 1).astype(ml_dtypes.bfloat16)
     assert np.array_equal(collected(A * 1.5 + 1), ((a.astype("float32") * 1.5).astype(BFLOAT16) + 1).astype(BFLOAT16))
     assert np.array_equal(collected(pblas.elementwise("x * 1.5 + 1", x=A)), expected)
+
+
+def test_a_long_sum_is_not_nested(ctx: pblas.Context) -> None:
+    a = ctx.from_global(np.arange(12.0).reshape(3, 4), root=None)
+    assert np.array_equal(collected(pblas.elementwise("+".join(["x"] * 200), x=a)), 200 * np.arange(12.0).reshape(3, 4))

@@ -98,7 +98,7 @@ def test_inverses_and_numbers(ctx: pblas.Context, name: str) -> None:
             np.linalg.det(wide), rel=max(bound, 1e-12)
         )
         if n:
-            assert float(linalg.cond(matrix)) == pytest.approx(condition, rel=bound)
+            assert float(linalg.cond(matrix, 1)) == pytest.approx(condition, rel=bound)
             assert float(linalg.cond(matrix, inf)) == pytest.approx(np.linalg.cond(wide, inf), rel=bound)
             estimate = same_on_all_ranks(float(linalg.lu_factor(matrix).rcond()))
             assert 1 - bound <= estimate * condition <= 10
@@ -140,6 +140,12 @@ def test_determinants_overflow_and_underflow_only_where_their_value_does(ctx: pb
     assert result.sign == pytest.approx(unit**3, rel=tolerance)
     assert float(result.logabsdet) == pytest.approx(logarithm, rel=10 * eps_of(dtype))
     assert linalg.slogdet(ctx.from_global(np.full((2, 2), np.nan, dtype), root=None)).sign != 0
+
+
+def test_the_condition_of_a_matrix_whose_inverse_overflows_is_infinite(ctx: pblas.Context) -> None:
+    for a in (np.diag([1e-310, 1]), np.array([[1e-310, 1e-310], [1e-310, 2e-310]])):
+        assert linalg.cond(ctx.from_global(a, root=None), 1) == inf
+    assert np.isnan(linalg.cond(ctx.from_global(np.array([[np.nan, 1], [1, 1]]), root=None), inf))
 
 
 @pytest.mark.parametrize("home", ["shared", "own"])
@@ -220,6 +226,7 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.ArgumentError, "assume_a", lambda a: linalg.solve(square, square, assume_a="her" if a else "gen")),  # type: ignore[arg-type]
             (pblas.DescriptorError, "make them agree", lambda a: linalg.solve(square, wide if a else square)),
             (pblas.ArgumentError, "p must be", lambda a: linalg.cond(square, 2 if a else 1)),
+            (pblas.ArgumentError, "pass p=1", lambda a: linalg.cond(square, *([] if a else [1]))),
             (pblas.DescriptorError, "must be square", lambda a: linalg.inv(wide if a else square)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.det(wide if a else square)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.slogdet(wide if a else square)),
