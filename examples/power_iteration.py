@@ -14,7 +14,7 @@ N, STEPS = 600, 60
 
 def main() -> float:
     with pblas.Context() as ctx:
-        R = ctx.random((N, N), distribution="normal")
+        R = ctx.random((N, N), seed=0, distribution="normal")
         A = R @ R.T / N + 40 * ctx.ones((N, N)) / N  # symmetric; its largest eigenvalue is about 41, the next about 4
 
         x = np.ones(N)

@@ -70,7 +70,7 @@ _OPERATORS = {
     ast.Eq: "equal",
     ast.NotEq: "not_equal",
 }
-_MAX_DEPTH, _MAX_SHOWN = 100, 100
+_MAX_DEPTH, _MAX_TERMS, _MAX_SHOWN = 100, 250, 100
 _MAX_PARSED = 256
 _RESULT_WORD = re.compile(rf"\b{RESULT}\b")
 
@@ -155,9 +155,11 @@ class _Parser:
     def __init__(self, text: str, functions: Mapping[str, int]) -> None:
         self._text, self._functions = text, functions
 
-    def node(self, expression: ast.expr, depth: int) -> Node:
+    def node(self, expression: ast.expr, depth: int, terms: int = 1) -> Node:
         if depth > _MAX_DEPTH:
             raise self._error(expression, f"nested more than {_MAX_DEPTH} deep")
+        if terms > _MAX_TERMS:
+            raise self._error(expression, f"more than {_MAX_TERMS} operands one after the other")
         match expression:
             case ast.Constant(value=bool() | str() | bytes() | complex() | None):
                 raise self._error(expression, "expected a real number")
@@ -172,8 +174,9 @@ class _Parser:
             case ast.UnaryOp(op=ast.USub()):
                 return Apply("negative", (self.node(expression.operand, depth + 1),))
             case ast.BinOp() if type(expression.op) in _OPERATORS:
-                arguments = tuple(self.node(side, depth + 1) for side in (expression.left, expression.right))
-                return Apply(_OPERATORS[type(expression.op)], arguments)
+                # x + y + z is (x + y) + z, and no deeper than x + y
+                left = self.node(expression.left, depth, terms + 1)
+                return Apply(_OPERATORS[type(expression.op)], (left, self.node(expression.right, depth + 1)))
             case ast.BinOp():
                 raise self._no_operator(expression)
             case ast.Compare():

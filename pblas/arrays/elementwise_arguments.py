@@ -17,6 +17,7 @@ from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
+from pblas.runtime.arrays import checked_array
 from pblas.runtime.runtime import Runtime, checked_dtype, shared_descriptor
 
 _NUMBERS = int, float, complex, np.number
@@ -70,6 +71,8 @@ def local_values(
             part = z.stored(verb)
         else:
             part = part_of(z, spread(analysis.plan.out, z.shape), runtime.rank)
+            if part.dtype.kind in "biu":
+                part = part.astype(analysis.compute)
             if not backend.is_here(part):
                 part = _uploaded(runtime, part)
         if target is not None and part.size:
@@ -251,15 +254,10 @@ def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> A
     if not has_memory(z):
         remedy = f"; pass np.asarray({name})" if isinstance(z, list | tuple) else ""
         raise errors.ArgumentError(f"{expected}, got {type(z).__name__}{remedy}")
-    try:
-        array = runtime.backend.as_array(z)
-    except errors.ArgumentError as caught:
-        raise errors.ArgumentError(f"{verb}: {name}: {caught}") from None
-    except (TypeError, ValueError) as caught:
-        raise errors.ArgumentError(f"{verb}: {name} is no array: {caught}") from None
+    array = checked_array(verb, name, z, runtime)
     if array.ndim > 2:
         raise errors.ArgumentError(f"{expected} of at most two dimensions, got {array.ndim}")
-    if array.dtype not in STORED:
+    if array.dtype.kind not in "biu" and array.dtype not in STORED:
         raise errors.DTypeError(
             f"{verb}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
             f"{name}.astype('float64')"

@@ -19,6 +19,7 @@ from pblas.core.checks import check_matrix, common_dtype
 from pblas.core.operation import Bound, Operation
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.arrays import checked_array, converted_array
 from pblas.runtime.runtime import Runtime, checked_flag, name_of, spelled
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Reduced(Operation[Any]):
         self, verb: str, runtime: Runtime, executor: RunReduction, bound: Bound[Any], result: DistMatrix
     ) -> _Partial:
         prepared = executor.prepared
-        np.empty(prepared.nresults, np.complex128)  # the results have space, or all ranks raise an error
+        np.empty(prepared.nresults, prepared.dtype)  # the results have space, or all ranks raise an error
         with np.errstate(all="ignore"):
             return _Partial(runtime, verb, partial_results(prepared, runtime.backend.arrays, self.operands(bound)))
 
@@ -218,12 +219,12 @@ class ProductWithArray(Reduced):
 
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, a: DistMatrix, vector: Any) -> Bound[Any]:
-        v = runtime.backend.reading(runtime.backend.as_array(vector))
+        v = runtime.backend.reading(checked_array(verb, "the vector", vector, runtime))
         if v.shape != (a.shape[1],):
             raise errors.DescriptorError(
                 f"{verb}: A is {_size(a)}, the vector has shape {v.shape}; expected {a.shape[1]} elements"
             )
-        v = converted_array(verb, v, a.dtype)
+        v = converted_array(verb, "the vector", v, a.dtype)
         a.computed(verb)
         form = v.shape, a.desc.without_lld, a.dtype, a.conjugated
         return Bound(cls, form, {}, {"A": a}, None, local=v)
@@ -318,17 +319,6 @@ def dotted(verb: str, a: DistMatrix, b: DistMatrix) -> Any:
 def described(**matrices: DistMatrix) -> str:
     """The properties of matrices as text on which ranks agree (global)."""
     return spelled({f"{name} {key}": value for name, x in matrices.items() for key, value in x.signature().items()})
-
-
-def converted_array(verb: str, x: Array, dtype: np.dtype[Any]) -> Array:
-    """An array of numbers in the dtype of a matrix."""
-    if x.dtype.kind not in "biufc" and x.dtype != dtype and x.dtype.name != "bfloat16":
-        raise errors.DTypeError(f"{verb}: elements of dtype {x.dtype} are not numbers; convert with .astype('float64')")
-    if x.dtype.kind == "c" and dtype.kind != "c":
-        raise errors.DTypeError(
-            f"{verb}: the array is {x.dtype.name}, the matrix {dtype.name}; pass its real part, or a complex matrix"
-        )
-    return x.astype(dtype, copy=False)
 
 
 def _check_extreme(verb: str, a: DistMatrix, axis: Axis) -> None:

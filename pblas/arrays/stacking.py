@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise import Elementwise
-from pblas.arrays.reductions import converted_array, described
+from pblas.arrays.reductions import described
 from pblas.core.call import call, checked_call, step
 from pblas.core.checks import check_context, check_matrix, check_writable, common_dtype
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -18,6 +18,7 @@ from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.api import Redistribution, redistributed
+from pblas.runtime.arrays import checked_array, converted_array
 from pblas.runtime.runtime import Runtime, fail_without_context
 
 if TYPE_CHECKING:
@@ -200,14 +201,8 @@ def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:
 
 def _checked_elements(runtime: Runtime, value: Any, view: DistMatrix) -> Array:
     """A scalar or an array, in the dtype of a view and of a shape that broadcasts to its (local)."""
-    try:
-        array = runtime.backend.reading(runtime.backend.as_array(value))
-    except errors.ArgumentError as caught:
-        raise errors.ArgumentError(f"{_VERB}: {caught}") from None
-    except (TypeError, ValueError) as caught:
-        raise errors.ArgumentError(f"{_VERB}: not a matrix, an array or a number: {caught}") from None
-    with np.errstate(all="ignore"):
-        array = converted_array(_VERB, array, view.dtype)
+    array = runtime.backend.reading(checked_array(_VERB, "the value", value, runtime))
+    array = converted_array(_VERB, "the value", array, view.dtype, rounds=True)
     try:
         np.broadcast_to(array, view.shape)
     except ValueError:

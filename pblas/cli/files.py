@@ -137,7 +137,7 @@ def run_solve(arguments: Namespace, console: Console) -> int:
         b, is_vector = _right_hand_sides(ctx, arguments.b, arguments.dtype)
         with ctx.runtime.local_step("solve"):  # before the plan is printed
             check_square("solve", a.desc)
-            check_rows("solve", a.shape[0], len(b), "rows")
+            check_rows("solve", a.shape, len(b), "rows")
         with plan_cholesky(a) if arguments.assume_a == "pos" else plan_lu(a) as planned:
             console.print(planned.explain(), soft_wrap=True)
         start = time.perf_counter()
@@ -187,7 +187,7 @@ def _right_hand_sides(ctx: Context, path: str, dtype: str | None) -> tuple[DistM
     with ctx.runtime.local_step("solve"):
         vector = _vector(path)
     if vector is not None:
-        return vector, True
+        return vector if dtype is None else vector.astype(dtype), True
     return ctx.load(path, MatrixDescriptor.column_wise(*_shape(path), ctx.nprocs), dtype), False
 
 

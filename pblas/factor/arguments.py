@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from pblas import errors
-from pblas.arrays.reductions import converted_array
 from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
 from pblas.factor.choose import FactorizationAlgorithm, Kind, QrAlgorithm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.arrays import checked_array, converted_array
 from pblas.runtime.runtime import Runtime, checked_dtype, fail_without_context
 
 if TYPE_CHECKING:
@@ -81,10 +81,11 @@ def check_square(verb: str, desc: MatrixDescriptor) -> None:
         raise errors.DescriptorError(f"{verb}: A is {desc.m} x {desc.n}; it must be square")
 
 
-def check_rows(verb: str, n: int, rows: int, what: str) -> None:
-    """Raise DescriptorError unless B has as many rows as A, which is n x n."""
-    if rows != n:
-        raise errors.DescriptorError(f"{verb}: A is {n} x {n}, B has {rows} {what}; make them agree")
+def check_rows(verb: str, shape: tuple[int, int], rows: int, what: str) -> None:
+    """Raise DescriptorError unless B has as many rows as A, which has this shape."""
+    m, n = shape
+    if rows != m:
+        raise errors.DescriptorError(f"{verb}: A is {m} x {n}, B has {rows} {what}; make them agree")
 
 
 def check_out(verb: str, out: Any, a: DistMatrix) -> None:
@@ -98,27 +99,26 @@ def check_out(verb: str, out: Any, a: DistMatrix) -> None:
 
 
 def checked_right(
-    verb: str, b: MatrixOrArray, n: int, dtype: np.dtype[Any], runtime: Runtime
+    verb: str, b: MatrixOrArray, shape: tuple[int, int], dtype: np.dtype[Any], runtime: Runtime
 ) -> tuple[MatrixOrArray, object]:
-    """The right-hand sides of equations with n rows, a matrix or an n x 1 array, and their text for the agreement."""
+    """The right-hand sides of equations with an A of this shape, and their text for the agreement.
+
+    An array, which is equal on all ranks, is in host memory and has the dtype of A.
+    """
     if isinstance(b, DistMatrix):
         check_matrix(verb, "B", b, runtime, dtype)
-        check_rows(verb, n, b.shape[0], "rows")
+        check_rows(verb, shape, b.shape[0], "rows")
         return b, b.signature()
-    array = checked_vector(verb, b, n, dtype, runtime)
-    return array, array.shape
-
-
-def checked_vector(verb: str, b: Any, n: int, dtype: np.dtype[Any], runtime: Runtime) -> Array:
-    """One right-hand side, an array that is equal on all ranks, as an n x 1 array of the dtype of A in host memory."""
-    try:
-        array = np.asarray(runtime.backend.reading(b))
-    except (TypeError, ValueError, errors.PblasError):
-        array = np.empty((), object)
-    if array.ndim != 1:
+    array = runtime.backend.reading(checked_array(verb, "b", b, runtime))
+    if array.ndim not in (1, 2):
         raise errors.ArgumentError(
-            f"{verb}: b must be a DistMatrix, or an array of one dimension that is equal on all ranks, got "
-            f"{type(b).__name__} of {array.ndim} dimensions; ctx.replicate(array) makes a matrix"
+            f"{verb}: b must be a DistMatrix, or an array of one or two dimensions that is equal on all ranks, got "
+            f"{type(b).__name__} of {array.ndim} dimensions"
         )
-    check_rows(verb, n, len(array), "elements")
-    return np.asfortranarray(converted_array(verb, array, dtype)[:, None])
+    check_rows(verb, shape, len(array), "elements" if array.ndim == 1 else "rows")
+    return converted_array(verb, "b", array, dtype), array.shape
+
+
+def columns_of(b: Array) -> Array:
+    """An array of one or two dimensions as a matrix of columns: a vector is one."""
+    return b[:, None] if b.ndim == 1 else b

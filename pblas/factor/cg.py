@@ -15,7 +15,8 @@ from pblas.backends.local_step import agreed
 from pblas.core.checks import check_context, matrix_remedy, not_a_matrix
 from pblas.core.linalg_errors import ConvergenceError
 from pblas.core.options import MatrixOrArray
-from pblas.factor.arguments import check_dtype, check_rows, check_square, checked_vector
+from pblas.factor.arguments import check_dtype, check_rows, check_square, checked_right, columns_of
+from pblas.factor.with_factor import in_range
 from pblas.matmul.api import plan_matmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
@@ -31,11 +32,11 @@ _ITERATIONS = 10  # iterations for each row of A at most, if the caller sets no 
 
 @dataclass(frozen=True, slots=True)
 class CgArguments:
-    """The checked arguments of one call: the right-hand sides are `b`, or `vector`, an n x 1 array (global)."""
+    """The checked arguments of one call: the right-hand sides are `b`, or the array `vectors` (global)."""
 
     a: Any
     b: DistMatrix | None
-    vector: Array | None
+    vectors: Array | None
     tol: float
     maxiter: int
     preconditioner: Any
@@ -46,12 +47,12 @@ class CgArguments:
     ) -> CgArguments:
         """The arguments of a call, after all checks of this rank (local)."""
         if isinstance(b, DistMatrix):
-            matrix, vector, n, dtype = b, None, b.shape[0], check_dtype(verb, "B", b.dtype)
+            matrix, vectors, n, dtype = b, None, b.shape[0], check_dtype(verb, "B", b.dtype)
             check_context(verb, b, runtime)
         else:
             assert isinstance(a, DistMatrix), "one of them is"
             matrix, n, dtype = None, a.shape[0], check_dtype(verb, "A", a.dtype)
-            vector = checked_vector(verb, b, n, dtype, runtime)
+            vectors, _ = checked_right(verb, b, a.shape, dtype, runtime)
         for name, x in (("A", a), ("preconditioner", preconditioner)):
             if isinstance(x, DistMatrix):
                 _check_operator(verb, name, x, runtime, n, dtype)
@@ -66,14 +67,14 @@ class CgArguments:
             maxiter = _ITERATIONS * n
         elif not _is_number(maxiter) or int(maxiter) != maxiter or maxiter < 0:
             raise errors.ArgumentError(f"{verb}: maxiter must be an integer of at least 0, or None, got {maxiter!r}")
-        return cls(a, matrix, vector, float(tol), int(maxiter), preconditioner)
+        return cls(a, matrix, vectors, float(tol), int(maxiter), preconditioner)
 
     def agreed(self) -> dict[str, Any]:
         """The arguments that must be equal on all ranks."""
         operands = {"A": self.a, "B": self.b, "preconditioner": self.preconditioner}
         return {
             **{name: x.signature() if isinstance(x, DistMatrix) else x is None for name, x in operands.items()},
-            "vector": None if self.vector is None else self.vector.shape,
+            "vectors": None if self.vectors is None else self.vectors.shape,
             "tol": self.tol,
             "maxiter": self.maxiter,
         }
@@ -97,7 +98,7 @@ def _check_operator(verb: str, name: str, x: DistMatrix, runtime: Runtime, n: in
     check_context(verb, x, runtime)
     if name == "A":
         check_square(verb, x.desc)
-        check_rows(verb, x.shape[0], n, "rows")
+        check_rows(verb, x.shape, n, "rows")
     elif x.shape != (n, n):
         raise errors.DescriptorError(f"{verb}: {name} is {x.shape[0]} x {x.shape[1]}; it must be {n} x {n}, as A")
     if x.dtype != dtype:
@@ -149,7 +150,8 @@ def cg(
     Args:
         a: n x n matrix of any layout; or a function that gives A P, of any layout, for an n x k matrix P with the
             layout and dtype of B, on which it may make collective calls (global).
-        b: n x k matrix in any layout; or an array of n elements, equal on all ranks, if A is a matrix (global).
+        b: n x k matrix in any layout; or an array of n elements or n x k, equal on all ranks, if A is a matrix
+            (global).
         tol: largest norm(B - A X) / norm(B) of a column (global).
         maxiter: largest number of iterations; None for 10 n, as in SciPy (global).
         preconditioner: an approximation of the inverse of A, Hermitian positive definite: a matrix, or a function as
@@ -187,12 +189,13 @@ def cg(
         matrix = args.b
         if matrix is None:
             assert isinstance(a, DistMatrix), "B is an array"
-            matrix = replicated_matrix(_VERB, a, args.vector)
+            assert args.vectors is not None
+            matrix = replicated_matrix(_VERB, a, columns_of(args.vectors))
         with ExitStack() as stack:
             solution, residuals = _Iteration(args, matrix, stack).run()
-        if args.b is None:
-            array: Any = runtime.backend.reading(solution.local)[:, 0].copy()
-            return CgResult(array, residuals[:, 0])
+        if args.vectors is not None:
+            array: Any = runtime.backend.reading(solution.local).reshape(args.vectors.shape).copy()
+            return CgResult(array, residuals[:, 0] if args.vectors.ndim == 1 else residuals)
         matrix_solution: Any = solution
         return CgResult(matrix_solution, residuals)
 
@@ -222,16 +225,24 @@ class _Iteration:
 
     def __init__(self, args: CgArguments, b: DistMatrix, stack: ExitStack) -> None:
         self._tol, self._maxiter, self._b = args.tol, args.maxiter, b
+        self._attainable = max(args.tol, float(np.finfo(b.dtype).eps) / 8)
         lengths = np.asarray(b.norm(axis=0))
         self._history: list[Array] = []
         self._check_finite(lengths, "B has")
         self._lengths = np.where(lengths > 0, lengths, 1).astype(lengths.dtype)
-        self._r = elementwise("b / s", b=b, s=self._lengths)
+        limits = np.finfo(lengths.dtype)  # b * t / s: the quotient of a complex and a subnormal number is NaN
+        exponents = np.clip(np.frexp(self._lengths)[1], limits.minexp + 4, limits.maxexp - 4)
+        self._units = np.ldexp(lengths.dtype.type(1), -exponents)
+        self._r = elementwise("b * t / s", b=b, t=self._units, s=self._lengths * self._units)
         self._x, self._p, self._terms = (elementwise("r * 0", r=self._r) for _ in range(3))
-        self._a = _Operator("A", args.a, self._p, stack)
-        self._m = (
-            None if args.preconditioner is None else _Operator("preconditioner", args.preconditioner, self._p, stack)
-        )
+        a, m, scale = args.a, args.preconditioner, 1.0
+        if isinstance(a, DistMatrix):
+            a, scale = in_range(a)
+        if isinstance(m, DistMatrix):
+            m, _ = in_range(m)  # any multiple gives the same steps
+        self._scale = self._lengths * scale
+        self._a = _Operator("A", a, self._p, stack)
+        self._m = None if m is None else _Operator("preconditioner", m, self._p, stack)
 
     def run(self) -> tuple[DistMatrix, Array]:
         """**Collective.** X, and the relative residuals."""
@@ -244,7 +255,7 @@ class _Iteration:
                 self._restart()
                 active = self._above(self._history[-1])
                 if not active.any():
-                    return elementwise("x * s", x=x, s=self._lengths, out=x), np.array(self._history)
+                    return elementwise("x * s", x=x, s=self._scale, out=x), np.array(self._history)
                 self._check_progress(active, last)
                 last, before = self._history[-1], np.zeros_like(last)
             if self._iterations >= self._maxiter:
@@ -263,7 +274,7 @@ class _Iteration:
             elementwise("r - q * s", r=r, q=q, s=steps, out=r)
             before = rz
             self._history.append(self._residuals())
-            active &= self._above(self._history[-1])
+            active &= self._history[-1] > self._attainable  # below it the recurrence says nothing about B - A X
 
     @property
     def _iterations(self) -> int:
@@ -282,7 +293,8 @@ class _Iteration:
 
     def _restart(self) -> None:
         """**Collective.** R = B - A X, without the rounding errors of the recurrence."""
-        elementwise("b / s - q", b=self._b, q=self._a(self._x), s=self._lengths, out=self._r)
+        lengths, q = self._lengths * self._units, self._a(self._x)
+        elementwise("b * t / s - q", b=self._b, q=q, t=self._units, s=lengths, out=self._r)
         self._history[-1] = self._residuals()
 
     def _dots(self, x: DistMatrix, y: DistMatrix) -> Array:
@@ -292,8 +304,9 @@ class _Iteration:
 
     def _ratio(self, x: Array, y: Array, where: Array) -> Array:
         """x / y where asked for, otherwise 0, in the precision of B."""
-        ratio = np.divide(x, y, out=np.zeros_like(x), where=where)
-        return ratio.astype(self._lengths.dtype)
+        with np.errstate(all="ignore"):
+            ratio = np.divide(x, y, out=np.zeros_like(x), where=where)
+            return ratio.astype(self._lengths.dtype)
 
     # Failures: all ranks have the same numbers, so all raise the same error
 
@@ -301,7 +314,7 @@ class _Iteration:
         for j in np.flatnonzero(~np.isfinite(values))[:1]:
             self._fail(
                 f"the residual of column {j} is {values[j]} after {self._iterations} iterations: {what} elements that "
-                f"are NaN, infinite or too large"
+                f"are NaN, infinite, or too large or too small for the dtype"
             )
 
     def _check_positive(self, values: Array, active: Array, what: str, name: str) -> None:

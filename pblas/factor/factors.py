@@ -95,6 +95,60 @@ class SlogdetResult(NamedTuple):
     logabsdet: Real
 
 
+_FACTORS = 512
+"""Mantissas, whose sizes are from 1/2 to sqrt(2), that are multiplied before the exponent is taken out again."""
+
+
+class Determinant(NamedTuple):
+    """A determinant, mantissa times 2^exponent, of a matrix of a dtype (global)."""
+
+    mantissa: np.inexact[Any]
+    exponent: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, sign: int, pivots: Array) -> Determinant:
+        """The product of a sign and pivots: 0 if one of them is 0; nothing overflows or underflows on the way.
+
+        >>> Determinant.of(1, np.array([1e200, 1e200, 1e-200, 1e-200])).value
+        np.float64(1.0)
+        """
+        x = np.append(sign, pivots)  # in 64 bits at least
+        if not x.all():
+            return cls(x.dtype.type(0), 0, pivots.dtype)
+        exponent = 0
+        while True:
+            parts = x.view(np.float64).reshape(len(x), -1)  # real, or real and imaginary
+            exponents = np.frexp(np.abs(parts).max(axis=1))[1]
+            x = np.ldexp(parts, -exponents[:, None]).view(x.dtype)[:, 0]
+            exponent += int(exponents.sum())
+            if len(x) == 1:
+                return cls(x[0], exponent, pivots.dtype)
+            x = np.multiply.reduceat(x, np.arange(0, len(x), _FACTORS))
+
+    @property
+    def value(self) -> Number:
+        """The determinant in the dtype of the matrix; inf or 0 if it is out of range."""
+        return self._number(np.ldexp(self._parts, self.exponent))
+
+    @property
+    def slogdet(self) -> SlogdetResult:
+        """The sign and the logarithm of the size; (0, -inf) if the determinant is 0."""
+        size, parts = np.abs(self.mantissa), self._parts
+        sign = parts / size if 0 < size < inf else np.sign(parts)
+        logarithm = np.log(size) + self.exponent * np.log(2)
+        return SlogdetResult(self._number(sign), np.zeros(0, self.dtype).real.dtype.type(logarithm))
+
+    @property
+    def _parts(self) -> Array:
+        """The real part of the mantissa, and the imaginary part if it is complex."""
+        return np.array([self.mantissa]).view(np.float64)
+
+    def _number(self, parts: Array) -> Number:
+        number: Number = parts.view(self.mantissa.dtype).astype(self.dtype)[0]
+        return number
+
+
 class Factor(FactoredMatrix, ABC):
     """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten."""
 
@@ -123,8 +177,9 @@ class Factor(FactoredMatrix, ABC):
         verb, runtime = "solve", self._runtime
         with runtime.call(verb), Progress(verb, runtime, progress) as reports:
             with runtime.local_step(verb):
-                trans, n = checked_trans(verb, "trans", trans), self._order(verb)
-                b, signature = arguments.checked_right(verb, b, n, self.dtype, runtime)
+                trans = checked_trans(verb, "trans", trans)
+                self._order(verb)
+                b, signature = arguments.checked_right(verb, b, self.shape, self.dtype, runtime)
                 agrees = spelled({"trans": trans, "B": signature, **self._signature})
             if self.info:  # otherwise the first step agrees on the arguments
                 runtime.agree(verb + agrees, {})
@@ -133,13 +188,17 @@ class Factor(FactoredMatrix, ABC):
     def solution(
         self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
     ) -> MatrixOrArray:
-        """**Collective.** `solve` inside another call, of checked arguments; a vector is an n x 1 array."""
+        """**Collective.** `solve` inside another call, of checked arguments."""
         self._check_invertible(verb)
+        right: DistMatrix | Array = b
+        if not isinstance(b, DistMatrix):
+            right = np.asfortranarray(arguments.columns_of(b))
         triangles, backward = self._triangles(trans), trans != "N"
-        x = substituted(verb, self._w, b, triangles, self._pivots, backward=backward, progress=progress, agrees=agrees)
+        options = self._w, right, triangles, self._pivots
+        x = substituted(verb, *options, backward=backward, progress=progress, agrees=agrees)
         if isinstance(b, DistMatrix):
             return x
-        return self._runtime.backend.reading(x.stored(verb))[:, 0].copy()
+        return self._runtime.backend.reading(x.stored(verb)).reshape(b.shape).copy()
 
     def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
         """**Collective.** The inverse, a new matrix in the layout of A.
@@ -205,11 +264,12 @@ class CholeskyFactor(Factor):
         """**Collective.** X with A X = B.
 
         Args:
-            b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+            b: n x k matrix of the dtype of A, in any layout; or an array of n elements or n x k, equal on all ranks
+                (global).
             progress: as in `cholesky` (global).
 
         Returns:
-            X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+            X, a new matrix in the layout of B; for an array an array of its shape, equal on all ranks.
 
         Raises:
             ArgumentError, DescriptorError, DTypeError: a wrong B; the same error on every rank.
@@ -225,8 +285,9 @@ class CholeskyFactor(Factor):
 
     def det(self) -> Real:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
-        with self._runtime.call("det"), np.errstate(over="ignore", under="ignore"):
-            return np.prod(self._diagonal("det").real) ** 2
+        with self._runtime.call("det"), np.errstate(all="ignore"):
+            diagonal = self._diagonal("det").real
+            return Determinant.of(1, np.concatenate([diagonal, diagonal])).value.real
 
     def _check_factored(self, verb: str) -> None:
         """Raise NotPositiveDefiniteError, on all ranks, if `cho_factor` has not looked at INFO."""
@@ -264,12 +325,13 @@ class LuFactor(Factor):
         """**Collective.** X with op(A) X = B.
 
         Args:
-            b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+            b: n x k matrix of the dtype of A, in any layout; or an array of n elements or n x k, equal on all ranks
+                (global).
             trans: op: "N" for A, "T" for its transpose, "C" for its conjugate transpose (global).
             progress: as in `lu_factor` (global).
 
         Returns:
-            X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+            X, a new matrix in the layout of B; for an array an array of its shape, equal on all ranks.
 
         Raises:
             ArgumentError, DescriptorError, DTypeError: a wrong argument; the same error on every rank.
@@ -282,17 +344,22 @@ class LuFactor(Factor):
     def det(self) -> Number:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
         with self._runtime.call("det"), np.errstate(all="ignore"):
-            diagonal = self._diagonal("det")
-            return self._sign(diagonal) * np.prod(diagonal)
+            return self.determinant("det").value
 
     def slogdet(self) -> SlogdetResult:
-        """**Collective.** (sign, log of the absolute value) of the determinant; (0, -inf) if it is 0."""
+        """**Collective.** (sign, log of the absolute value) of the determinant; (0, -inf) if it is 0.
+
+        If elements of U are infinite or NaN, which of a finite A they are if they overflow, both may be inf or NaN:
+        `linalg.slogdet` scales such a matrix.
+        """
         with self._runtime.call("slogdet"), np.errstate(all="ignore"):
-            diagonal = self._diagonal("slogdet")
-            size = np.abs(diagonal)
-            if (diagonal == 0).any():
-                return SlogdetResult(diagonal.dtype.type(0), size.dtype.type(-np.inf))
-            return SlogdetResult(self._sign(diagonal) * np.prod(diagonal / size), np.log(size).sum())
+            return self.determinant("slogdet").slogdet
+
+    def determinant(self, verb: str) -> Determinant:
+        """**Collective.** The determinant inside another call."""
+        diagonal = self._diagonal(verb)
+        exchanges = np.count_nonzero(self.pivots != np.arange(len(self.pivots)))
+        return Determinant.of(-1 if exchanges % 2 else 1, diagonal)
 
     def rcond(self, norm: float | Real | None = None) -> float:
         """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
@@ -321,11 +388,6 @@ class LuFactor(Factor):
                 size = abs(checked_scalar(verb, "norm", self._norm if norm is None else norm, self.dtype))
             runtime.agree(verb, {"norm": size, **self._signature})
             return reciprocal_condition(self.solve, n, self.dtype, 0 if self.info else size)
-
-    def _sign(self, diagonal: Array) -> Any:
-        """The determinant of P, in the dtype of the diagonal."""
-        exchanges = np.count_nonzero(self.pivots != np.arange(len(self.pivots)))
-        return diagonal.dtype.type(-1 if exchanges % 2 else 1)
 
     def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         if trans == "N":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
+from pblas.arrays.elementwise import elementwise
 from pblas.arrays.stacking import resized
 from pblas.backends.local_step import agreed
 from pblas.core.linalg_errors import SingularMatrixError
@@ -16,10 +17,10 @@ from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.cholesky import PlannedCholesky
 from pblas.factor.factorization import PlannedFactorization, prepared
-from pblas.factor.factors import CholeskyFactor, Factor, LuFactor, SlogdetResult
+from pblas.factor.factors import CholeskyFactor, Determinant, Factor, LuFactor, SlogdetResult
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
-from pblas.factor.with_factor import zeros
+from pblas.factor.with_factor import in_range, range_scale, zeros
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
@@ -47,7 +48,8 @@ def solve(
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
-        b: n x k matrix of the dtype of A, in any layout; or an array of n elements, equal on all ranks (global).
+        b: n x k matrix of the dtype of A, in any layout; or an array of n elements or n x k, equal on all ranks
+            (global).
         assume_a: "gen" for any matrix, by LU; "pos" for a Hermitian positive definite one, by Cholesky in half the
             time, which reads the lower triangle only (global).
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `lu_factor`
@@ -56,7 +58,7 @@ def solve(
             function: rank 0 calls it instead, with the stage, "factor" or "solve", and that share, 0 to 1 (global).
 
     Returns:
-        X, a new matrix in the layout of B; an array of n elements, equal on all ranks, for an array.
+        X, a new matrix in the layout of B; for an array an array of its shape, equal on all ranks.
 
     Raises:
         SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
@@ -78,7 +80,7 @@ def solve(
                 raise errors.ArgumentError(f"{verb}: assume_a must be 'gen' or 'pos', got {assume_a!r}")
             arguments.check_matrix(verb, "A", a, runtime)
             arguments.check_square(verb, a.desc)
-            b, signature = arguments.checked_right(verb, b, a.shape[0], a.dtype, runtime)
+            b, signature = arguments.checked_right(verb, b, a.shape, a.dtype, runtime)
             arguments.check_not_given_up(verb, a, b, overwrite_a)
         others, stage = {"assume_a": assume_a, "B": signature}, reports.stage("factor")
         is_pos = assume_a == "pos"
@@ -118,8 +120,8 @@ def det(a: DistMatrix) -> Number:
     Raises:
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
     """
-    with arguments.runtime_of("det", a).call("det"):
-        return _factored("det", a).det()
+    with arguments.runtime_of("det", a).call("det"), np.errstate(all="ignore"):
+        return _determinant("det", a).value
 
 
 def slogdet(a: DistMatrix) -> SlogdetResult:
@@ -137,29 +139,43 @@ def slogdet(a: DistMatrix) -> SlogdetResult:
     >>> float(sign), round(float(logarithm), 3)
     (-1.0, 921.034)
     """
-    with arguments.runtime_of("slogdet", a).call("slogdet"):
-        return _factored("slogdet", a).slogdet()
+    with arguments.runtime_of("slogdet", a).call("slogdet"), np.errstate(all="ignore"):
+        return _determinant("slogdet", a).slogdet
 
 
-def cond(a: DistMatrix, p: Any = 1) -> Real:
+def cond(a: DistMatrix, p: float | None = None) -> Real:
     """**Collective.** The condition number norm(A) norm(A^-1), computed from the inverse; inf for a singular matrix.
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
-        p: the norm, 1 or inf (global).
+        p: the norm, 1 or inf. It must be given: NumPy's default, 2, needs singular values, which pblas does not compute
+            (global).
+
+    Returns:
+        A NumPy scalar equal on all ranks; inf too if the inverse overflows, and NaN if A has a NaN.
 
     Raises:
-        ArgumentError: another norm.
+        ArgumentError: no norm, or another one.
         BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
     """
     verb, runtime = "cond", arguments.runtime_of("cond", a)
     with runtime.call(verb):
         with runtime.local_step(verb):
             if not isinstance(p, int | float) or p not in (1, inf):
-                raise errors.ArgumentError(f"{verb}: p must be 1 or inf, got {p!r}")
+                raise errors.ArgumentError(
+                    f"{verb}: p must be 1 or inf, got {p!r}; NumPy's default, 2, needs singular values, which pblas "
+                    f"does not compute: pass p=1"
+                )
         runtime.agree(verb, {"p": p})
         factor, norm = _factored(verb, a), a.norm(p)
-        return norm.dtype.type(inf) if factor.info else norm * factor.inv().norm(p)
+        if np.isnan(norm):
+            return norm
+        if factor.info:
+            return norm.dtype.type(inf)
+        with np.errstate(all="ignore"):
+            condition = norm * factor.inv().norm(p)
+        # The inverse of a finite matrix has a NaN if it overflows
+        return norm.dtype.type(inf) if np.isfinite(norm) and np.isnan(condition) else condition
 
 
 def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the array API's name
@@ -179,6 +195,21 @@ def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the
 def _factored(verb: str, a: DistMatrix) -> LuFactor:
     """**Collective.** The LU factor of a square matrix."""
     return lu_of(prepared(PlannedLu, verb, a, square=True), a)
+
+
+_SHIFTS = 32, 64, 128, 256, 512, 1024
+"""Exponents by which a matrix is scaled down, one after the other, until no element of U overflows."""
+
+
+def _determinant(verb: str, a: DistMatrix) -> Determinant:
+    """**Collective.** The determinant of a square matrix, also if elements of its U are too large for its dtype."""
+    det = _factored(verb, a).determinant(verb)
+    for shift in _SHIFTS:
+        if np.isfinite(det.mantissa) or not np.isfinite(a.norm("max")):
+            break
+        det = _factored(verb, elementwise("x * s", x=a, s=2.0**-shift)).determinant(verb)
+        det = det._replace(exponent=det.exponent + shift * a.shape[0])
+    return det
 
 
 class LstsqResult(NamedTuple, Generic[MatrixOrArray]):
@@ -202,18 +233,20 @@ def lstsq(
 ) -> LstsqResult[MatrixOrArray]:
     """**Collective.** X for which the columns of B - A X are shortest; of several such X the shortest one.
 
-    A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R.
+    A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R. A and B are
+    scaled if their largest elements are close to the limits of the dtype.
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
-        b: m x k matrix of the dtype of A, in any layout; or an array of m elements, equal on all ranks (global).
+        b: m x k matrix of the dtype of A, in any layout; or an array of m elements or m x k, equal on all ranks
+            (global).
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `qr_factor`
             (global).
         progress: as in `qr_factor`; the stages are "factor" and "solve" (global).
 
     Returns:
-        X, n x k, on the grid of B, or an array of n elements for an array; the squared norms of the columns of B - A X,
-        an array equal on all ranks that is empty if m <= n; the rank; None.
+        X, n x k, on the grid of B; for an array an array of n elements or n x k, equal on all ranks. The squared norms
+        of the columns of B - A X, an array equal on all ranks that is empty if m <= n. The rank. None.
 
     Raises:
         SingularMatrixError: A does not have full rank: `info` is the first element of the diagonal of R, from 1, whose
@@ -235,29 +268,18 @@ def lstsq(
         with runtime.local_step(verb):
             arguments.check_matrix(verb, "A", a, runtime)
             m, n = a.shape
-            if isinstance(b, DistMatrix):
-                arguments.check_matrix(verb, "B", b, runtime, a.dtype)
-                if b.shape[0] != m:
-                    raise errors.DescriptorError(f"{verb}: A is {m} x {n}, B has {b.shape[0]} rows; make them agree")
-                arguments.check_not_given_up(verb, a, b, overwrite_a)
-                signature: Any = b.signature()
-            else:
-                vector = arguments.checked_vector(verb, b, m, a.dtype, runtime)
-                signature = vector.shape
-        factor, _ = factored(
-            *(verb, a if m >= n else a.H),
-            overwrite_a=overwrite_a,
-            progress=reports.stage("factor"),
-            others={"B": signature},
-        )
+            b, signature = arguments.checked_right(verb, b, a.shape, a.dtype, runtime)
+            arguments.check_not_given_up(verb, a, b, overwrite_a)
+        scaled = _scaled_factor(verb, a, overwrite_a, reports.stage("factor"), signature)
         stage = reports.stage("solve")
         if isinstance(b, DistMatrix):
-            x, residuals = _solved(verb, factor, a, b, stage)
+            x, residuals = _solved(verb, scaled, a, b, stage)
             return LstsqResult(x, residuals, min(m, n), None)
-        solution, residuals = _solved(verb, factor, a, replicated_matrix(verb, a, vector), stage)
+        columns = replicated_matrix(verb, a, arguments.columns_of(b))
+        solution, residuals = _solved(verb, scaled, a, columns, stage)
         array = solution.to_global(None)
         assert array is not None, "on all ranks"
-        return LstsqResult(array[:, 0], residuals, min(m, n), None)
+        return LstsqResult(array.reshape(n, *b.shape[1:]), residuals, min(m, n), None)
 
 
 def orth(a: DistMatrix) -> DistMatrix:
@@ -286,30 +308,61 @@ def orth(a: DistMatrix) -> DistMatrix:
         m, n = a.shape
         # With m < n the columns of R^H, with A^H = Q R, span the same space as those of A
         factor = factored(verb, a if m >= n else factored(verb, a.H)[0].upper(verb, m).H)[0]
-        _check_rank(verb, factor.upper(verb, min(m, n)), a.shape)
+        _check_rank(verb, np.abs(factor.upper(verb, min(m, n)).diagonal()), a.shape)
         q = factor.formed(verb, "reduced")
         return q if m >= n else redistributed(verb, q, resized(a.desc, (m, m)), is_temporary=True)
 
 
+class _Scaled(NamedTuple):
+    """The factor of `scale` A, or of its adjoint if m < n, its R and the sizes of R's diagonal (global)."""
+
+    factor: QrFactor
+    r: DistMatrix
+    diagonal: Array
+    scale: float
+
+
+def _scaled_factor(verb: str, a: DistMatrix, overwrite_a: Any, progress: StageReport, signature: object) -> _Scaled:
+    """**Collective.** The QR factor of a matrix of full rank, scaled if its elements are close to the limits."""
+
+    def of(x: DistMatrix, scale: float) -> _Scaled:
+        x = x if x.shape[0] >= x.shape[1] else x.H
+        factor, _ = factored(verb, x, overwrite_a=overwrite_a, progress=progress, others={"B": signature})
+        r = factor.triangle(verb)
+        return _Scaled(factor, r, np.abs(r.diagonal()), scale)
+
+    scaled = of(*(in_range(a) if overwrite_a else (a, 1.0)))
+    size = scaled.diagonal.max(initial=0)
+    if not overwrite_a and (not 0 < size < inf or range_scale(size) != 1):  # R shows that A needs a scale
+        x, scale = in_range(a)
+        if scale != 1:
+            scaled = of(x, scale)
+    _check_rank(verb, scaled.diagonal, a.shape)
+    return scaled
+
+
 def _solved(
-    verb: str, factor: QrFactor, a: DistMatrix, b: DistMatrix, progress: StageReport
+    verb: str, scaled: _Scaled, a: DistMatrix, b: DistMatrix, progress: StageReport
 ) -> tuple[DistMatrix, Array]:
-    """**Collective.** X and the squared norms of the columns of B - A X, with the factor of A, or of A^H if m < n."""
-    (m, n), r, residuals = a.shape, factor.triangle(verb), np.empty(0, np.zeros(0, a.dtype).real.dtype)
-    _check_rank(verb, r, a.shape)
+    """**Collective.** X and the squared norms of the columns of B - A X."""
+    (m, n), (factor, r, _, scale) = a.shape, scaled
+    residuals = np.empty(0, np.zeros(0, a.dtype).real.dtype)
+    b, of_b = in_range(b)
     if m < n:
         z = zeros(verb, resized(b.desc, (n, b.shape[1])), b)
         triangle_solved(verb, r, b, uplo="U", trans="C", out=z[:m, :])
-        return factor.applied(verb, z, "N", progress), residuals
-    y = factor.applied(verb, b, "C", progress)
-    if m > n:
-        residuals = y[n:, :].norm(axis=0) ** 2
-    return triangle_solved(verb, r, y[:n, :], uplo="U", out=resized(b.desc, (n, b.shape[1]))), residuals
+        x = factor.applied(verb, z, "N", progress)
+    else:
+        y = factor.applied(verb, b, "C", progress)
+        if m > n:
+            with np.errstate(all="ignore"):
+                residuals = (y[n:, :].norm(axis=0) / residuals.dtype.type(of_b)) ** 2
+        x = triangle_solved(verb, r, y[:n, :], uplo="U", out=resized(b.desc, (n, b.shape[1])))
+    return x if scale == of_b else elementwise("x * s", x=x, s=scale / of_b, out=x), residuals
 
 
-def _check_rank(verb: str, r: DistMatrix, shape: tuple[int, int]) -> None:
-    """**Collective.** Raise SingularMatrixError, on all ranks, if an element of R's diagonal is negligible."""
-    diagonal = np.abs(r.diagonal())
+def _check_rank(verb: str, diagonal: Array, shape: tuple[int, int]) -> None:
+    """Raise SingularMatrixError, on all ranks, if a size of R's diagonal, equal on all ranks, is negligible."""
     limit = np.finfo(diagonal.dtype).eps * max(shape) * diagonal.max(initial=0)
     negligible = np.flatnonzero(diagonal <= limit)  # NaN is not: it becomes the result
     if negligible.size:

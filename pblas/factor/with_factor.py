@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
+from pblas.arrays.elementwise import elementwise
 from pblas.core.call import step
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Side, Trans
@@ -24,7 +26,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Real
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.qr_run import Tree
     from pblas.runtime.runtime import Runtime
@@ -196,6 +198,22 @@ def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     with x.runtime.local_step(verb):
         set_identity(x.runtime.backend, desc, x.stored(verb))
     return x
+
+
+def in_range(x: DistMatrix) -> tuple[DistMatrix, float]:
+    """**Collective.** A multiple of X whose elements are far enough from the limits of the dtype, and the factor."""
+    scale = range_scale(x.norm("max"))
+    return (x if scale == 1 else elementwise("x * s", x=x, s=scale)), scale
+
+
+def range_scale(size: Real) -> float:
+    """The power of 2 for elements of this size: 1, or it moves them away from the limits, as LAPACK's xGELS does."""
+    limits = np.finfo(size.dtype)
+    least = limits.smallest_normal / limits.eps
+    if not 0 < size < inf or least <= size <= 1 / least:
+        return 1.0
+    bound = least if size < least else 1 / least
+    return float(np.ldexp(1.0, np.frexp(bound)[1] - np.frexp(size)[1]))
 
 
 def reported(x: DistMatrix, progress: StageReport) -> DistMatrix:

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas import errors
-from pblas.arrays.reductions import converted_array, product_with_vector
+from pblas.arrays.reductions import product_with_vector
 from pblas.collectives.api import Exchanging
 from pblas.core.call import call
 from pblas.core.operation import Bound, Operation
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.arrays import checked_array, converted_array
 from pblas.runtime.runtime import Runtime, name_of
 from pblas.vectors.matrix_vector_plan import LocalPlan
 
@@ -47,10 +48,10 @@ class Replication(Operation[DistMatrix]):
     @classmethod
     def bind(cls, verb: str, runtime: Runtime, like: DistMatrix, array: Any) -> Bound[DistMatrix]:
         """The arguments, checked on this rank; the new matrix gets the dtype of `like`."""
-        elements = runtime.backend.as_array(array)
+        elements = checked_array(verb, "the array", array, runtime)
         if elements.ndim != 2:
             raise errors.ArgumentError(f"{verb}: the array has {elements.ndim} dimensions; expected 2")
-        elements = converted_array(verb, elements, like.dtype)
+        elements = converted_array(verb, "the array", elements, like.dtype)
         m, n = elements.shape
         desc = MatrixDescriptor.replicated(m, n, runtime.nprocs)
         return Bound(

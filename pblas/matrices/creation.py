@@ -9,12 +9,14 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
+from pblas.backends.cpu.memory import free_nbytes
 from pblas.backends.dtypes import DTYPES, STORED, Array
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.arrays import checked_array
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, shared_descriptor
 
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
 
 Layout = MatrixDescriptor | tuple[int, int]  # a descriptor, or a shape (m, n) for `MatrixDescriptor.default`
 
+_FIRST_STREAM = 1 << 63
+"""Seed of the first call of a context without a seed, far from those that users choose."""
+_LARGE_NBYTES = 1 << 30
+"""Matrices of this size are made if there is memory for all of their elements."""
 _FOR_NONE = {
     "from_global": "the m x n array there, or the rank that has it as root=",
     "from_local": "an array of shape desc.local_shape(rank), which may be empty",
@@ -173,7 +179,7 @@ class Creation:
 
         Raises:
             DTypeError: a dtype that pblas does not multiply.
-            WorkspaceError: too little shared memory, with transport="shared".
+            WorkspaceError: too little shared memory, with transport="shared"; a host with too little memory.
         """
         return self._new("empty", desc, dtype)
 
@@ -190,18 +196,18 @@ class Creation:
         desc: Layout,
         dtype: DTypeLike = np.float64,
         *,
-        seed: int = 0,
+        seed: int | None = None,
         distribution: Literal["uniform", "normal"] = "uniform",
     ) -> DistMatrix:
         """**Collective.** A matrix of random numbers.
 
         Entry (i, j) depends on i, j, the seed, the distribution and the dtype only, not on the layout or the number of
-        ranks.
+        ranks. Each call of a context without a seed has the next seed of a sequence, which is the same in every run.
 
         Args:
             desc: layout, or shape (m, n) for `MatrixDescriptor.default` (global).
             dtype: dtype of the elements; real and imaginary parts of complex elements are independent (global).
-            seed: any integer (global).
+            seed: any integer; None for the next stream, which differs from those of the calls before (global).
             distribution: "uniform" in [-1, 1), or "normal" with mean 0 and variance 1; of complex elements both parts
                 (global).
 
@@ -221,10 +227,12 @@ class Creation:
         def checked() -> dict[str, Any]:
             if distribution not in ("uniform", "normal"):
                 raise errors.ArgumentError(f"random: distribution must be 'uniform' or 'normal', got {distribution!r}")
-            return {"seed": _checked_seed(seed), "distribution": distribution}
+            return {"seed": seed if seed is None else _checked_seed(seed), "distribution": distribution}
 
-        matrix, seed = self._new("random", desc, dtype, checked), int(seed)  # NumPy's integers would overflow
-        runtime = self.runtime
+        matrix, runtime = self._new("random", desc, dtype, checked), self.runtime
+        if seed is None:
+            seed, runtime.nstreams = _FIRST_STREAM + runtime.nstreams, runtime.nstreams + 1
+        seed = int(seed)  # NumPy's integers would overflow
         with runtime.local_step("random"), runtime.backend.writing(matrix.local) as part:
             _fill(
                 *(part, matrix.desc, runtime.rank), lambda i, j: random_entries(i, j, seed, matrix.dtype, distribution)
@@ -316,10 +324,28 @@ class Creation:
 
     def _memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""
+        if desc.m * desc.n * dtype.itemsize >= _LARGE_NBYTES and not self.runtime.backend.gpus:
+            self._check_memory(verb, desc, dtype)
         local = self.runtime.empty(self.runtime.local_memory(desc, dtype, nelements))
         if not self.runtime.backend.shared:  # private memory: another rank may have none
             self.runtime.agree(f"{verb}: allocate", {})
         return local
+
+    def _check_memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> None:
+        """**Collective.** Raise WorkspaceError if a host has too little memory for the parts of its ranks.
+
+        The system promises memory that it does not have, and ends processes that write to it.
+        """
+        runtime = self.runtime
+        with runtime.local_step(verb):
+            shapes = [desc.local_shape(rank) for rank in runtime.backend.peers.node]
+            needed, free = dtype.itemsize * sum(m * n for m, n in shapes), free_nbytes()
+            if needed > free:
+                raise errors.WorkspaceError(
+                    f"{verb}: {needed:,} bytes are needed on a host for the parts of its {len(shapes)} ranks, "
+                    f"{int(free):,} are free; use more hosts, a smaller matrix or a shorter dtype"
+                )
+        runtime.agree(f"{verb}: memory", {})
 
     def _fill_by(self, verb: str, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
         """**Collective.** local := entries(i, j), a function of the user, which may fail on some ranks only."""
@@ -349,16 +375,7 @@ class Creation:
         if array is None:
             remedy = _FOR_NONE[verb]
             raise errors.ArgumentError(f"{verb}: the array is None on rank {self.runtime.rank}; pass {remedy}")
-        if hasattr(array, "toarray"):  # SciPy's and CuPy's sparse matrices
-            raise errors.ArgumentError(
-                f"{verb}: expected a dense array, got a sparse {type(array).__name__}; pass its .toarray()"
-            )
-        try:
-            matrix = self.runtime.backend.as_array(array)
-        except errors.ArgumentError as caught:
-            raise errors.ArgumentError(f"{verb}: {caught}") from None
-        except (TypeError, ValueError) as caught:
-            raise errors.ArgumentError(f"{verb}: not an array: {caught}") from None
+        matrix = checked_array(verb, "array", array, self.runtime)
         if matrix.ndim != 2:
             got = f"an array of {matrix.ndim} dimension{'s' if matrix.ndim != 1 else ''}"
             if matrix.ndim == 0:

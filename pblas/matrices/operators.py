@@ -56,7 +56,7 @@ class Operators:
 
         Args:
             other: k x n matrix: `pmatmul(self, other)`; or an array that is equal on all ranks: of k elements, or
-                k x n. Its elements are converted to the dtype of this matrix (global).
+                k x n, of integers, bools, or numbers that the dtype of this matrix holds (global).
 
         Returns:
             The product: a matrix, or for an array of one dimension an array of m elements, equal on all ranks.
@@ -64,7 +64,7 @@ class Operators:
         Raises:
             ArgumentError: neither a matrix nor an array.
             DescriptorError: inner dimensions that differ.
-            DTypeError: two matrices of different dtypes, or a complex array with a real matrix.
+            DTypeError: two matrices of different dtypes, or an array whose elements would be rounded.
 
         >>> import numpy as np, pblas
         >>> with pblas.Context() as ctx:

@@ -50,6 +50,7 @@ class Runtime:
         self.backend = backend
         self.bandwidth: float = 0.0  # measured bytes per second of messages between nodes; 0: not measured (global)
         self.debug = False  # whether ranks also agree on executions of push plans, which need no agreement (global)
+        self.nstreams = 0  # streams of random numbers that calls without a seed have drawn (global)
         self.matrices: WeakSet[Any] = WeakSet()
         self.kept: KeptPlans = KeptPlans()
         """Plans of operations and of products of `pblas.tp`, and forms of calls on plain arrays (global)."""

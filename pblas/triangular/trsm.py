@@ -359,10 +359,12 @@ def trsv(
     with checked_call("trsv", _checked_vector, matrices, a, x, out) as (runtime, vector):
         column = vector.column
         if column is None:
-            column = replicated_matrix("trsv", a, x[:, None])
+            assert vector.elements is not None, "a vector is a matrix or an array"
+            column = replicated_matrix("trsv", a, vector.elements[:, None])
             return runtime.backend.reading(_column_solved(a, column, uplo, trans, diag, None).local)[:, 0].copy()
         is_row = vector.is_row
-        target = column if out is x else out.T if is_row and isinstance(out, DistMatrix) else out
+        turns = isinstance(out, DistMatrix) and out.shape == (1, column.shape[0])  # a row takes the result of a column
+        target = column if out is x else out.T if turns and out is not None else out
         result = _column_solved(a, column, uplo, trans, diag, target)
         return out if out is not None else result.T if is_row else result
 

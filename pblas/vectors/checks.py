@@ -12,10 +12,10 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.arrays.reduction_run import PreparedReduction, combined, partial_results
-from pblas.arrays.reductions import converted_array
 from pblas.collectives.api import Exchange
 from pblas.core.checks import check_context, check_not_conjugated, shares_memory
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.arrays import checked_array, converted_array
 from pblas.runtime.runtime import Runtime, name_of, shared_descriptor
 
 if TYPE_CHECKING:
@@ -128,8 +128,10 @@ def checked_vector(
     if not arrays or np.ndim(value) != 1:
         got = f"{type(value).__name__} of {np.ndim(value)} dimensions" if arrays else type(value).__name__
         raise errors.ArgumentError(f"{verb}: {name} must be an {kinds}, got {got}")
-    elements = runtime.backend.reading(runtime.backend.as_array(value))
-    return VectorOperand(len(elements), None, elements if dtype is None else converted_array(verb, elements, dtype))
+    elements = runtime.backend.reading(checked_array(verb, name, value, runtime))
+    return VectorOperand(
+        len(elements), None, elements if dtype is None else converted_array(verb, name, elements, dtype)
+    )
 
 
 def check_size(verb: str, name: str, vector: VectorOperand, size: int, what: str) -> None:

@@ -172,8 +172,8 @@ MAKING: dict[str, Case] = {
     ),
     "a seed": (ArgumentError, "seed must be an integer", lambda x: x.ctx.random(rows(), seed=0.5)),  # type: ignore[arg-type]
     "a DistMatrix": (ArgumentError, "got a DistMatrix", lambda x: x.ctx.from_global(x.a, rows(), None)),  # type: ignore[arg-type]
-    "text": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(str), rows(), None)),
-    "objects": (DTypeError, "dtype must be one of", lambda x: x.ctx.from_global(x.array.astype(object), rows(), None)),
+    "text": (DTypeError, "not numbers", lambda x: x.ctx.from_global(x.array.astype(str), rows(), None)),
+    "objects": (DTypeError, "not numbers", lambda x: x.ctx.from_global(x.array.astype(object), rows(), None)),
     "integers": (DTypeError, ".astype(", lambda x: x.ctx.from_global(x.array.astype(int), rows(), None)),
     "booleans": (DTypeError, ".astype(", lambda x: x.ctx.from_global(x.array > 0, rows(), None)),
     "another dtype": (MismatchError, "dtype", lambda x: x.ctx.from_global(x.array.astype("float32"), rows(), None)),

@@ -258,7 +258,7 @@ ALIKE: dict[str, Callable[[Cast], object]] = {
     "cho_factor": lambda x: linalg.cho_factor(x.large),
     "plan_cholesky": lambda x: linalg.plan_cholesky(x.large),
     "det": lambda x: linalg.det(x.grid),
-    "cond": lambda x: linalg.cond(x.grid),
+    "cond": lambda x: linalg.cond(x.grid, 1),
     "matrix_norm": lambda x: linalg.matrix_norm(x.grid),
 }
 """Calls that share their code with one of `CALLS`: one fault strikes them, and on one transport only."""

@@ -21,6 +21,7 @@ import pblas
 from pblas import Grid, MatrixDescriptor, blas, linalg
 from pblas.backends import shared_windows as arena
 from pblas.backends.mpi.transport import WindowMemory
+from pblas.matrices import creation
 from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.transfer import Movement
 from tests.common.gauge import Array
@@ -242,6 +243,28 @@ def test_a_context_that_is_short_of_private_memory_too_keeps_its_shared_memory(
         assert (kind, text) == ("WorkspaceError", f"no memory at all; found on rank {poor} of {P}")
         assert ctx.runtime.backend.shared
         windows.open(1000)
+        check_product(ctx)
+
+
+@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+@pytest.mark.parametrize("transport", ["auto", "shared", "message"])
+def test_a_matrix_for_which_a_host_has_too_little_memory(
+    transport: Any, poor: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is refused on all ranks before a system allocates what it does not have; one that fits is made."""
+    monkeypatch.setattr(creation, "_LARGE_NBYTES", 8 * 8 * P * 4)
+    rows = MatrixDescriptor.row_wise(8 * P, 5, P)
+    with pblas.Context(timeout=20, transport=transport) as ctx:
+        needed = 8 * 5 * 8 * len(ctx.runtime.backend.peers.node)
+        for name in ("empty", "zeros", "random", "ones"):
+            for missing in (1, 0):
+                free = needed - missing if ctx.rank == poor else 10**12
+                monkeypatch.setattr(creation, "free_nbytes", lambda: free)  # noqa: B023
+                kind, text = outcome_of(lambda: getattr(ctx, name)(rows))  # noqa: B023
+                assert kind == ("WorkspaceError" if missing else "no exception"), text
+                if missing:
+                    assert f"{name}: {needed:,} bytes are needed on a host" in text
+                    assert f"found on rank {poor} of {P}" in text
         check_product(ctx)
 
 

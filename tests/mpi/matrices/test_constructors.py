@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -260,3 +260,22 @@ def test_a_matrix_has_a_picture_for_notebooks(contexts: Contexts) -> None:
         html = matrix._repr_html_()
         assert words in html
         assert matrix.desc._repr_html_() in html
+
+
+def test_each_call_without_a_seed_draws_numbers_of_its_own() -> None:
+    """The n-th one of a context, on any transport and in any layout; calls that fail or have a seed do not count."""
+    transports: tuple[Literal["shared", "message"], ...] = ("shared", "message")
+    drawn = []
+    for transport in transports:
+        with Context(transport=transport, timeout=20) as ctx:
+            by_columns = MatrixDescriptor.column_wise(5, 4, ctx.nprocs)
+            matrices = [collected(ctx.random(desc)) for desc in ((5, 4), by_columns)]
+            raises_on_all_ranks(DTypeError, "dtype", lambda: ctx.random((5, 4), "int8"))
+            if ctx.nprocs > 1:
+                seed = 0 if ctx.rank else None
+                raises_on_all_ranks(MismatchError, "seed differs", lambda: ctx.random((5, 4), seed=seed))  # noqa: B023
+            matrices += [collected(ctx.random((5, 4), seed=seed)) for seed in (0, None)]
+            drawn.append(matrices)
+    assert all(np.array_equal(x, y) for x, y in zip(*drawn, strict=True))
+    for i, x in enumerate(drawn[0]):
+        assert not any(np.isin(x, y).any() for y in drawn[0][:i])

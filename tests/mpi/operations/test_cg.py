@@ -37,6 +37,24 @@ def well_conditioned(n: int, dtype: np.dtype[Any], seed: int = 0) -> Any:
     return (s / max(1.0, float(np.linalg.norm(s, 2)) if n else 1.0) + 0.1 * np.eye(n)).astype(dtype)
 
 
+@pytest.mark.parametrize("name", ["float32", "complex128"])
+def test_elements_close_to_the_limits(ctx: pblas.Context, name: str) -> None:
+    """A and B of any size give the same iterations; the tolerance 0 is out of reach of rounding errors, or is met."""
+    dtype = np.dtype(name)
+    limits, a, b = np.finfo(dtype), np.array([[4, 1], [1, 3]], dtype), np.array([9, 5], dtype)
+    tol = float(32 * limits.eps)
+    for exponent in (limits.minexp - limits.nmant // 3, 0, limits.maxexp - 6):
+        s = np.ldexp(limits.dtype.type(1), exponent)
+        x, residuals = linalg.cg(ctx.from_global(a * s, root=None), b * s, tol=tol)
+        assert np.allclose(x, [2, 1], rtol=4 * tol)
+        assert len(residuals) <= 4
+    matrix = ctx.from_global(well_conditioned(9, dtype), root=None)
+    for tol in (0, float(limits.tiny)):
+        with pytest.raises(pblas.ConvergenceError, match="rounding errors keep the relative residual"):
+            linalg.cg(matrix, np.arange(1, 10).astype(dtype), tol=tol)
+    assert linalg.cg(ctx.eye(3, dtype), np.ones(3, dtype), tol=0).residuals[-1] == 0
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_the_residual_is_true_in_any_layout(contexts: Contexts, seed: int) -> None:
     rng = random.Random(seed)

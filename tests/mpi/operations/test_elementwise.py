@@ -369,7 +369,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Two], Any]]] = {
     "array's shape": (DescriptorError, "the shapes do not fit", lambda x: x.A + np.zeros(5)),
     "16 bits": (DTypeError, "astype('float32')", lambda x: x.half + x.brain),
     "16-bit number": (DTypeError, "astype('float32')", lambda x: x.brain + np.float16(1)),
-    "integers": (DTypeError, "astype('float64')", lambda x: x.A + np.arange(4)),
+    "objects": (DTypeError, "astype('float64')", lambda x: x.A + np.arange(4).astype(object)),
     "text": (ArgumentError, "must be a DistMatrix, a number", lambda x: x.A + "1"),
     "None": (ArgumentError, "must be a DistMatrix, a number", lambda x: x.A + None),
     "too large": (ArgumentError, "too large", lambda x: x.A * 10**400),
@@ -488,3 +488,8 @@ def test_bfloat16_is_the_same_as_ml_dtypes(ctx: pblas.Context) -> None:
     expected = (a.astype("float32") * np.float32(1.5) + 1).astype(ml_dtypes.bfloat16)
     assert np.array_equal(collected(A * 1.5 + 1), ((a.astype("float32") * 1.5).astype(BFLOAT16) + 1).astype(BFLOAT16))
     assert np.array_equal(collected(pblas.elementwise("x * 1.5 + 1", x=A)), expected)
+
+
+def test_a_long_sum_is_not_nested(ctx: pblas.Context) -> None:
+    a = ctx.from_global(np.arange(12.0).reshape(3, 4), root=None)
+    assert np.array_equal(collected(pblas.elementwise("+".join(["x"] * 200), x=a)), 200 * np.arange(12.0).reshape(3, 4))

@@ -97,6 +97,24 @@ def test_rows_of_nan_are_results(ctx: pblas.Context) -> None:
     assert np.isnan(linalg.lstsq(ctx.from_global(a, root=None), np.ones(20)).x).any()
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_elements_close_to_the_limits_are_scaled(ctx: pblas.Context, name: str, overwrite: bool) -> None:
+    """Powers of 2 as factors of A and B, which make their elements subnormal or huge, are factors of X."""
+    dtype = dtype_of(name)
+    limits = np.finfo(dtype)
+    least, most = limits.minexp - limits.nmant // 4, limits.maxexp - 5
+    for m, n in ((6, 3), (3, 3), (3, 6)):
+        a, b = (np.random.default_rng(1).integers(-4, 5, shape).astype(dtype) for shape in ((m, n), (m, 2)))
+        x = collected(pblas.linalg.lstsq(ctx.from_global(a, root=None), ctx.from_global(b, root=None)).x)
+        for of_a, of_b in ((least, least), (least, least + 40), (most, most), (0, least + 40), (0, most - 4)):
+            matrix, right = (
+                ctx.from_global(np.ldexp(y.real, e).astype(dtype), root=None) for y, e in ((a, of_a), (b, of_b))
+            )
+            result = pblas.linalg.lstsq(matrix, right, overwrite_a=overwrite)
+            assert np.allclose(collected(result.x), np.ldexp(x.real, of_b - of_a), rtol=1000 * limits.eps, atol=0)
+
+
 def test_wrong_arguments(ctx: pblas.Context) -> None:
     linalg: Any = pblas.linalg  # whose arguments have any types
     square, wide, half, other = ctx.eye(6), ctx.zeros((4, 6)), ctx.zeros((6, 6), "float16"), ctx.eye(6, "float32")
@@ -111,8 +129,8 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.DescriptorError, "make them agree", lambda a: linalg.lstsq(square, np.ones(5 if a else 6))),
             (
                 pblas.ArgumentError,
-                "ctx.replicate",
-                lambda a: linalg.lstsq(square, np.ones((6, 1)) if a else np.ones(6)),
+                "one or two dimensions",
+                lambda a: linalg.lstsq(square, np.ones((6, 1, 1)) if a else np.ones(6)),
             ),
             (pblas.MismatchError, "", lambda a: linalg.lstsq(square, square if a else np.ones(6))),
         ]

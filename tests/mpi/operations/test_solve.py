@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from math import inf
+from fractions import Fraction
+from math import inf, prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import pblas
 from pblas import MatrixDescriptor, linalg
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.core.progress import Progress
+from pblas.factor.factors import Determinant
 from tests.common.factors import (
     MOST,
     NAMES,
@@ -96,12 +98,54 @@ def test_inverses_and_numbers(ctx: pblas.Context, name: str) -> None:
             np.linalg.det(wide), rel=max(bound, 1e-12)
         )
         if n:
-            assert float(linalg.cond(matrix)) == pytest.approx(condition, rel=bound)
+            assert float(linalg.cond(matrix, 1)) == pytest.approx(condition, rel=bound)
             assert float(linalg.cond(matrix, inf)) == pytest.approx(np.linalg.cond(wide, inf), rel=bound)
             estimate = same_on_all_ranks(float(linalg.lu_factor(matrix).rcond()))
             assert 1 - bound <= estimate * condition <= 10
             assert float(linalg.lu_factor(matrix).rcond(2 * matrix.norm(1))) == estimate / 2
             assert float(linalg.matrix_norm(matrix, ord=1)) == pytest.approx(norm1(a), rel=n * eps)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_determinants_overflow_and_underflow_only_where_their_value_does(ctx: pblas.Context, name: str) -> None:
+    dtype = dtype_of(name)
+    limits, tolerance = np.finfo(dtype), 100 * eps_of(dtype)
+    large, tiny = 2.0 ** (limits.maxexp * 5 // 8), float(limits.smallest_normal)
+    unit = dtype.type(1j if dtype.kind == "c" else -1)
+    many = np.random.default_rng(1).permutation([10.0] * 40 + [0.1] * 40).tolist()
+    cases: list[list[float]] = [
+        [large, large, 1 / large, 1 / large],
+        [1 / large, 1 / large, large, large],
+        many,
+        [large, large, 0],
+    ]
+    cases += [[0.5 * tiny, large, large], [large, large], [1 / large] * 3, []]
+    for diagonal in cases:
+        exact = prod(Fraction(float(x)) for x in np.array(diagonal, limits.dtype))
+        expected = inf if exact > float(limits.max) else 0 if exact < tiny else float(exact)
+        matrix = ctx.from_global(np.diag(np.array(diagonal, dtype)), root=None)
+        determinants = [linalg.det(matrix), linalg.lu_factor(matrix).det()]
+        if 0 not in diagonal:
+            determinants.append(linalg.cho_factor(matrix).det())
+            turned = linalg.slogdet(pblas.elementwise("x * s", x=matrix, s=unit))
+            assert turned.sign == pytest.approx(unit ** len(diagonal), rel=tolerance)
+        for det in determinants:
+            assert complex(det).real == pytest.approx(expected, rel=tolerance)
+            assert complex(det).imag == 0
+    assert Determinant.of(1, np.array([large, 1 / large] * 700, dtype)).value == 1
+    x = float(limits.max) / 4 * 3
+    a = np.array([[x, -x, 0], [x, x, 0], [0, 0, 1 / large]], dtype) * unit  # U has elements that overflow
+    logarithm = float(np.log(2) + 2 * np.log(np.longdouble(x)) - np.log(np.longdouble(large)))
+    result = linalg.slogdet(ctx.from_global(a, root=None))
+    assert result.sign == pytest.approx(unit**3, rel=tolerance)
+    assert float(result.logabsdet) == pytest.approx(logarithm, rel=10 * eps_of(dtype))
+    assert linalg.slogdet(ctx.from_global(np.full((2, 2), np.nan, dtype), root=None)).sign != 0
+
+
+def test_the_condition_of_a_matrix_whose_inverse_overflows_is_infinite(ctx: pblas.Context) -> None:
+    for a in (np.diag([1e-310, 1]), np.array([[1e-310, 1e-310], [1e-310, 2e-310]])):
+        assert linalg.cond(ctx.from_global(a, root=None), 1) == inf
+    assert np.isnan(linalg.cond(ctx.from_global(np.array([[np.nan, 1], [1, 1]]), root=None), inf))
 
 
 @pytest.mark.parametrize("home", ["shared", "own"])
@@ -182,6 +226,7 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.ArgumentError, "assume_a", lambda a: linalg.solve(square, square, assume_a="her" if a else "gen")),  # type: ignore[arg-type]
             (pblas.DescriptorError, "make them agree", lambda a: linalg.solve(square, wide if a else square)),
             (pblas.ArgumentError, "p must be", lambda a: linalg.cond(square, 2 if a else 1)),
+            (pblas.ArgumentError, "pass p=1", lambda a: linalg.cond(square, *([] if a else [1]))),
             (pblas.DescriptorError, "must be square", lambda a: linalg.inv(wide if a else square)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.det(wide if a else square)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.slogdet(wide if a else square)),

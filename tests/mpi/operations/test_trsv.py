@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas import blas, scalapack
+from pblas import Context, blas, scalapack
 from pblas.errors import ArgumentError, DescriptorError, DTypeError
 from tests.common.gauge import applied, dtype_of, entries, gauge
-from tests.common.ranks import COMM, Contexts, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import placed, some_descriptor
 from tests.mpi.operations.test_level1 import elements_of, some_vector
 
@@ -88,3 +88,12 @@ def test_pdtrsv_solves_in_place(is_row: bool) -> None:
         np.testing.assert_allclose(x, expected[:, mine], rtol=1e-13)
     finally:
         scalapack.gridexit(ictxt)
+
+
+def test_a_row_takes_the_result_of_a_column_and_a_column_that_of_a_row(ctx: Context) -> None:
+    a, x = ctx.from_global(np.array([[2.0, 0], [1, 4]]), root=None), ctx.from_global(np.array([[4.0], [10]]), root=None)
+    for right, shape in ((x, (1, 2)), (x.T, (2, 1)), (x, (2, 1)), (x.T, (1, 2))):
+        out = ctx.zeros(shape)
+        assert blas.trsv(a, right, out=out) is out
+        assert collected(out).ravel().tolist() == [2.0, 2.0]
+    assert blas.trsv(a, np.array([4, 10])).tolist() == [2.0, 2.0]
