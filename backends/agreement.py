@@ -39,7 +39,7 @@ _TEXTS = struct.Struct(f"<5q{CALL_NBYTES}s{CALL_NBYTES}s{ERROR_NBYTES}s")
 _FIRST = _NUMBERS.size
 _NO_ERROR = (-1, -1, 0, b"")
 
-_TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_VALUE, _TAG_ROUND = 100, 101, 102, 103, 104
+_TAG_NOTICE, _TAG_VERDICT, _TAG_REFUSAL, _TAG_VALUE, _TAG_QUESTION, _TAG_ANSWER, _TAG_ROUND = range(100, 107)
 GRACE = 1.0  # seconds in which a live, waiting rank answers the notice that another rank has given up
 
 # A waiting rank first polls: a message of a few microseconds must not cost a sleep (60 us at least). It then sleeps,
@@ -57,6 +57,8 @@ _YIELDING = 2e-3
 _SLEEP_FIRST, _SLEEP_LAST = 20e-6, 1e-3
 
 _PROBES_LATE = 200
+_ANSWER = struct.Struct("<qB")
+"""Number of the question, and whether the rank computes in a call: then the others wait on."""
 _REFUSAL = struct.Struct("<qB")
 """Head of a refusal: number of the execution and kind of the error. The text comes after it."""
 
@@ -142,6 +144,12 @@ class Agreement:
         """Whether a SIGINT waits for the next agreement, where all ranks raise KeyboardInterrupt (local)."""
         self.ncalls: int = 0
         self.nexecutions = 0  # executions that start without an agreement
+        self.in_call: bool = False
+        """Whether this rank is in a collective call of the context (local)."""
+        self.asks: bool = False
+        """Whether `pblas.backends.liveness` answers for this rank, and probably for the others (local)."""
+        self._waits = self._has_answered_notice = False
+        self._question = 0
         self._last = float("-inf")  # time of the last agreement
         self.crowd(crowded)
         self._rounds: list[tuple[Line, int, int]] = []
@@ -349,15 +357,55 @@ class Agreement:
                 os.sched_yield()
                 if time.monotonic() - start > _YIELDING:
                     break
-        limit = self.timeout if timeout is None else timeout
-        while not arrived():
-            if time.monotonic() - start > limit or self.peers.probe(_TAG_NOTICE):
-                if arrived():  # it may have come between the last test and the deadline
-                    return
-                before_giving_up()
-                self._give_up(step, limit)
-            time.sleep(pause)
-            pause = min(1.5 * pause, _SLEEP_LAST)
+        limit, asked = self.timeout if timeout is None else timeout, False
+        self._waits = True
+        try:
+            while not arrived():
+                waited, is_over = time.monotonic() - start, self.peers.probe(_TAG_NOTICE)
+                if self.asks and not asked and waited > limit / 2:
+                    asked = True
+                    self._ask()
+                if waited > limit and not is_over and asked and self._others_compute():
+                    start, asked = time.monotonic() - limit / 2, False
+                elif waited > limit or is_over:
+                    if arrived():  # it may have come between the last test and the deadline
+                        return
+                    before_giving_up()
+                    self._give_up(step, limit)
+                time.sleep(pause)
+                pause = min(1.5 * pause, _SLEEP_LAST)
+        finally:
+            self._waits = False
+
+    # Signs of life: a rank that has waited for half of its time asks all others. At the deadline it gives up if one of
+    # them has not answered, or if none of them computes; otherwise it asks again. So a rank may compute for any time,
+    # and one that is stopped or cut off is named within the timeout after its last answer.
+
+    def _ask(self) -> None:
+        """Ask all other ranks whether they are alive."""
+        self._question += 1
+        for rank in set(range(self.size)) - {self.rank}:
+            self.peers.send(_ANSWER.pack(self._question, 0), rank, _TAG_QUESTION)
+
+    def _others_compute(self) -> bool:
+        """Whether all other ranks have answered the last question, and one of them computes."""
+        answers = dict[int, bool]()
+        while (heard := self.peers.receive(_TAG_ANSWER)) is not None:
+            number, computes = _ANSWER.unpack(heard[1])
+            if number == self._question:
+                answers[heard[0]] = bool(computes)
+        return len(answers) == self.size - 1 and any(answers.values())
+
+    def answer(self, peers: Transport) -> None:
+        """Answer questions, in a thread of its own that uses messages of its own (local)."""
+        computes = self.in_call and not self._waits
+        while (heard := peers.receive(_TAG_QUESTION)) is not None:
+            number, _ = _ANSWER.unpack(heard[1])
+            peers.send(_ANSWER.pack(number, computes), heard[0], _TAG_ANSWER)
+        if computes and not self._has_answered_notice and peers.probe(_TAG_NOTICE):
+            self._has_answered_notice = True  # the others must not name this rank
+            for rank in set(range(self.size)) - {self.rank}:
+                peers.send(bytes(1), rank, _TAG_NOTICE)
 
     def _heed_notice(self, step: str) -> None:
         """Raise PeerTimeout too if the other ranks gave up on this rank because it arrived too late."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from pblas import errors
+from pblas.backends import liveness
 from pblas.backends.agreement import BITS, Agreed, AgreedError, Agreement
 from pblas.backends.allocator import Blocks, Provisional, call_site
 from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
@@ -77,6 +78,7 @@ class HostRanks(ABC):
         self._blas = BlasThreads(self.threads)
         self.workspace_slot: WorkspaceSlot | None = None
         """Slot of the plan that is being made or executed, if it shares its memory (local)."""
+        liveness.begin(self.agreement, self.peers)
 
     def _near_blocks(self) -> int:
         """Set of the n, as bits, for which all ranks of this rank's block of n consecutive ranks are near (local).
@@ -355,6 +357,7 @@ class HostRanks(ABC):
 
     def close(self, *, free: bool) -> None:
         """Restore the BLAS threads and, if all ranks do it, free the shared memory."""
+        liveness.end(self.agreement)
         self._blas.close()
         if hasattr(self, "arrays"):  # otherwise its constructor has failed
             self.arrays.close()

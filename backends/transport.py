@@ -188,6 +188,9 @@ class Transport(Protocol):
     def duplicate(self) -> Transport:
         """**Collective.** The same ranks with separate messages; all ranks have arrived."""
 
+    def of_another_thread(self) -> Transport | None:
+        """The same messages for another thread of this process; None if it may send none (local)."""
+
     def world(self) -> Transport:
         """All ranks of the job (global)."""
 

@@ -157,6 +157,9 @@ class MpiTransport:
     def duplicate(self) -> MpiTransport:
         return MpiTransport(self.comm.Dup())
 
+    def of_another_thread(self) -> MpiTransport | None:
+        return MpiTransport(self.comm) if Progress.is_possible() else None
+
     def world(self) -> MpiTransport:
         return MpiTransport(MPI.COMM_WORLD)
 

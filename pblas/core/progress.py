@@ -84,7 +84,8 @@ class Progress:
         self._last = now
         try:
             if callable(self._target):
-                self._target(stage, done)
+                with self._runtime.users_function(f"{self._verb}(progress=...)"):
+                    self._target(stage, done)
             elif sys.stderr is not None:  # None if the shell has closed it
                 self._print(f"{self._verb}: {stage} {done:4.0%}, {now - self._start:.0f} s")
         except Exception as caught:  # noqa: BLE001 - a user's function; `__exit__` raises it

@@ -352,7 +352,8 @@ class Creation:
         step = f"{verb}: evaluate the function"
 
         def checked(i: Array, j: Array) -> Array:
-            value = entries(i, j)
+            with self.runtime.users_function(verb):
+                value = entries(i, j)
             block = np.asarray(value)
             context = f"{verb}: the function f(i, j) returned {type(value).__name__}"
             _check_conversion(context, block.dtype, local.dtype)

@@ -29,6 +29,7 @@ class Calls:
         self.backend = backend
         self.closed = False  # whether the context is closed, so that no agreement follows (global)
         self.read_since = -1  # the last agreement before peers began to read memory of this rank (global)
+        self.users = ""  # the call that calls a function of the user at the moment, if there is one (local)
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
@@ -41,9 +42,16 @@ class Calls:
                 f"{verb}: the context is used by two threads at once; make a context for each thread, or let them take "
                 f"turns"
             )
+        if self.users:
+            self._thread.release()
+            raise errors.ContextError(
+                f"{verb}: {self.users} calls a function of yours, which makes this collective call; the ranks do not "
+                f"call the function at the same time. Compute what it needs before"
+            )
         self._depth += 1
         if self._depth > 1:
             return
+        self.backend.agreement.in_call = True
         self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         if threading.get_ident() == threading.main_thread().ident:
             handler = _signal.getsignal(SIGINT)
@@ -70,6 +78,7 @@ class Calls:
                 raise KeyboardInterrupt
         finally:
             self._depth = 0
+            self.backend.agreement.in_call = False
             try:
                 if self._handler is not None:
                     _signal.signal(SIGINT, self._handler)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -126,6 +126,15 @@ class Runtime:
         `local_step`, after which the context stays usable.
         """
         return CollectiveCall(self._calls, verb, begin or self.check_open)
+
+    @contextmanager
+    def users_function(self, verb: str) -> Iterator[None]:
+        """A with block in which a function of the user runs: a collective call in it raises ContextError (local)."""
+        self._calls.users = verb
+        try:
+            yield
+        finally:
+            self._calls.users = ""
 
     def check_open(self, verb: str) -> None:
         """Raise ContextError if the context is closed or broken, without communication (local)."""

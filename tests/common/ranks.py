@@ -13,6 +13,7 @@ from mpi4py import MPI
 
 import pblas
 from pblas import Grid, MatrixDescriptor
+from pblas.backends import liveness
 from pblas.runtime.runtime import Runtime
 from tests.common.gauge import NAMES
 from tests.common.window_engine import PushBackend
@@ -95,6 +96,12 @@ def wait_for_release() -> None:
             while not COMM.iprobe(rank):
                 time.sleep(0.01)
             COMM.recv(source=rank)
+
+
+def wait_as_if_stopped(ctx: pblas.Context) -> None:
+    """As `wait_for_release`, in the middle of a call, and without signs of life, as a process that is stopped."""
+    liveness.end(ctx.runtime.backend.agreement)
+    wait_for_release()
 
 
 def outcome_with_late_rank(late: int, call: Callable[[], object]) -> tuple[str, str]:

@@ -40,7 +40,7 @@ from tests.common.ranks import (
     release,
     same_on_all_ranks,
     some_wrong,
-    wait_for_release,
+    wait_as_if_stopped,
     waits,
     waits_long,
 )
@@ -383,7 +383,7 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_product_is_named(
 
             def slow(*arguments: Any) -> None:
                 monkeypatch.undo()
-                wait_for_release()
+                wait_as_if_stopped(ctx)
                 usual(*arguments)
 
             monkeypatch.setattr(allgather_gemm, "gemm_runs", slow)
@@ -409,7 +409,7 @@ def test_a_rank_that_falls_behind_in_the_middle_of_a_factorization_is_named(monk
 
             def slow(*arguments: Any) -> Any:
                 if next(calls) == 1:
-                    wait_for_release()
+                    wait_as_if_stopped(ctx)
                 return usual(*arguments)
 
             monkeypatch.setattr(RunLu, "factor", slow)
