@@ -5,6 +5,7 @@
 # make check        formatting, lint, types, import rules, documentation
 # make conformance  the tables of the PBLAS testing programs, all of them, on six ranks
 # make peer         the same problems through Debian's ScaLAPACK, which it installs, and through pblas
+# make soak       for MINUTES (10): a mix of all calls in one context, and beside it jobs that lose a rank
 # make test-floors  a part of the tests, with the oldest NumPy, SciPy and mpi4py that pyproject.toml allows
 # make test-torch   the tests of tensors of torch and of ranks that torchrun starts, with its wheel for CPUs
 # make docs         the site, in docs/_build/html
@@ -33,7 +34,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
-.PHONY: demo quick test test-gpu test-openmpi test-floors test-torch conformance peer dist clean venv
+.PHONY: demo quick test test-gpu test-openmpi test-floors test-torch conformance peer soak dist clean venv
 .PHONY: check check-format check-lint check-types check-imports check-cycles docs torch-if-found
 
 demo: $(VENV)/.demo
@@ -64,6 +65,10 @@ test-torch: $(VENV_TORCH)/.torch
 
 conformance: $(VENV)/.dev
 	@$(BIN)/mpiexec -n 6 $(BIN)/python -m mpi4py -m tests.conformance.run
+
+MINUTES ?= 10
+soak: $(VENV)/.dev
+	@$(BIN)/python tests/soak/run.py --minutes $(MINUTES)
 
 # Debian's ScaLAPACK runs on the environment's MPICH (tests/peer/library.py). First programs in Fortran beside their
 # translations, whose outputs are the same, then random problems.

@@ -17,6 +17,7 @@ import pblas
 from pblas import DistMatrix
 from tests.common.gauge import Array
 from tests.common.operations.catalogue import OPERATIONS
+from tests.common.operations.conditions import CONDITIONS, Placed
 from tests.common.operations.operation import (
     Layout,
     Operand,
@@ -25,7 +26,6 @@ from tests.common.operations.operation import (
     descriptor,
     made,
     outcome,
-    padded,
     part,
     placed,
     result_given,
@@ -36,19 +36,6 @@ from tests.common.ranks import COMM, Contexts, check_memory, delay_exchanges
 SETTINGS = ("shared",)
 WITH_MATRICES = [name for name, operation in OPERATIONS.items() if operation.operands]
 pytestmark = pytest.mark.mpi(min_size=2)
-
-
-def read_only(x: Array) -> Array:
-    view = x[...]
-    view.flags.writeable = False
-    return view
-
-
-CONDITIONS: dict[str, Callable[[Array], Array]] = {
-    "outside the window": lambda x: padded(x, "F", 0),
-    "another leading dimension": lambda x: padded(x, "F", 3),
-    "read-only": read_only,
-}
 
 
 LAWFUL = ("overlap", "out is", "distributed differently")
@@ -84,27 +71,6 @@ class Calls:
         texts = dict.fromkeys(text for failures in COMM.allgather(self.failures) for text in failures[:8])
         if texts:
             pytest.fail("\n".join(texts))
-
-
-class Placed:
-    """As `placed`, but one rank's memory of one operand meets a condition."""
-
-    def __init__(self, which: str, wrong: int, condition: str) -> None:
-        self._which, self._wrong, self._condition = which, wrong, condition
-        self._memory = self._before = np.empty(0)
-
-    def __call__(self, ctx: pblas.Context, name: str, x: Array, operand: Operand) -> DistMatrix:
-        """**Collective.**"""
-        matrix = placed(ctx, name, x, operand)
-        if name != self._which:
-            return matrix
-        local = CONDITIONS[self._condition](matrix.local) if ctx.rank == self._wrong else matrix.local
-        self._memory, self._before = local, local.copy()
-        return ctx.from_local(local, matrix.desc)
-
-    def written(self) -> bool:
-        """Whether read-only memory has changed."""
-        return not self._memory.flags.writeable and not np.array_equal(self._memory, self._before, equal_nan=True)
 
 
 def calls_that_write(operation: Operation) -> Iterator[Values]:
