@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,11 +87,18 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
         raise FileFormatError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
 
 
-def write_header(path: str, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Header:
-    """Make an HDF5 file of one dataset, whose elements are not written."""
+def write_header(
+    path: str, temporary: str, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any], *, overwrite: bool
+) -> Header:
+    """Add a dataset, whose elements are not written, to a copy of the file at `path`, or to an empty file."""
     h5py = library()
+    is_new = Path(temporary).stat().st_size == 0
+    if not is_new and not h5py.is_hdf5(temporary):
+        raise FileFormatError(f"{path}: cannot be written: it exists, and is not an HDF5 file; choose another name")
     try:
-        with h5py.File(path, "w", locking="best-effort") as file:
+        with h5py.File(temporary, "w" if is_new else "r+", locking="best-effort") as file:
+            if dataset in file:
+                _delete(h5py, path, file, dataset, overwrite=overwrite)
             links, options = (h5py.h5p.create(kind) for kind in (h5py.h5p.LINK_CREATE, h5py.h5p.DATASET_CREATE))
             links.set_create_intermediate_group(True)
             options.set_layout(h5py.h5d.CONTIGUOUS)
@@ -99,8 +107,21 @@ def write_header(path: str, dataset: str, shape: tuple[int, int], dtype: np.dtyp
             space, stored = h5py.h5s.create_simple(shape), _memory_type(h5py, dtype)
             made = h5py.h5d.create(file.id, dataset.encode(), stored, space, dcpl=options, lcpl=links)
             return Header(shape, dtype, "C", made.get_offset(), dataset)
+    except FileFormatError:
+        raise
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise FileFormatError(f"dataset {dataset!r} cannot be made: {error}") from None
+        raise FileFormatError(f"{path}: dataset {dataset!r} cannot be made: {error}") from None
+
+
+def _delete(h5py: Any, path: str, file: Any, dataset: str, *, overwrite: bool) -> None:
+    """Delete a dataset of an open file, if that is what the caller wants."""
+    if not isinstance(file[dataset], h5py.Dataset):
+        raise FileFormatError(f"{path}: {dataset!r} is a group of datasets; pass another dataset=")
+    if not overwrite:
+        raise FileFormatError(
+            f"{path}: there is a dataset {dataset!r} already; pass overwrite=True to replace it, or another dataset="
+        )
+    del file[dataset]
 
 
 def _dataset(h5py: Any, path: str | os.PathLike[str], file: Any, name: str | None) -> tuple[str, Any]:
