@@ -81,7 +81,7 @@ def create(
             else:
                 if Path(path).exists():
                     shutil.copyfile(path, temporary)
-                header = hdf5.write_header(path, temporary, dataset or "data", shape, dtype, overwrite=overwrite)
+                header = hdf5.write_header(path, temporary, dataset or hdf5.DEFAULT, shape, dtype, overwrite=overwrite)
             offset, nbytes = header.offset, shape[0] * shape[1] * dtype.itemsize
             if nbytes and offset is not None:
                 if hasattr(os, "posix_fallocate"):  # a full disk raises here; a memory map would get a SIGBUS later

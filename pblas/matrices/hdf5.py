@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
 
+DEFAULT = "data"
+"""The name of a saved dataset, unless the caller gives one."""
 _PANEL_NBYTES = 16 << 20
 """Memory for the rows that are read at a time, unless one chunk is larger."""
 _SHOWN = 5
@@ -93,12 +95,13 @@ def write_header(
     """Add a dataset, whose elements are not written, to a copy of the file at `path`, or to an empty file."""
     h5py = library()
     is_new = Path(temporary).stat().st_size == 0
-    if not is_new and not h5py.is_hdf5(temporary):
-        raise FileFormatError(f"{path}: cannot be written: it exists, and is not an HDF5 file; choose another name")
+    if not is_new:
+        _check_format(h5py, path, temporary)
     try:
         with h5py.File(temporary, "w" if is_new else "r+", locking="best-effort") as file:
             if dataset in file:
-                _delete(h5py, path, file, dataset, overwrite=overwrite)
+                _check_place(h5py, path, file, dataset, overwrite=overwrite)
+                del file[dataset]
             links, options = (h5py.h5p.create(kind) for kind in (h5py.h5p.LINK_CREATE, h5py.h5p.DATASET_CREATE))
             links.set_create_intermediate_group(True)
             options.set_layout(h5py.h5d.CONTIGUOUS)
@@ -113,15 +116,30 @@ def write_header(
         raise FileFormatError(f"{path}: dataset {dataset!r} cannot be made: {error}") from None
 
 
-def _delete(h5py: Any, path: str, file: Any, dataset: str, *, overwrite: bool) -> None:
-    """Delete a dataset of an open file, if that is what the caller wants."""
+def check_is_new(path: str, dataset: str | None) -> None:
+    """Refuse an existing file to which a dataset of this name cannot be added."""
+    h5py = library()
+    with reading(path):
+        _check_format(h5py, path, path)
+        with h5py.File(path, "r", locking="best-effort") as file:
+            if (dataset or DEFAULT) in file:
+                _check_place(h5py, path, file, dataset or DEFAULT, overwrite=False)
+
+
+def _check_format(h5py: Any, path: str, copy: str) -> None:
+    """Refuse a file of another format, of which there may be a copy."""
+    if not h5py.is_hdf5(copy):
+        raise FileFormatError(f"{path}: cannot be written: it exists, and is not an HDF5 file; choose another name")
+
+
+def _check_place(h5py: Any, path: str, file: Any, dataset: str, *, overwrite: bool) -> None:
+    """Refuse to replace a group, or a dataset that the caller does not want to lose."""
     if not isinstance(file[dataset], h5py.Dataset):
         raise FileFormatError(f"{path}: {dataset!r} is a group of datasets; pass another dataset=")
     if not overwrite:
         raise FileFormatError(
             f"{path}: there is a dataset {dataset!r} already; pass overwrite=True to replace it, or another dataset="
         )
-    del file[dataset]
 
 
 def _dataset(h5py: Any, path: str | os.PathLike[str], file: Any, name: str | None) -> tuple[str, Any]:

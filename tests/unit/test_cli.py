@@ -78,6 +78,10 @@ def test_every_command_has_help_that_fits_a_wide_terminal(command: str, capsys: 
         (["solve", "a.npy", "b.npy"], "-o/--output"),
         (["solve", "a.npy", "b.npy", "-o", "x.npy", "--assume-a", "her"], "invalid choice: 'her'"),
         (["demo", "--m", "0"], "got '0'"),
+        (["demo", "--m", "1.5"], "an integer of at least 1, got '1.5'"),
+        (["demo", "--m", "1e999999999"], "an integer of at least 1, got '1e999999999'"),
+        (["demo", "--m", "nan"], "an integer of at least 1, got 'nan'"),
+        (["matmul", "a.h5", "b.h5", "-o", "d.h5", "--dataset", "x=a"], "A=NAME, B=NAME, C=NAME, D=NAME, got 'x=a'"),
         (["bench", "--seconds", "0"], "a positive number of seconds, got '0'"),
         (["bench", "--seconds", "nan"], "a positive number of seconds, got 'nan'"),
     ],
@@ -140,6 +144,14 @@ def test_plan_prints_the_plan(capsys: Capture) -> None:
 def test_plan_takes_layouts_of_the_stored_matrices(options: str, name: str, capsys: Capture) -> None:
     assert main(["plan", "--m", "64", "--n", "96", "--k", "128", "--ranks", "4", *options.split()]) == 0
     assert capsys.readouterr().out.startswith(f"{name}: ")
+
+
+def test_integers_may_be_written_as_numbers_of_programs(capsys: Capture) -> None:
+    printed = []
+    for m in ("1000000", "1e6", "1_000_000", "1E+6", "0.5e6"):
+        assert main(["plan", "--m", m, "--n", "8", "--k", "8", "--ranks", "4", "--a", "row:1e3"]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] == printed[2] == printed[3] != printed[4]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(512, 512, 65536), (65536, 512, 512), (4096, 4096, 4096), (7, 9, 0)])
