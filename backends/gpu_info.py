@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from pblas.errors import BackendError
 
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
+INSTALL = "pip install 'cupy-cuda13x[ctk]' nvidia-nvshmem-cu13 nvshmem4py-cu13 nvmath-python cuda-core (CUDA 12: cu12)"
+"""The packages of the extra `cuda13`, by their own names."""
+INSTALL_CTK = "pip install 'cupy-cuda13x[ctk]' brings it (CUDA 12: cupy-cuda12x)"
 DEFAULT_QUEUES = 8
 """Hardware queues of CUDA for the work of streams, if that variable is not set."""
 

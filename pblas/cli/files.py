@@ -11,7 +11,7 @@ import numpy as np
 
 from pblas.backends.settings import TIMEOUT
 from pblas.cli.layout import on_grids
-from pblas.cli.output import add_command, dtype, make_progress, pairs, scalar, trans
+from pblas.cli.output import Console, add_command, dtype, make_progress, pairs, scalar, trans
 from pblas.config import bytes_text
 from pblas.errors import ArgumentError, BackendError, FileFormatError
 from pblas.matrices import files, hdf5
@@ -20,8 +20,6 @@ from pblas.matrices.complete_files import begin, destination, discard, finish
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
-
-    from rich.console import Console
 
     from pblas.backends.dtypes import Array
     from pblas.cli.output import Parser

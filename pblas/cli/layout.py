@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.cli.output import add_command, extent, pair, size
+from pblas.cli.output import Console, add_command, extent, pair, size
 from pblas.layouts import Grid, MatrixDescriptor
 from pblas.matrices.complete_files import write
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from rich.console import Console
 
 
 def add_parser(commands: Any, rank: int) -> None:

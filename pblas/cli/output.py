@@ -9,10 +9,24 @@ import os
 import sys
 import time
 from decimal import Decimal, InvalidOperation
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+try:
+    from rich.box import SIMPLE_HEAD as SIMPLE_HEAD  # noqa: PLC0414 - for the commands
+    from rich.console import Console as Console  # noqa: PLC0414 - for the commands
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table as Table  # noqa: PLC0414 - for the commands
+except ImportError:
+    if not TYPE_CHECKING:
+        from pblas.cli.plain import (  # noqa: F401 - for the commands
+            SIMPLE_HEAD,
+            BarColumn,
+            Console,
+            Progress,
+            Table,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
 # Environment variables with the rank of a process: of MPICH and Intel MPI, Open MPI, PMIx, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")

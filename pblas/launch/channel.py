@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import pickle
 import socket
 import struct
 import traceback
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from importlib.util import find_spec
+from types import FunctionType
 from typing import Any
 
 from pblas import errors
@@ -21,24 +23,35 @@ Frames = Sequence[bytes | bytearray | memoryview]
 """A message: the pickle, then the buffers of arrays that are not copied into it."""
 
 
-def cloudpickle_for(verb: str) -> ModuleType:
-    """The package cloudpickle, which also pickles closures and functions of scripts and notebooks."""
+class _ByName(pickle.Pickler):
+    """Pickles functions and classes by name, where cloudpickle is not installed; not those of the script."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            raise pickle.PicklingError(f"{value.__qualname__} is of the script, not of a module")
+        return NotImplemented
+
+
+def _dumps(value: object, callback: Callable[[pickle.PickleBuffer], object] | None = None) -> bytes:
+    """A value as bytes; with cloudpickle also closures and functions of scripts and notebooks."""
     try:
-        import cloudpickle
+        from cloudpickle import Pickler
     except ImportError:
-        raise errors.BackendError(f"{verb} needs cloudpickle: pip install cloudpickle") from None
-    package: ModuleType = cloudpickle
-    return package
+        Pickler = _ByName
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=callback).dump(value)
+    return file.getvalue()
 
 
 def packed(verb: str, value: Any, what: str) -> Frames:
     """A value as a message."""
-    cloudpickle = cloudpickle_for(verb)
     buffers: list[pickle.PickleBuffer] = []
     try:
-        head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        head = _dumps(value, buffers.append)
     except Exception as caught:
-        raise errors.ArgumentError(f"{verb}: {what} cannot be sent: {type(caught).__name__}: {caught}") from caught
+        remedy = "" if find_spec("cloudpickle") else "; pip install cloudpickle, which sends more functions and classes"
+        text = f"{verb}: {what} cannot be sent: {type(caught).__name__}: {caught}{remedy}"
+        raise errors.ArgumentError(text) from caught
     return [head, *(buffer.raw() for buffer in buffers)]
 
 
@@ -162,10 +175,9 @@ def _pickled(error: BaseException) -> bytes:
     An exception whose class has other arguments than `args` is pickled, but not unpickled: it is made without
     `__init__`.
     """
-    cloudpickle = cloudpickle_for("pblas.run")
     for value in (error, (type(error), error.args, vars(error))):
         try:
-            raw: bytes = cloudpickle.dumps(value)
+            raw = _dumps(value)
             if str(_unpickled(raw)) == str(error):
                 return raw
         except Exception:  # noqa: BLE001, S112 - a user's class may raise anything

@@ -20,7 +20,7 @@ class Pool:
 
     A plain script or a notebook makes it: it starts `mpiexec`, the one that MPIEXEC names, that of this Python's
     environment, or that on the path. Each rank makes a `Context`, which stays from call to call. The extra `run` brings
-    cloudpickle, which sends functions to the ranks.
+    cloudpickle, which sends functions of scripts and notebooks; without it functions of modules can be sent.
 
     A matrix cannot be an argument or a result, because its parts are in the memory of the ranks. To keep it for later
     calls, make it an attribute of the context: `ctx.A = A`. It stays after most errors. It is lost if a function closes
@@ -33,7 +33,7 @@ class Pool:
 
     Raises:
         ArgumentError: invalid arguments.
-        BackendError: there is no cloudpickle or no mpiexec, the ranks do not start, or this process is a rank itself.
+        BackendError: there is no mpiexec, the ranks do not start, or this process is a rank itself.
         The exception of `Context` on the ranks.
 
     Example::

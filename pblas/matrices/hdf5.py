@@ -38,7 +38,7 @@ def library() -> Any:
     try:
         return import_module("h5py")
     except ImportError as caught:
-        raise BackendError(f".h5 files need h5py: {caught}; pip install 'pblas[hdf5]', or use a .npy file") from None
+        raise BackendError(f".h5 files need h5py: {caught}; pip install h5py, or use a .npy file") from None
 
 
 def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:

@@ -199,11 +199,23 @@ def test_an_exception_that_cannot_be_pickled_keeps_its_text(kept: pblas.Pool) ->
         kept.run(lambda _: _raise(ValueError(threading.Lock())))
 
 
+BELONGINGS: dict[str, Callable[[pblas.Context], Any]] = {
+    "the context": lambda ctx: ctx,
+    "a plan": lambda ctx: pblas.plan_matmul(ctx.ones((4, 4)), ctx.ones((4, 4))),
+    "a factor": lambda ctx: pblas.linalg.lu_factor(ctx.eye(4)),
+}
+
+
 def test_matrices_do_not_travel(kept: pblas.Pool) -> None:
     with pytest.raises(pblas.ArgumentError, match=r"the result of rank 0 .* A\.to_global\(\)"):
         kept.run(lambda ctx: [ctx.ones((2, 2))])
     with pytest.raises(pblas.ArgumentError, match="an argument of it cannot be sent"):
         kept.run(print, (threading.Lock(),))
+    for name in ("the context", "a plan", "a factor"):
+        with pytest.raises(
+            pblas.ArgumentError, match=r"TypeError: a pblas\.Context, and what belongs to it, cannot|DistM"
+        ):
+            kept.run(BELONGINGS[name])
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -328,15 +340,22 @@ def test_wrong_arguments_start_nothing(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(pblas.BackendError, match="pip install cloudpickle"):
-        channel.packed("pblas.run", 1, "it")
     monkeypatch.setenv("MPIEXEC", "/nowhere/mpiexec -x")
     with pytest.raises(pblas.BackendError, match=r"no '/nowhere/mpiexec' to start ranks: pip install mpi4py mpich"):
         job.launcher("pblas.run")
     monkeypatch.setenv("MPIEXEC", "mpiexec --some 'more of it'")
     monkeypatch.setattr("shutil.which", lambda name: name)
     assert job.launcher("pblas.run") == ["mpiexec", "--some", "more of it"]
+
+
+def test_without_cloudpickle_functions_of_modules_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    monkeypatch.setattr(channel, "find_spec", lambda _: None)
+    assert channel.unpacked(channel.packed("pblas.run", (left_of, np.eye(3)), "it"))[0] is left_of
+    monkeypatch.setattr(left_of, "__module__", "__main__")  # as of a script
+    for value in (lambda: 1, left_of):
+        with pytest.raises(pblas.ArgumentError, match=r"it cannot be sent: .*; pip install cloudpickle"):
+            channel.packed("pblas.run", value, "it")
 
 
 def test_a_launcher_that_fails_is_named_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -226,7 +226,7 @@ def test_without_h5py_the_error_names_the_remedy(ctx: Context, folder: Path, mon
         with monkeypatch.context() as patch:
             if COMM.rank in ranks:
                 patch.setitem(sys.modules, "h5py", None)
-            text = "pip install 'pblas[hdf5]'"
+            text = "pip install h5py"
             raises_on_all_ranks(BackendError, text, partial(ctx.load, folder / "x.h5"))
             if 0 in ranks:
                 raises_on_all_ranks(BackendError, text, partial(a.save, folder / "x.h5"))
