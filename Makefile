@@ -145,7 +145,7 @@ $(VENV)/.python:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.python pyproject.toml
-	$(call step,install,$(BIN)/pip install -e '.[mpi$(comma)cli]')
+	$(call step,install,$(BIN)/pip install -e '.[mpi$(comma)cli$(comma)run]')
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml

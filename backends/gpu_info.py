@@ -10,6 +10,9 @@ from pblas.errors import BackendError
 
 QUEUES_VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 DEFAULT_QUEUES = 8  # hardware queues of CUDA for the work of streams, if that variable is not set
+INSTALL = "pip install 'cupy-cuda13x[ctk]' nvidia-nvshmem-cu13 nvshmem4py-cu13 nvmath-python cuda-core (CUDA 12: cu12)"
+"""The packages of the extra `cuda13`, by their own names."""
+INSTALL_CTK = "pip install 'cupy-cuda13x[ctk]' brings it (CUDA 12: cupy-cuda12x)"
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 MPI and Gloo deliver a question to a rank that multiplies, but the rank reads no messages meanwhile. BLAS, LAPACK, long
 loops of NumPy and `time.sleep` leave the interpreter to this thread. A function that holds the interpreter for longer
-than the timeout of a context counts as stopped. Where MPI does not let two threads call it, ranks give no signs of life.
+than the timeout of a context counts as stopped. Where MPI does not let two threads call it, no rank answers.
 """
 
 from __future__ import annotations

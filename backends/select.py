@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends import log
 from pblas.backends.agreement import rendezvous
+from pblas.backends.gpu_info import INSTALL
 from pblas.backends.local_step import LocalStep
 from pblas.backends.settings import TIMEOUT, Movement, Name, checked_name
 
@@ -110,7 +111,7 @@ def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGro
         from pblas.backends import mpi
     except (ImportError, RuntimeError) as caught:
         raise errors.BackendError(
-            f"{operation}: backend 'mpi' is not available: {caught}. pip install 'pblas[mpi]', or an MPI of the "
+            f"{operation}: backend 'mpi' is not available: {caught}. pip install mpi4py mpich, or an MPI of the "
             f"system. Ranks that torchrun started need none: pass process_group=torch.distributed.group.WORLD"
         ) from None
     return mpi.peers_of(comm, operation)
@@ -119,7 +120,7 @@ def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGro
 def gpu_state(device: int | None, *, mpi: bool = True) -> tuple[int, str]:
     """GPU state of this rank, and the missing requirement with its remedy (local)."""
     if find_spec("cupy") is None:
-        return ABSENT, "No module named 'cupy'. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+        return ABSENT, f"No module named 'cupy'. {INSTALL}"
     from pblas.backends.cuda.device import probe, problem
 
     platform = probe()
@@ -129,13 +130,13 @@ def gpu_state(device: int | None, *, mpi: bool = True) -> tuple[int, str]:
         try:  # a missing requirement is reported now, not later on one rank
             import_module("pblas.backends.cuda.backend" if mpi else "pblas.backends.cuda.base")
         except ImportError as caught:
-            return UNFIT, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+            return UNFIT, f"{caught}. {INSTALL}"
         error = problem(platform, index)
         if error is None:
             try:
                 import pblas.backends.nvshmem.backend  # noqa: F401 - imported as a test
             except ImportError as caught:
-                return MESSAGES, f"{caught}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+                return MESSAGES, f"{caught}. {INSTALL}"
             return READY, ""
         return MESSAGES, str(error)
     has_no_gpu = (

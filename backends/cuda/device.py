@@ -11,11 +11,10 @@ from importlib.util import find_spec
 from itertools import combinations
 from typing import Any
 
-from pblas.backends.gpu_info import Gpu, Platform, uuid_text, version_text
+from pblas.backends.gpu_info import INSTALL, Gpu, Platform, uuid_text, version_text
 from pblas.errors import BackendError
 
 _INSUFFICIENT_DRIVER = 35  # cudaErrorInsufficientDriver, which CuPy does not export
-_INSTALL = "pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
 
 
 # Queries
@@ -131,7 +130,7 @@ def problem(platform: Platform, device: int | None = None, *, messages: bool = F
     the driver serves CUDA 12.8, CuPy 14.2.0 needs 13.0; update the driver, or install CuPy for CUDA 12
     """
     if not platform.cupy:
-        return BackendError(f"{platform.lack}. {_INSTALL}")
+        return BackendError(f"{platform.lack}. {INSTALL}")
     if platform.driver == 0:
         return BackendError("no NVIDIA driver is loaded; install one, or use backend='mpi'")
     if platform.status == _INSUFFICIENT_DRIVER or platform.driver // 1000 < platform.runtime // 1000:
@@ -145,7 +144,7 @@ def problem(platform: Platform, device: int | None = None, *, messages: bool = F
     if device is not None and not 0 <= device < platform.count:
         return BackendError(f"device must be one of the visible GPUs, 0..{platform.count - 1}, got {device}")
     if platform.lack and not messages:
-        return BackendError(f"{platform.lack}. {_INSTALL}")
+        return BackendError(f"{platform.lack}. {INSTALL}")
     return None
 
 

@@ -27,6 +27,7 @@ from pblas.backends.cuda.gemm_problem import (
     read,
 )
 from pblas.backends.cuda.kernels import Stream, give
+from pblas.backends.gpu_info import INSTALL_CTK
 from pblas.backends.push_engine import EXACT, Finish, GemmModes
 from pblas.errors import BackendError, PblasWarning
 
@@ -63,9 +64,7 @@ class Gemm:
             self._handle = cublasLt.create()
             self.version: int = int(cublasLt.get_version())
         except Exception as error:
-            raise BackendError(
-                f"cuBLASLt does not start: {error}. The extra for this CUDA brings it: pip install 'pblas[cuda13]'."
-            ) from error
+            raise BackendError(f"cuBLASLt does not start: {error}. {INSTALL_CTK}") from error
         self.choices: Choices = Choices(
             properties["name"].decode(), properties["multiProcessorCount"], self.version, workspace_nbytes
         )

@@ -20,6 +20,7 @@ from nvmath import CudaDataType
 from nvmath.bindings import cusolverDn
 
 from pblas.backends.cuda import streams
+from pblas.backends.gpu_info import INSTALL_CTK
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ class Lapack:
         try:
             self._handle, self._params = cusolverDn.create(), cusolverDn.create_params()
         except Exception as error:
-            raise BackendError(
-                f"cuSOLVER does not start: {error}. The extra for this CUDA brings it: pip install 'pblas[cuda13]'."
-            ) from error
+            raise BackendError(f"cuSOLVER does not start: {error}. {INSTALL_CTK}") from error
         self._kernels, self._inversion = DtypeKernels("lapack"), DtypeKernels("invert")
         self._memory: dict[tuple[int, str], Any] = {}
         self._hosts: list[Any] = [np.empty(0, np.uint8)]

@@ -40,10 +40,13 @@ def check_launcher() -> None:
         size = os.environ.get(name, "1")
         if size.isdigit() and int(size) > 1 and MPI.COMM_WORLD.Get_size() == 1:
             library = MPI.Get_library_version().partition("\n")[0].strip("\0 ")
+            own = Path(sys.executable).parent / "mpiexec"
+            remedy = f"Start with {own}" if own.exists() else "Start with the mpiexec of that library"
+            if name.startswith("SLURM"):
+                remedy += ", or with srun --mpi=pmi2 for MPICH, srun --mpi=pmix for Open MPI"
             raise BackendError(
                 f"the launcher started {size} ranks ({name}={size}), but MPI sees {size} jobs of one rank each: "
-                f"mpiexec and the MPI library of mpi4py ({library}) do not belong together. Start with the mpiexec of "
-                f"that library: {Path(sys.executable).parent / 'mpiexec'} if it came with pip"
+                f"mpiexec and the MPI library of mpi4py ({library}) do not belong together. {remedy}"
             )
 
 

@@ -155,6 +155,8 @@ class MpiTransport:
         return WindowMemory(node)
 
     def duplicate(self) -> MpiTransport:
+        if world.spans_world(self.comm):  # all ranks of the job are here
+            world.unlink_segments()
         return MpiTransport(self.comm.Dup())
 
     def of_another_thread(self) -> MpiTransport | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.agreement import Agreement, rendezvous
 from pblas.backends.cuda import device as gpu
-from pblas.backends.gpu_info import Gpu, shared_device_error
+from pblas.backends.gpu_info import INSTALL, Gpu, shared_device_error
 from pblas.backends.nvshmem.settings import (
     SHARE_VARIABLE,
     Pool,
@@ -390,10 +390,7 @@ def _core_device(index: int) -> Any:
 
 def _failure(problem: str, caught: Exception) -> errors.BackendError:
     text = str(caught).strip().partition("\n")[0] or type(caught).__name__
-    return errors.BackendError(
-        f"NVSHMEM: {problem}: {text}. pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12; NVSHMEM_DEBUG=INFO "
-        f"says more"
-    )
+    return errors.BackendError(f"NVSHMEM: {problem}: {text}. {INSTALL}; NVSHMEM_DEBUG=INFO says more")
 
 
 class Order:

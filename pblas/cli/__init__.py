@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pblas
 from pblas.cli import bench, demo, files, info, layout, plan
 from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
-from pblas.errors import DTypeError, PblasError, PeerTimeout
+from pblas.errors import DTypeError, FileFormatError, PblasError, PeerTimeout
 
 _COMMANDS = (
     *(demo.add_parser, bench.add_parser, files.add_matmul, files.add_solve),
@@ -72,6 +72,9 @@ def _remedy(arguments: Namespace, error: Exception) -> str:
     """The option that helps, where the error's text names a Python argument."""
     if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul", "solve") and arguments.dtype is None:
         return "; from the shell, --dtype gives all matrices one"
+    if isinstance(error, FileFormatError) and arguments.command in ("matmul", "solve") and "dataset=" in str(error):
+        option = ", --overwrite replaces it" if "overwrite=" in str(error) else ""
+        return f"; from the shell, --dataset A=NAME names that of A, and so on{option}"
     if type(error).__name__ == "NotPositiveDefiniteError":  # of a module that imports NumPy
         return "; from the shell, --assume-a gen solves it by LU"
     return ""

@@ -8,12 +8,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.bench_cases import measure
-from pblas.cli.output import add_command, size
+from pblas.cli.output import SIMPLE_HEAD, Console, Table, add_command, size
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.launch import run as run_on_ranks
 from pblas.launch.job import rank_variable
@@ -21,8 +18,6 @@ from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from rich.console import Console
 
 _MOST_RANKS = 16  # that are started without --ranks
 _HEADERS = ("", "size", "pblas, ms", "rate", "peer, ms", "ratio", "rounds", "peer")

@@ -12,21 +12,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from threadpoolctl import threadpool_limits
 
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.layout import Kind, Named
-from pblas.cli.output import add_command, dtype, make_progress, size
+from pblas.cli.output import SIMPLE_HEAD, Console, Table, add_command, dtype, make_progress, size
 from pblas.config import bytes_text
 from pblas.errors import BackendError, DescriptorError, FileFormatError
 from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from rich.console import Console
 
     from pblas.backends.dtypes import Array
     from pblas.context import Context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,18 @@ import numpy as np
 
 from pblas.backends.settings import TIMEOUT
 from pblas.cli.layout import on_grids
-from pblas.cli.output import add_command, check_output, dtype, make_progress, pairs, scalar, trans
+from pblas.cli.output import Console, add_command, dtype, make_progress, pairs, scalar, trans
 from pblas.config import bytes_text
-from pblas.errors import BackendError, FileFormatError
+from pblas.errors import ArgumentError, BackendError, FileFormatError
+from pblas.matrices import files, hdf5
+from pblas.matrices.complete_files import begin, destination, discard, finish
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from rich.console import Console
+    from collections.abc import Sequence
 
     from pblas.backends.dtypes import Array
+    from pblas.cli.output import Parser
     from pblas.context import Context
     from pblas.layouts import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
@@ -34,7 +37,44 @@ Every rank reads and writes only its own part of the files, so matrices may be l
   PxQ      blocks over P process rows and Q process columns
 --block MBxNB deals out rows in blocks of MB and columns in blocks of NB; without it each rank has one block. D gets the
 layout that moves the fewest bytes, and C the layout of D. `plan` with the same --grid and --block prints what moves.
+
+An .h5 file may hold several matrices: --dataset A=run/a names that of A, --dataset D=product that of the result, which
+is added to the file.
 """
+
+
+def _add_datasets(parser: Parser, operands: str) -> None:
+    """Add the options for datasets of .h5 files, and for files that the result replaces."""
+
+    def named(text: str) -> tuple[str, str]:
+        operand, _, name = text.partition("=")
+        if not name or operand not in operands:
+            wanted = ", ".join(f"{operand}=NAME" for operand in operands)
+            raise argparse.ArgumentTypeError(f"expected one of {wanted}, got {text!r}")
+        return operand, name
+
+    help_text = f"dataset of an .h5 file, of {', '.join(operands)}; may be given several times"
+    parser.add_argument(
+        "--dataset", type=named, action="append", default=[], metavar=f"{operands[0]}=NAME", help=help_text
+    )
+    help_text = "replace a file that is read too, or a dataset of that name"
+    parser.add_argument("--overwrite", action="store_true", help=help_text)
+
+
+def _check_output(arguments: Namespace, dataset: str | None, inputs: Sequence[str | None]) -> None:
+    """Check the path of a result before the work, on every rank and with the same result on all of them."""
+    command, path = arguments.command, arguments.output
+    folder = destination(path).parent
+    is_hdf5 = files.format_of(command, path) == "hdf5"
+    files.checked_dataset(command, path, dataset)
+    if not folder.is_dir():
+        raise FileFormatError(f"{path}: cannot be written: there is no folder {folder}; make it first")
+    if arguments.overwrite or not Path(path).exists():
+        return
+    if is_hdf5:
+        hdf5.check_is_new(path, dataset)
+    elif any(name and Path(name).exists() and Path(name).samefile(path) for name in inputs):
+        raise ArgumentError(f"{command}: {path} is also read; choose another --output, or replace it by --overwrite")
 
 
 def add_matmul(commands: Any, rank: int) -> None:
@@ -52,6 +92,7 @@ def add_matmul(commands: Any, rank: int) -> None:
     parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="see above")
     parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="see above")
     parser.add_argument("--dtype", type=dtype, help="convert the matrices to this dtype")
+    _add_datasets(parser, "ABCD")
     parser.add_argument(
         "--order", choices=("F", "C"), default="F", help="storage order of local arrays and of D.npy (%(default)s)"
     )
@@ -63,19 +104,23 @@ def run_matmul(arguments: Namespace, console: Console) -> int:
     from pblas.context import Context
     from pblas.matmul.api import plan_matmul
 
-    check_output("matmul", arguments.output)
+    datasets = dict(arguments.dataset)
+    _check_output(arguments, datasets.get("D"), (arguments.a, arguments.b, arguments.c))
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=4)
         layouts = on_grids(arguments.grid or ((ctx.nprocs, 1), (ctx.nprocs, 1)), arguments.block)
         a, b = (
-            ctx.load(path, layout.descriptor(*_shape(path), order=arguments.order), arguments.dtype)
-            for path, layout in zip((arguments.a, arguments.b), layouts, strict=True)
+            ctx.load(
+                *(path, layout.descriptor(*_shape(path, datasets.get(name)), order=arguments.order), arguments.dtype),
+                dataset=datasets.get(name),
+            )
+            for name, path, layout in zip("AB", (arguments.a, arguments.b), layouts, strict=True)
         )
         options = {"transa": arguments.transa, "transb": arguments.transb, "alpha": arguments.alpha}
         c = None
         if arguments.c:
             layout = plan_matmul(a, b, **options).out
-            c = ctx.load(arguments.c, layout, arguments.dtype)
+            c = ctx.load(arguments.c, layout, arguments.dtype, dataset=datasets.get("C"))
         progress.update(bar, advance=1, description="plan")
         planned = plan_matmul(a, b, c, beta=arguments.beta, **options)
         console.print(planned.explain(), soft_wrap=True)
@@ -84,7 +129,7 @@ def run_matmul(arguments: Namespace, console: Console) -> int:
         d = planned.execute(a, b, c)
         seconds = time.perf_counter() - start
         progress.update(bar, advance=1, description="write")
-        d.save(arguments.output)
+        d.save(arguments.output, dataset=datasets.get("D"), overwrite=arguments.overwrite)
         product = planned.plan.product
         flops = (8 if d.dtype.kind == "c" else 2) * product.m * product.n * product.k
     console.print(
@@ -117,6 +162,7 @@ def add_solve(commands: Any, rank: int) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="x.npy")
     parser.add_argument("--assume-a", choices=("gen", "pos"), default="gen", help="see above (%(default)s)")
     parser.add_argument("--dtype", type=dtype, help="convert A and b to this dtype")
+    _add_datasets(parser, "Abx")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
 
 
@@ -127,14 +173,15 @@ def run_solve(arguments: Namespace, console: Console) -> int:
     from pblas.factor.cholesky import plan_cholesky
     from pblas.factor.lu import plan_lu
     from pblas.factor.solvers import solve
-    from pblas.matrices.files import format_of
 
-    check_output("solve", arguments.output)
+    datasets = dict(arguments.dataset)
+    _check_output(arguments, datasets.get("x"), (arguments.a, arguments.b))
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=1.0)
-        a = ctx.load(arguments.a, _factorization_layout(ctx, arguments.a), arguments.dtype)
+        name = datasets.get("A")
+        a = ctx.load(arguments.a, _factorization_layout(ctx, arguments.a, name), arguments.dtype, dataset=name)
         b: Any  # a matrix or an array, and x is the same
-        b, is_vector = _right_hand_sides(ctx, arguments.b, arguments.dtype)
+        b, is_vector = _right_hand_sides(ctx, arguments.b, datasets.get("b"), arguments.dtype)
         with ctx.runtime.local_step("solve"):  # before the plan is printed
             check_square("solve", a.desc)
             check_rows("solve", a.shape, len(b), "rows")
@@ -149,38 +196,37 @@ def run_solve(arguments: Namespace, console: Console) -> int:
         )
         seconds = time.perf_counter() - start
         progress.update(bar, description="write", completed=1.0)
-        if not is_vector:
-            x.save(arguments.output)
-        elif format_of("solve", arguments.output) == "hdf5":
-            ctx.from_global(x[:, None], root=None).save(arguments.output)
-        else:
+        if is_vector and files.format_of("solve", arguments.output) == "npy":
             _save_vector(ctx, x, arguments.output)
+        else:
+            columns = ctx.from_global(x[:, None], root=None) if is_vector else x
+            columns.save(arguments.output, dataset=datasets.get("x"), overwrite=arguments.overwrite)
         line = f"{' x '.join(map(str, x.shape))} {x.dtype.name}, {bytes_text(x.nbytes)}, solved in {seconds:.3g} s"
     console.print(f"{arguments.output}: {line}", soft_wrap=True)
     return 0
 
 
-def _factorization_layout(ctx: Context, path: str) -> MatrixDescriptor:
+def _factorization_layout(ctx: Context, path: str, dataset: str | None) -> MatrixDescriptor:
     """The layout in which the matrix in a file is factored, in place; 0 x 0 for a file that `ctx.load` refuses."""
     from pblas.factor.lu import plan_lu
     from pblas.layouts import MatrixDescriptor
 
-    by_columns = MatrixDescriptor.column_wise(*_shape(path), ctx.nprocs)
+    by_columns = MatrixDescriptor.column_wise(*_shape(path, dataset), ctx.nprocs)
     layout: MatrixDescriptor = plan_lu(by_columns, dtype="float64", nprocs=ctx.nprocs).plan.w
     return layout
 
 
-def _shape(path: str) -> tuple[int, int]:
+def _shape(path: str, dataset: str | None) -> tuple[int, int]:
     """Rows and columns of the matrix in a file; 0 x 0 if it is unreadable: `Context.load` says so on all ranks."""
-    from pblas.matrices.files import read_header
-
     try:
-        return read_header(path).shape
+        return files.read_header(path, dataset).shape
     except (BackendError, FileFormatError):
         return 0, 0
 
 
-def _right_hand_sides(ctx: Context, path: str, dtype: str | None) -> tuple[DistMatrix | Array, bool]:
+def _right_hand_sides(
+    ctx: Context, path: str, dataset: str | None, dtype: str | None
+) -> tuple[DistMatrix | Array, bool]:
     """**Collective.** The matrix in a file, in columns over the ranks; or an array of one dimension, and True."""
     from pblas.layouts import MatrixDescriptor
 
@@ -188,7 +234,8 @@ def _right_hand_sides(ctx: Context, path: str, dtype: str | None) -> tuple[DistM
         vector = _vector(path)
     if vector is not None:
         return vector if dtype is None else vector.astype(dtype), True
-    return ctx.load(path, MatrixDescriptor.column_wise(*_shape(path), ctx.nprocs), dtype), False
+    desc = MatrixDescriptor.column_wise(*_shape(path, dataset), ctx.nprocs)
+    return ctx.load(path, desc, dtype, dataset=dataset), False
 
 
 def _vector(path: str) -> Array | None:
@@ -196,16 +243,14 @@ def _vector(path: str) -> Array | None:
     if Path(path).suffix.lower() != ".npy" or not Path(path).is_file():
         return None
     try:
-        stored = np.load(path, mmap_mode="r", allow_pickle=False)
+        is_vector = np.load(path, mmap_mode="r", allow_pickle=False).ndim == 1
+        return np.load(path) if is_vector else None  # a map of a file that shrinks would end the process
     except Exception:  # noqa: BLE001 - NumPy raises many kinds for other files; `Context.load` says what is wrong
         return None
-    return np.array(stored) if stored.ndim == 1 else None
 
 
 def _save_vector(ctx: Context, x: Array, path: str) -> None:
     """**Collective.** Write an array of one dimension, equal on all ranks, to a .npy file."""
-    from pblas.matrices.complete_files import begin, discard, finish
-
     temporary = ""
     try:
         with ctx.runtime.local_step("solve: write the file"):

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 from pblas.backends.gpu_info import (
     DEFAULT_QUEUES,
+    INSTALL,
     QUEUES_VARIABLE,
     Diagnostics,
     Gpu,
@@ -28,7 +29,7 @@ def absent() -> tuple[str, str]:
     count = driver_count()
     if not count:
         return "none found, CuPy is not installed; matrices are multiplied on CPUs", ""
-    missing = "CuPy, to multiply on GPUs: pip install 'pblas[cuda13]', or 'pblas[cuda12]' for CUDA 12"
+    missing = f"CuPy, to multiply on GPUs: {INSTALL}"
     return f"{count} found, CuPy is not installed; matrices are multiplied on CPUs", missing
 
 
@@ -117,7 +118,7 @@ def missing(diagnostics: Diagnostics, numbers: Sequence[float]) -> list[str]:
         return [diagnostics.problem] if driver_count() else []
     lines = [diagnostics.problem] if diagnostics.problem else []
     cuda = diagnostics.devices[0].runtime // 1000
-    lines += [f"{name}, {_NEEDED_FOR[name]}: pip install 'pblas[cuda{cuda}]'" for name in diagnostics.lacking]
+    lines += [f"{name}, {_NEEDED_FOR[name]}: pip install 'cupy-cuda{cuda}x[ctk]'" for name in diagnostics.lacking]
     shared = shared_device_error([(rank, "the job", uuid_of(x)) for rank, x in enumerate(numbers) if x >= 0])
     if shared is not None:
         lines.append(str(shared))

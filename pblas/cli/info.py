@@ -6,19 +6,16 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 
 from pblas import config
 from pblas.backends.select import gpu_facts
 from pblas.cli import gpus
-from pblas.cli.output import add_command
+from pblas.cli.output import Console, Table, add_command
 from pblas.errors import BackendError
 from pblas.layouts import Grid, MatrixDescriptor
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from rich.console import Console
 
     from pblas.context import Context
 

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pblas.cli.output import add_command, extent, pair
+from pblas.cli.output import Console, add_command, extent, pair, size
 from pblas.layouts import Grid, MatrixDescriptor
 from pblas.matrices.complete_files import write
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from rich.console import Console
 
 
 def add_parser(commands: Any, rank: int) -> None:
@@ -110,11 +108,11 @@ def named(text: str) -> Named | OnGrid:
     try:
         if kind not in {"row", "column", "replicated"}:
             return OnGrid(pair(kind), pair(block) if colon else None)
+        if colon and kind == "replicated":
+            raise argparse.ArgumentTypeError
+        return Named(kind, size(block) if colon else None)  # type: ignore[arg-type]
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"expected {HELP}; got {text!r}") from None
-    if colon and (kind == "replicated" or not (block.isdecimal() and int(block))):
-        raise argparse.ArgumentTypeError(f"expected {HELP}; got {text!r}")
-    return Named(kind, int(block) if colon else None)  # type: ignore[arg-type]
 
 
 def on_grids(

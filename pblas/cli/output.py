@@ -8,12 +8,25 @@ import io
 import os
 import sys
 import time
-from typing import IO, Any, NoReturn
+from decimal import Decimal, InvalidOperation
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-from pblas.errors import FileFormatError
+try:
+    from rich.box import SIMPLE_HEAD as SIMPLE_HEAD  # noqa: PLC0414 - for the commands
+    from rich.console import Console as Console  # noqa: PLC0414 - for the commands
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table as Table  # noqa: PLC0414 - for the commands
+except ImportError:
+    if not TYPE_CHECKING:
+        from pblas.cli.plain import (  # noqa: F401 - for the commands
+            SIMPLE_HEAD,
+            BarColumn,
+            Console,
+            Progress,
+            Table,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
 # Environment variables with the rank of a process: of MPICH and Intel MPI, Open MPI, PMIx, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -21,6 +34,7 @@ _HEAD_START = 0.5  # seconds
 _ASCII = {**dict.fromkeys("─━═╌┄╴╶", "-"), **dict.fromkeys("│┃║╎┆", "|"), "×": "x", "…": ".", "·": ".", "–": "-"}
 _ASCII |= dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╯╰╒╕╘╛╞╡╤╧╪┏┓┗┛", "+")
 """ASCII replacements of characters that the standard output cannot print."""
+_DIGITS = 18  # of an integer, at most
 _WIDTH = 120  # characters, if the output is not a terminal
 
 
@@ -108,29 +122,29 @@ def add_command(commands: Any, name: str, rank: int, run: Any, text: str, detail
     return parser
 
 
-def check_output(command: str, path: str) -> None:
-    """Check the path of a result before the work, on every rank and with the same result on all of them."""
-    from pblas.matrices.complete_files import destination
-    from pblas.matrices.files import format_of
+def integer(text: str, least: int) -> int:
+    """An integer of at least `least`, also as 1e6 or 1_000_000.
 
-    folder = destination(path).parent
-    format_of(command, path)
-    if not folder.is_dir():
-        raise FileFormatError(f"{path}: cannot be written: there is no folder {folder}; make it first")
+    >>> integer("4096", 1), integer("1e6", 1), integer("1_000", 1)
+    (4096, 1000000, 1000)
+    """
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        number = Decimal("nan")
+    if not number.is_finite() or number < least or number.adjusted() > _DIGITS or number != int(number):
+        raise argparse.ArgumentTypeError(f"expected an integer of at least {least}, got {text!r}")
+    return int(number)
 
 
 def size(text: str) -> int:
     """A size of a matrix or a number of ranks, at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
-    return int(text)
+    return integer(text, 1)
 
 
 def extent(text: str) -> int:
     """A number of rows or columns, possibly 0."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
-    return int(text)
+    return integer(text, 0)
 
 
 def pair(text: str) -> tuple[int, int]:
@@ -139,10 +153,11 @@ def pair(text: str) -> tuple[int, int]:
     >>> pair("2x3")
     (2, 3)
     """
-    parts = text.lower().split("x")
-    if len(parts) != 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise argparse.ArgumentTypeError(f"expected two integers of at least 1, as 2x3, got {text!r}")
-    return int(parts[0]), int(parts[1])
+    try:
+        first, second = map(size, text.lower().split("x"))
+    except (ValueError, argparse.ArgumentTypeError):
+        raise argparse.ArgumentTypeError(f"expected two integers of at least 1, as 2x3, got {text!r}") from None
+    return first, second
 
 
 def pairs(text: str) -> tuple[tuple[int, int], tuple[int, int]]:

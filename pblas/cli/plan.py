@@ -6,14 +6,12 @@ import argparse
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pblas.cli.layout import HELP, Named, named, on_grids
-from pblas.cli.output import Parser, add_command, dtype, extent, pairs, size, trans
+from pblas.cli.output import Console, Parser, add_command, dtype, extent, pairs, size, trans
 from pblas.errors import ArgumentError
 from pblas.simulation.hardware import PRESETS
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from rich.console import Console
 
     from pblas.core.options import Trans
     from pblas.layouts import MatrixDescriptor

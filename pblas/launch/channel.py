@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import pickle
-import re
 import socket
 import struct
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
+from importlib.util import find_spec
+from types import FunctionType
 from typing import Any
 
 from pblas import errors
@@ -23,24 +23,35 @@ Frames = Sequence[bytes | bytearray | memoryview]
 """A message: the pickle, then the buffers of arrays that are not copied into it."""
 
 
-def cloudpickle_for(verb: str) -> ModuleType:
-    """The package cloudpickle, which also pickles closures and functions of scripts and notebooks."""
+class _ByName(pickle.Pickler):
+    """Pickles functions and classes by name, where cloudpickle is not installed; not those of the script."""
+
+    def reducer_override(self, value: object) -> Any:
+        if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
+            raise pickle.PicklingError(f"{value.__qualname__} is of the script, not of a module")
+        return NotImplemented
+
+
+def _dumps(value: object, callback: Callable[[pickle.PickleBuffer], object] | None = None) -> bytes:
+    """A value as bytes; with cloudpickle also closures and functions of scripts and notebooks."""
     try:
-        import cloudpickle
+        from cloudpickle import Pickler
     except ImportError:
-        raise errors.BackendError(f"{verb} needs cloudpickle: pip install 'pblas[run]'") from None
-    package: ModuleType = cloudpickle
-    return package
+        Pickler = _ByName
+    file = io.BytesIO()
+    Pickler(file, protocol=5, buffer_callback=callback).dump(value)
+    return file.getvalue()
 
 
 def packed(verb: str, value: Any, what: str) -> Frames:
     """A value as a message."""
-    cloudpickle = cloudpickle_for(verb)
     buffers: list[pickle.PickleBuffer] = []
     try:
-        head = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        head = _dumps(value, buffers.append)
     except Exception as caught:
-        raise errors.ArgumentError(f"{verb}: {what} cannot be sent: {type(caught).__name__}: {caught}") from caught
+        remedy = "" if find_spec("cloudpickle") else "; pip install cloudpickle, which sends more functions and classes"
+        text = f"{verb}: {what} cannot be sent: {type(caught).__name__}: {caught}{remedy}"
+        raise errors.ArgumentError(text) from caught
     return [head, *(buffer.raw() for buffer in buffers)]
 
 
@@ -51,48 +62,82 @@ def unpacked(frames: Frames) -> Any:
 
 
 class Channel:
-    """One end of the connection of the caller and a rank."""
+    """One end of the connection of the caller and a rank.
+
+    A socket that blocks sends and receives whole messages. One that does not moves what can be moved at once, so that
+    the caller keeps its deadline in the middle of a message.
+    """
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
+        self._unsent: deque[memoryview] = deque()
+        self._arriving = self._message()
+        self._left = memoryview(next(self._arriving))
 
     def fileno(self) -> int:
         """File descriptor, for selectors."""
         return self._stream.fileno()
 
-    def send(self, frames: Frames) -> None:
-        """Send a message as soon as the other end has room for it.
+    def send(self, frames: Frames) -> bool:
+        """Send a message, as far as there is room; whether all of it has left: else `flush` sends more.
 
         Raises:
             OSError: the other end is closed.
         """
-        lengths = [memoryview(frame).nbytes for frame in frames]
-        self._stream.sendall(b"".join(map(_LENGTH.pack, [len(frames), *lengths])))
-        for frame in frames:
-            self._stream.sendall(frame)
+        views = [memoryview(frame).cast("B") for frame in frames]
+        table = b"".join(map(_LENGTH.pack, [len(views), *(view.nbytes for view in views)]))
+        self._unsent.extend([memoryview(table), *views])
+        return self.flush()
 
-    def receive(self) -> Frames:
-        """The next message, when all of it has arrived.
+    def flush(self) -> bool:
+        """Send more of what is under way; whether all of it has left. The errors are those of `send`."""
+        while self._unsent:
+            view = self._unsent.popleft()
+            while view:
+                try:
+                    view = view[self._stream.send(view) :]
+                except BlockingIOError:
+                    self._unsent.appendleft(view)
+                    return False
+        return True
+
+    def receive(self) -> Frames | None:
+        """The next message, or None if the rest of it has not arrived.
 
         Raises:
             EOFError: the other end is closed.
         """
-        (count,) = _LENGTH.unpack(self._received(_LENGTH.size))
-        lengths = struct.unpack(f"<{count}Q", self._received(count * _LENGTH.size))
-        return [self._received(length) for length in lengths]
-
-    def _received(self, nbytes: int) -> bytearray:
-        raw = bytearray(nbytes)
-        left = memoryview(raw)
-        while left:
+        while True:
+            while not self._left:
+                try:
+                    self._left = memoryview(next(self._arriving))
+                except StopIteration as end:
+                    self._arriving = self._message()
+                    self._left = memoryview(next(self._arriving))
+                    frames: Frames = end.value
+                    return frames
             try:
-                count = self._stream.recv_into(left)
+                count = self._stream.recv_into(self._left)
+            except BlockingIOError:
+                return None
             except ConnectionError:
                 count = 0
             if count == 0:
                 raise EOFError("the other end is closed")
-            left = left[count:]
-        return raw
+            self._left = self._left[count:]
+
+    def _message(self) -> Generator[bytearray, None, Frames]:
+        """The buffers that one message fills, one after the other."""
+        head = bytearray(_LENGTH.size)
+        yield head
+        (count,) = _LENGTH.unpack(head)
+        table = bytearray(count * _LENGTH.size)
+        yield table
+        frames = []
+        for length in struct.unpack(f"<{count}Q", table):
+            frames.append(bytearray(length))
+            yield frames[-1]
+        return frames
 
     def close(self) -> None:
         """Close this end."""
@@ -116,23 +161,42 @@ class Failure:
             first = first.tb_next
         trace = "".join(traceback.format_exception(type(error), error, first))
         text = traceback.format_exception_only(error)[-1].strip()
-        try:
-            raw = cloudpickle_for("pblas.run").dumps(error)
-            pickle.loads(raw)  # noqa: S301 - some classes pickle, and fail here
-        except Exception:  # noqa: BLE001 - a user's class may raise anything
-            raw = b""
-        return Failure(raw, text, trace, is_agreed(error))
+        return Failure(_pickled(error), text, trace, is_agreed(error))
 
     def error(self) -> BaseException:
         """The exception, of its own type where it can be unpickled, else a PblasError with its text."""
-        if self.raw:
-            try:
-                error = pickle.loads(self.raw)  # noqa: S301 - from a rank of this user's own job
-            except Exception:  # noqa: BLE001 - a user's class may raise anything
-                error = None
-            if isinstance(error, BaseException):
-                return error
-        return errors.PblasError(f"{self.text} (an exception that cannot be pickled)")
+        error = _unpickled(self.raw)
+        return errors.PblasError(f"{self.text} (an exception that cannot be pickled)") if error is None else error
+
+
+def _pickled(error: BaseException) -> bytes:
+    """An exception as bytes; nothing if they would not become its like.
+
+    An exception whose class has other arguments than `args` is pickled, but not unpickled: it is made without
+    `__init__`.
+    """
+    for value in (error, (type(error), error.args, vars(error))):
+        try:
+            raw = _dumps(value)
+            if str(_unpickled(raw)) == str(error):
+                return raw
+        except Exception:  # noqa: BLE001, S112 - a user's class may raise anything
+            continue
+    return b""
+
+
+def _unpickled(raw: bytes) -> BaseException | None:
+    """The exception that `_pickled` has made bytes of; None if that fails here."""
+    try:
+        value = pickle.loads(raw)  # noqa: S301 - from a rank of this user's own job
+        if not isinstance(value, tuple):
+            return value if isinstance(value, BaseException) else None
+        kind, arguments, state = value
+        error: BaseException = kind.__new__(kind, *arguments)
+        error.__dict__.update(state)
+    except Exception:  # noqa: BLE001 - a user's class may raise anything
+        return None
+    return error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +206,17 @@ class Outcome:
     rank: int  # of the context; -1 if there is no context
     failure: Failure | None = None
     frames: Frames = ()  # the value, packed; nothing after a failure
+    lost: str = ""  # why the call had a new context, and the attributes of the old one are lost
 
     def message(self) -> Frames:
         """The frames to send."""
-        return [pickle.dumps((self.rank, self.failure)), *self.frames]
+        return [pickle.dumps((self.rank, self.failure, self.lost)), *self.frames]
 
     @staticmethod
     def of(message: Frames) -> Outcome:
         """The outcome of a message. Its value stays packed: unpickling it may raise anything."""
-        rank, failure = pickle.loads(message[0])  # noqa: S301 - from a rank of this user's own job
-        return Outcome(rank, failure, message[1:])
+        rank, failure, lost = pickle.loads(message[0])  # noqa: S301 - from a rank of this user's own job
+        return Outcome(rank, failure, message[1:], lost)
 
 
 def first_error(failures: Mapping[int, Failure], nranks: int) -> BaseException:
@@ -165,22 +230,3 @@ def first_error(failures: Mapping[int, Failure], nranks: int) -> BaseException:
     error = first.error()
     error.add_note("\n".join([f"On rank {rank} of {nranks}:", first.trace.rstrip(), *others]))
     return error
-
-
-_MAPPED = re.compile(r"/dev/shm/mpich_shm_\S+$", re.MULTILINE)  # noqa: S108 - no file of ours
-
-
-def segments_of(pids: Iterable[int]) -> set[Path]:
-    """MPICH's segments of shared memory that processes use; none where there is no /proc."""
-    found: set[Path] = set()
-    for pid in pids:
-        with suppress(OSError):
-            found.update(map(Path, _MAPPED.findall(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))))
-    return found
-
-
-def delete(segments: Iterable[Path]) -> None:
-    """Delete segments that are still there, after the end of their job."""
-    for path in segments:
-        with suppress(OSError):
-            path.unlink()

@@ -14,13 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pblas import errors
 from pblas.backends.settings import TIMEOUT
-from pblas.launch.channel import Channel, Frames, Outcome, delete, first_error, packed, segments_of, unpacked
+from pblas.launch.channel import Channel, Frames, Outcome, first_error, packed, unpacked
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from pblas.launch.worker import main; main({socket!r})"
 """Ranks find the modules that the caller finds: functions of modules travel by name."""
@@ -31,6 +32,7 @@ _END_SECONDS = 5.0  # mpiexec ends its ranks on SIGTERM well within a second
 _LONGEST_SECONDS = 3600.0  # of one wait: selectors refuse larger numbers
 _POLL_SECONDS = 0.05
 _OUTPUT_NBYTES = 1 << 20  # more than a pipe holds: one read takes all that a rank has written before its report
+_FOLDER_NBYTES = 64  # of the folder of the socket's folder: the path of a socket has at most 104
 _PID_NBYTES = 20  # at most, in decimal digits
 _LOG_NBYTES = 4096  # of mpiexec's output, in a message
 
@@ -60,7 +62,7 @@ def launcher(verb: str) -> list[str]:
     command = shlex.split(chosen) if chosen else [str(beside) if beside.exists() else "mpiexec"]
     if not command or shutil.which(command[0]) is None:
         raise errors.BackendError(
-            f"{verb}: there is no {command[0] if command else chosen!r} to start ranks: pip install 'pblas[mpi]', or "
+            f"{verb}: there is no {command[0] if command else chosen!r} to start ranks: pip install mpi4py mpich, or "
             f"name that of your MPI, as MPIEXEC=/usr/bin/mpiexec"
         )
     return command
@@ -114,10 +116,14 @@ class Job:
         self._channels: list[Channel] = []
         self._outputs: list[_Output] = []
         self._pids: list[int] = []
-        self._segments: set[Path] = set()  # that MPICH may leave
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self.closed: bool = False
-        with tempfile.TemporaryDirectory(prefix="pblas-") as folder, socket.socket(socket.AF_UNIX) as server:
+        usual = tempfile.gettempdir()
+        parent = usual if len(os.fsencode(usual)) <= _FOLDER_NBYTES else "/tmp"  # noqa: S108 - a private folder in it
+        with (
+            tempfile.TemporaryDirectory(prefix="pblas-", dir=parent) as folder,
+            socket.socket(socket.AF_UNIX) as server,
+        ):
             path = str(Path(folder) / "socket")
             server.bind(path)
             server.listen(ranks)
@@ -138,8 +144,7 @@ class Job:
     def _start(self, server: socket.socket, setup: Frames) -> None:
         """Wait for the ranks and their contexts, and bring the connections into the order of ranks."""
         self._accept(server)
-        self._send(setup)
-        outcomes = self._outcomes(self._verb, _START_SECONDS, TIMEOUT)
+        outcomes = self._exchange(setup, _START_SECONDS, TIMEOUT)
         failures = {place: outcome.failure for place, outcome in outcomes.items() if outcome.failure is not None}
         if failures:
             raise first_error(failures, self._nranks)
@@ -149,7 +154,6 @@ class Job:
                 f"{self._verb}: {self._command} started {self._nranks} ranks, but MPI sees jobs of {sizes.pop()}: it "
                 f"and the MPI library of mpi4py do not belong together. MPIEXEC=... names another mpiexec"
             )
-        self._segments = segments_of(self._pids)
         self._channels = [self._channels[place] for place in sorted(outcomes, key=lambda place: outcomes[place].rank)]
 
     def _accept(self, server: socket.socket) -> None:
@@ -159,7 +163,7 @@ class Job:
         while len(self._channels) < self._nranks:
             with suppress(TimeoutError):
                 stream, _ = server.accept()
-                stream.setblocking(True)
+                stream.settimeout(max(_POLL_SECONDS, end - time.monotonic()))
                 self._add(stream)
                 continue
             status = self._process.poll()
@@ -170,9 +174,10 @@ class Job:
     def _add(self, stream: socket.socket) -> None:
         """Take the connection and the output of a rank."""
         channel = Channel(stream)
+        pid, descriptors, *_ = socket.recv_fds(stream, _PID_NBYTES, 2)
+        stream.setblocking(False)
         self._channels.append(channel)
         self._selector.register(channel, selectors.EVENT_READ)
-        pid, descriptors, *_ = socket.recv_fds(stream, _PID_NBYTES, 2)
         if not pid:
             self._raise_dead(len(self._channels) - 1)
         self._pids.append(int(pid))
@@ -181,64 +186,85 @@ class Job:
             self._outputs.append(output)
             self._selector.register(output, selectors.EVENT_READ)
 
+    def check_owner(self, verb: str) -> None:
+        """Refuse a fork of the process that started the ranks: its messages would mix with those of that process."""
+        if os.getpid() != self._owner:
+            raise errors.ContextError(
+                f"{verb}: the ranks belong to process {self._owner}, and this is its fork {os.getpid()}; make another "
+                f"pblas.Pool here, or call it there"
+            )
+
     def call(self, verb: str, frames: Frames, timeout: float | None) -> list[Any]:
         """The value of each rank, for a call that all ranks make."""
         self._verb = verb
         try:
-            self._send(frames)
-            outcomes = self._outcomes(verb, math.inf if timeout is None else timeout, self._patience)
+            outcomes = self._exchange(frames, math.inf if timeout is None else timeout, self._patience)
         except BaseException:  # Ctrl-C too
             self.end(graceful=False)
             raise
+        if lost := next((outcome.lost for outcome in outcomes.values() if outcome.lost), ""):
+            text = f"{verb}: the ranks have a new context, and lost the attributes of the old one: {lost}"
+            warnings.warn(text, errors.PblasWarning, stacklevel=3)
         failures = {rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None}
         if failures:
             raise first_error(failures, self._nranks)
         return [unpacked(outcomes[rank].frames) for rank in range(self._nranks)]
 
-    def _send(self, frames: Frames) -> None:
-        """Send a message to all ranks."""
-        for rank, channel in enumerate(self._channels):
-            try:
-                channel.send(frames)
-            except OSError:
-                self._raise_dead(rank)
+    def _exchange(self, frames: Frames, timeout: float, patience: float) -> dict[int, Outcome]:
+        """Send a message to all ranks, and return the outcome of each connection's rank.
 
-    def _outcomes(self, verb: str, timeout: float, patience: float) -> dict[int, Outcome]:
-        """The outcome of each connection's rank, while the output of all ranks is forwarded."""
+        Meanwhile the output of all ranks is forwarded. Nothing blocks: a rank may stop in the middle of a message.
+        """
         outcomes: dict[int, Outcome] = {}
         end = time.monotonic() + timeout
+        for rank, channel in enumerate(self._channels):
+            self._send(rank, channel, frames)
         while len(outcomes) < self._nranks:
             left = end - time.monotonic()
             if left <= 0:
-                self._raise_late(verb, outcomes, timeout)
-            for key, _ in self._selector.select(min(left, _LONGEST_SECONDS)):
+                self._raise_late(outcomes, timeout)
+            for key, events in self._selector.select(min(left, _LONGEST_SECONDS)):
                 if isinstance(key.fileobj, _Output):
                     self._forward(key.fileobj)
                 elif isinstance(key.fileobj, Channel):
                     rank = self._channels.index(key.fileobj)
+                    if events & selectors.EVENT_WRITE:
+                        self._send(rank, key.fileobj)
+                    if not events & selectors.EVENT_READ:
+                        continue
                     try:
-                        outcomes[rank] = Outcome.of(key.fileobj.receive())
+                        message = key.fileobj.receive()
                     except EOFError:
                         self._raise_dead(rank)
+                    if message is None:
+                        continue
+                    outcomes[rank] = Outcome.of(message)
                     if outcomes[rank].failure is not None and time.monotonic() + patience < end:
                         timeout, end = patience, time.monotonic() + patience
         self._forward_arrived()
         return outcomes
 
-    def _raise_late(self, verb: str, outcomes: dict[int, Outcome], timeout: float) -> NoReturn:
+    def _send(self, rank: int, channel: Channel, frames: Frames | None = None) -> None:
+        """Send a message, or more of one that is under way; the selector waits for the room that is missing."""
+        try:
+            has_left = channel.flush() if frames is None else channel.send(frames)
+        except OSError:
+            self._raise_dead(rank)
+        self._selector.modify(channel, selectors.EVENT_READ | (0 if has_left else selectors.EVENT_WRITE))
+
+    def _raise_late(self, outcomes: dict[int, Outcome], timeout: float) -> NoReturn:
         """Raise for ranks that did not report in time: the first error of the others, or else a PeerTimeout."""
         ranks = ", ".join(str(rank) for rank in range(self._nranks) if rank not in outcomes)
         text = f"rank {ranks} of {self._nranks} did not return within {timeout:g} s; no rank is left"
         failures = {rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None}
         if not failures:
-            raise errors.PeerTimeout(f"{verb}: {text}")
+            raise errors.PeerTimeout(f"{self._verb}: {text}")
         error = first_error(failures, self._nranks)
         error.add_note(f"After this exception {text}: they may have waited for the rank that raised it.")
         raise error
 
     def _raise_dead(self, rank: int) -> NoReturn:
         """Raise ContextError for a rank whose connection is closed."""
-        self._segments |= segments_of(self._pids)
         status = "unknown"
         with suppress(subprocess.TimeoutExpired):
             status = str(self._process.wait(_END_SECONDS))
@@ -280,13 +306,9 @@ class Job:
             if graceful:
                 self._let_ranks_close()
         finally:
-            if self._process.poll() is None:
-                self._segments |= segments_of(self._pids)
             for channel in self._channels:  # a rank whose connection is closed ends itself
                 channel.close()
             self._stop()
-            if self._process.returncode:
-                delete(self._segments)
             for output in self._outputs:
                 output.close()
             self._selector.close()

@@ -20,12 +20,12 @@ class Pool:
 
     A plain script or a notebook makes it: it starts `mpiexec`, the one that MPIEXEC names, that of this Python's
     environment, or that on the path. Each rank makes a `Context`, which stays from call to call. The extra `run` brings
-    cloudpickle, which sends functions to the ranks.
+    cloudpickle, which sends functions of scripts and notebooks; without it functions of modules can be sent.
 
     A matrix cannot be an argument or a result, because its parts are in the memory of the ranks. To keep it for later
-    calls, make it an attribute of the context: `ctx.A = A`. It is lost if a function closes or breaks the context; the
-    next call then gets a new one. Global variables of functions from scripts and notebooks do not stay from call to
-    call.
+    calls, make it an attribute of the context: `ctx.A = A`. It stays after most errors. It is lost if a function closes
+    or breaks the context; the next call then gets a new one, after a break with a PblasWarning. Global variables of
+    functions from scripts and notebooks do not stay from call to call.
 
     Args:
         ranks: number of processes to start, at least 1.
@@ -33,7 +33,7 @@ class Pool:
 
     Raises:
         ArgumentError: invalid arguments.
-        BackendError: there is no cloudpickle or no mpiexec, the ranks do not start, or this process is a rank itself.
+        BackendError: there is no mpiexec, the ranks do not start, or this process is a rank itself.
         The exception of `Context` on the ranks.
 
     Example::
@@ -85,7 +85,7 @@ class Pool:
 
         Raises:
             ArgumentError: invalid arguments, arguments that cannot be pickled, and on ranks the same for results.
-            ContextError: the pool is closed, or a rank has died.
+            ContextError: the pool is closed, or a rank has died; or this process is a fork of the pool's.
             PeerTimeout: a rank has not returned in time; the pool is closed.
             KeyboardInterrupt: Ctrl-C has ended all ranks; the pool is closed.
             The function's exception: that of the lowest rank that raised one by itself, with a note of the tracebacks.
@@ -93,6 +93,7 @@ class Pool:
                 then no rank is left.
         """
         call = _packed_call("Pool.run", function, args, kwargs, timeout)
+        self._job.check_owner("Pool.run")  # before the lock, which a thread of the other process may hold
         with self._lock:
             if self.closed:
                 raise errors.ContextError("Pool.run: the pool is closed; make another pblas.Pool")

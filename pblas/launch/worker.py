@@ -15,7 +15,7 @@ from typing import Any
 from pblas import errors
 from pblas.backends.local_step import is_agreed, local_error
 from pblas.context import Context
-from pblas.launch.channel import Channel, Failure, Frames, Outcome, delete, packed, segments_of, unpacked
+from pblas.launch.channel import Channel, Failure, Frames, Outcome, packed, unpacked
 
 _VERB = "the end of the function of pblas.run"
 
@@ -63,10 +63,9 @@ def _listen(channel: Channel, inbox: SimpleQueue[Frames]) -> None:
     try:
         frames: Frames = [b""]
         while frames:
-            frames = channel.receive()
+            frames = channel.receive() or ()
             inbox.put(frames)
     except EOFError:
-        delete(segments_of([os.getpid()]))
         os._exit(1)
 
 
@@ -76,6 +75,8 @@ class Rank:
     def __init__(self, channel: Channel, options: dict[str, Any]) -> None:
         self._channel, self._options = channel, options
         self._context: Context | None = None
+        self._lost = ""  # why the present call has a new context
+        self._pid = os.getpid()
 
     def serve(self, inbox: SimpleQueue[Frames]) -> None:
         """**Collective.** Make the context, and call the functions of all messages up to an empty one."""
@@ -88,8 +89,9 @@ class Rank:
 
     def _opened(self) -> Context:
         """**Collective.** The context, made anew if there is none, or if a function has closed or broken it."""
-        context, self._context = self._context, None
-        if context is not None and (context.runtime.closed or context.runtime.backend.agreement.broken is not None):
+        context, self._context, self._lost = self._context, None, ""
+        if context is not None and (context.runtime.closed or _broken(context)):
+            self._lost = _broken(context)
             context.__exit__(errors.ContextError, None, None)
             context = None
         self._context = Context(**self._options) if context is None else context
@@ -101,7 +103,12 @@ class Rank:
         def call() -> Any:
             context = self._opened()
             function, args, kwargs = unpacked(frames)
-            return function(context, *args, **kwargs)
+            try:
+                return function(context, *args, **kwargs)
+            except BaseException as error:
+                if _broken(context):
+                    error.add_note("The context is broken: the next call gets a new one, without its attributes.")
+                raise
 
         error = self._report(call)
         if self._context is not None:
@@ -112,9 +119,12 @@ class Rank:
         caught: BaseException | None = None
         try:
             value = packed("pblas.run", call(), f"the result of rank {self._rank}")
-            outcome = Outcome(self._rank, frames=value)
+            outcome = Outcome(self._rank, frames=value, lost=self._lost)
         except BaseException as error:  # noqa: BLE001 - SystemExit too is for the caller
-            caught, outcome = error, Outcome(self._rank, Failure.of(error))
+            caught, outcome = error, Outcome(self._rank, Failure.of(error), lost=self._lost)
+        if os.getpid() != self._pid:
+            print(f"pblas: a fork of rank {self._rank} returned; it ends here, and its result is lost", file=sys.stderr)
+            os._exit(1)
         for text in (sys.stdout, sys.stderr):
             text.flush()
         self._channel.send(outcome.message())
@@ -123,6 +133,12 @@ class Rank:
     @property
     def _rank(self) -> int:
         return -1 if self._context is None else self._context.rank
+
+
+def _broken(context: Context) -> str:
+    """Why a context cannot be used any more; "" if it can."""
+    broken = context.runtime.backend.agreement.broken
+    return "" if broken is None else str(broken)
 
 
 def _synchronize(context: Context, error: BaseException | None) -> None:

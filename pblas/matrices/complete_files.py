@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
+import shutil
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pblas.errors import ArgumentError, FileFormatError
+
+_SHOWN = 48  # letters of a file's name in that of its temporary file: it may be as long as a name can be
+_ACCESS_LIST = "system.posix_acl_access"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,8 @@ def checked_path(verb: str, path: object) -> str:
 @contextmanager
 def reading(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A with block that reads a file, whose errors of the file system become one kind."""
+    if os.fspath(path).endswith(os.sep):  # which Path leaves out
+        raise FileFormatError(f"{path}: cannot be read: it is the name of a folder; pass that of a file")
     try:
         if Path(path).is_fifo():  # opening it would wait for a writer
             raise FileFormatError(f"{path}: cannot be read: it is a pipe; pass a file, which all ranks can read")
@@ -70,10 +77,16 @@ def destination(path: str | os.PathLike[str]) -> Path:
 
 
 def begin(path: str | os.PathLike[str]) -> tuple[str, BinaryIO]:
-    """The name of a temporary file in the folder of `path`, and the open file, with the permissions of new files."""
+    """The name of a temporary file in the folder of `path`, and the open file; others may not read it before its end.
+
+    A new file has the permissions of new files. Of an existing one the permissions follow at the end.
+    """
     target = destination(path)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    os.fchmod(handle, 0o666 & ~_umask())
+    exists = target.exists()
+    if exists:
+        target.open("r+b").close()  # a file that is write-protected is refused before the work
+    temporary = str(target.with_name(f".{target.name[:_SHOWN]}.{secrets.token_hex(8)}.part"))
+    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600 if exists else 0o666)
     return temporary, os.fdopen(handle, "wb")
 
 
@@ -110,13 +123,53 @@ def unused(path: str | os.PathLike[str]) -> str:
 
 
 def finish(temporary: str, path: str | os.PathLike[str]) -> None:
-    """Rename the complete file to its final name, in one step."""
+    """Rename the complete file to its final name, in one step.
+
+    A file of that name is replaced by one of equal owner and permissions. If a new file cannot be its equal, because it
+    has further names (hard links), an access control list, or an owner whom this process cannot name, then its content
+    is replaced.
+    """
     try:
         with Path(temporary).open("rb") as file:
             os.fsync(file.fileno())
-        Path(temporary).replace(destination(path))
+        target = destination(path)
+        if not target.exists() or _made_equal(temporary, target):
+            Path(temporary).replace(target)
+        else:
+            _replace_content(temporary, target)
+            discard(temporary)
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _made_equal(temporary: str, target: Path) -> bool:
+    """Give a new file the owner and permissions of another; False if it cannot take its place."""
+    new, old = Path(temporary).stat(), target.stat()
+    if old.st_nlink > 1 or (hasattr(os, "listxattr") and _ACCESS_LIST in os.listxattr(target)):
+        return False
+    try:
+        if (new.st_uid, new.st_gid) != (old.st_uid, old.st_gid):
+            os.chown(temporary, old.st_uid, old.st_gid)
+        Path(temporary).chmod(stat.S_IMODE(old.st_mode))  # after the owner, whose change resets bits
+    except PermissionError:
+        return False
+    return True
+
+
+def _replace_content(temporary: str, target: Path) -> None:
+    """Copy a complete file into another, which is unchanged if there is no room."""
+    with Path(temporary).open("rb") as source, target.open("r+b") as file:
+        size, old = (os.fstat(opened.fileno()).st_size for opened in (source, file))
+        if size > old and hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(file.fileno(), old, size - old)
+            except OSError:
+                file.truncate(old)
+                raise
+        shutil.copyfileobj(source, file, 1 << 20)
+        file.truncate(size)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def discard(temporary: str) -> None:
@@ -124,10 +177,3 @@ def discard(temporary: str) -> None:
     if temporary:
         with suppress(OSError):  # the error that is on its way says more
             Path(temporary).unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """The file mode creation mask of this process, which can only be read by setting it."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

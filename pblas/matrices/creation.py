@@ -300,7 +300,9 @@ class Creation:
                 raise errors.DescriptorError(
                     f"{verb}: {path} holds a {shape} matrix, the descriptor is {desc.m} x {desc.n}; make them agree"
                 )
+        stored = f"{header.dtype.str} in order {header.order}, from byte {header.offset}"  # of a copy on another node
         arguments = {"path": path, "dataset": dataset, "desc": shared_descriptor(desc), "dtype": wanted.name}
+        arguments["stored"] = stored
         largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
         local = self._memory(verb, desc, wanted, largest)
         with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:

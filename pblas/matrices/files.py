@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -13,12 +14,16 @@ from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.matrices import hdf5
 from pblas.matrices.complete_files import Header, begin, discard, reading
-from pblas.matrices.scatter_gather import holds_first_copy, part_of, put_part
+from pblas.matrices.scatter_gather import global_indices, holds_first_copy, put_part
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
 
 _HDF5 = (".h5", ".hdf5")
+_PANEL_NBYTES = 4 << 20
+"""Memory for the elements that are read at a time, unless one line is longer."""
+_GAP_NBYTES = 1 << 14
+"""Elements of other ranks are read too where they are fewer between two of this rank: a call takes as long."""
 
 
 def format_of(verb: str, path: str) -> Literal["npy", "hdf5"]:
@@ -58,14 +63,14 @@ def read_header(path: str | os.PathLike[str], dataset: str | None = None) -> Hea
 
 def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
     """Copy the elements that `rank` owns from a file into `local`, converted to its dtype."""
-    read = hdf5.read_part if header.dataset and header.offset is None else _read_mapped
+    read = hdf5.read_part if header.dataset and header.offset is None else _read_boxes
     read(path, header, desc, rank, local)
 
 
 def create(
-    path: str, dataset: str | None, shape: tuple[int, int], dtype: np.dtype[Any], order: str
+    path: str, dataset: str | None, shape: tuple[int, int], dtype: np.dtype[Any], order: str, *, overwrite: bool
 ) -> tuple[str, Header]:
-    """Create a file of the right size under a temporary name in the folder of `path`."""
+    """Create a file of the right size under a temporary name in the folder of `path`; datasets of an old one stay."""
     temporary = ""
     try:
         temporary, file = begin(path)
@@ -73,7 +78,9 @@ def create(
             if format_of("save", path) == "npy":
                 header = _write_npy_header(file, shape, dtype, order)
             else:
-                header = hdf5.write_header(temporary, dataset or "data", shape, dtype)
+                if Path(path).exists():
+                    shutil.copyfile(path, temporary)
+                header = hdf5.write_header(path, temporary, dataset or hdf5.DEFAULT, shape, dtype, overwrite=overwrite)
             offset, nbytes = header.offset, shape[0] * shape[1] * dtype.itemsize
             if nbytes and offset is not None:
                 if hasattr(os, "posix_fallocate"):  # a full disk raises here; a memory map would get a SIGBUS later
@@ -97,13 +104,9 @@ def _read_npy_header(path: str | os.PathLike[str]) -> Header:
     with reading(path) as file:
         try:
             version = npy.read_magic(file)
-            if version == (3, 0):
-                raise FileFormatError(
-                    f"{path}: .npy format 3.0 is that of records whose fields have names beyond Latin letters; save "
-                    f"the matrix of one field, as numpy.save(path, records['name'])"
-                )
-            if version not in ((1, 0), (2, 0)):
+            if version not in ((1, 0), (2, 0), (3, 0)):
                 raise FileFormatError(f"{path}: .npy format version {version} is unknown; save it with numpy.save")
+            # 3.0 is 2.0 with names of fields in UTF-8: read as Latin letters, a matrix of numbers is the same
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
             shape, fortran, dtype = read(file)
             offset, size = file.tell(), os.fstat(file.fileno()).st_size
@@ -130,21 +133,66 @@ def _write_npy_header(file: BinaryIO, shape: tuple[int, int], dtype: np.dtype[An
     return Header(shape, stored, order, file.tell())
 
 
-def _read_mapped(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
-    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype."""
+def _read_boxes(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
+    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype.
+
+    A memory map would do it in one line, but a file that shrinks meanwhile would then end the process by SIGBUS.
+    """
     if not local.size:
         return
-    try:
-        stored = np.memmap(path, header.dtype, "r", header.offset, header.shape, order=header.order)  # type: ignore[call-overload]
-        part = part_of(stored, desc, rank)
-        if header.is_raw:
-            part = part.view(local.dtype)
-        with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
-            local[...] = part
-    except OSError as error:
-        raise FileFormatError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # the file was truncated after its header was read
-        raise FileFormatError(f"{path}: cannot be read: {error}") from None
+    assert header.offset is not None, "the elements are one contiguous piece"
+    by_columns = header.order == "F"  # a line is contiguous in the file: a column in this order, else a row
+    along, lines = desc.global_ranges(rank)[:: 1 if by_columns else -1]
+    own, mine = global_indices(desc, rank)[:: 1 if by_columns else -1]
+    target = local.T if by_columns else local
+    length, itemsize = header.shape[0 if by_columns else 1], header.dtype.itemsize
+    spans = [(0, length)] if length * itemsize <= _GAP_NBYTES else _joined(along, _GAP_NBYTES // itemsize)
+    height = max(1, _PANEL_NBYTES // (length * itemsize))
+    with reading(path) as file:
+        for first, stop in _joined(lines, _GAP_NBYTES // (length * itemsize)):
+            for start in range(first, stop, height):
+                end = min(stop, start + height)
+                ours = slice(*np.searchsorted(mine, (start, end)))
+                for low, high in spans:
+                    inside = slice(*np.searchsorted(own, (low, high)))
+                    box = np.empty((end - start, high - low), header.dtype)
+                    places = [header.offset + (line * length + low) * itemsize for line in range(start, end)]
+                    for place, part in [(places[0], box)] if high - low == length else zip(places, box, strict=True):
+                        _read_at(path, file, place, part)
+                    box = box[_chosen(mine[ours] - start)][:, _chosen(own[inside] - low)]
+                    with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
+                        target[ours, inside] = box.view(local.dtype) if header.is_raw else box
+
+
+def _joined(ranges: list[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
+    """Ranges that contain the given ones; those with no more than `gap` between them are one.
+
+    >>> _joined([(0, 2), (3, 5), (9, 10)], 1)
+    [(0, 5), (9, 10)]
+    """
+    joined = [ranges[0]]
+    for start, stop in ranges[1:]:
+        if start - joined[-1][1] <= gap:
+            joined[-1] = joined[-1][0], stop
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _chosen(indices: Array) -> slice | Array:
+    """Ascending indices, as a slice if they are consecutive: it selects without a copy."""
+    first, last = int(indices[0]), int(indices[-1])
+    return slice(first, last + 1) if last - first + 1 == len(indices) else indices
+
+
+def _read_at(path: str | os.PathLike[str], file: BinaryIO, place: int, target: Array) -> None:
+    """Fill a contiguous array with the bytes of a file from `place` on."""
+    left = target.reshape(-1).view(np.uint8).data
+    while left:
+        count = os.preadv(file.fileno(), [left], place)
+        if count == 0:
+            raise FileFormatError(f"{path}: cannot be read: it became shorter meanwhile; write the file again")
+        left, place = left[count:], place + count
 
 
 def write_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:

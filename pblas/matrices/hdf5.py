@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from pblas.matrices.scatter_gather import global_indices
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
 
+DEFAULT = "data"  # the name of a saved dataset, unless the caller gives one
 _PANEL_NBYTES = 16 << 20  # memory for the rows that are read at a time, unless one chunk is larger
 _SHOWN = 5  # names of datasets in a message
 
@@ -32,7 +34,7 @@ def library() -> Any:
     try:
         return import_module("h5py")
     except ImportError as caught:
-        raise BackendError(f".h5 files need h5py: {caught}; pip install 'pblas[hdf5]', or use a .npy file") from None
+        raise BackendError(f".h5 files need h5py: {caught}; pip install h5py, or use a .npy file") from None
 
 
 def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:
@@ -83,11 +85,19 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
         raise FileFormatError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
 
 
-def write_header(path: str, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Header:
-    """Make an HDF5 file of one dataset, whose elements are not written."""
+def write_header(
+    path: str, temporary: str, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any], *, overwrite: bool
+) -> Header:
+    """Add a dataset, whose elements are not written, to a copy of the file at `path`, or to an empty file."""
     h5py = library()
+    is_new = Path(temporary).stat().st_size == 0
+    if not is_new:
+        _check_format(h5py, path, temporary)
     try:
-        with h5py.File(path, "w", locking="best-effort") as file:
+        with h5py.File(temporary, "w" if is_new else "r+", locking="best-effort") as file:
+            if dataset in file:
+                _check_place(h5py, path, file, dataset, overwrite=overwrite)
+                del file[dataset]
             links, options = (h5py.h5p.create(kind) for kind in (h5py.h5p.LINK_CREATE, h5py.h5p.DATASET_CREATE))
             links.set_create_intermediate_group(True)
             options.set_layout(h5py.h5d.CONTIGUOUS)
@@ -96,8 +106,36 @@ def write_header(path: str, dataset: str, shape: tuple[int, int], dtype: np.dtyp
             space, stored = h5py.h5s.create_simple(shape), _memory_type(h5py, dtype)
             made = h5py.h5d.create(file.id, dataset.encode(), stored, space, dcpl=options, lcpl=links)
             return Header(shape, dtype, "C", made.get_offset(), dataset)
+    except FileFormatError:
+        raise
     except (ValueError, TypeError, RuntimeError, OverflowError) as error:
-        raise FileFormatError(f"dataset {dataset!r} cannot be made: {error}") from None
+        raise FileFormatError(f"{path}: dataset {dataset!r} cannot be made: {error}") from None
+
+
+def check_is_new(path: str, dataset: str | None) -> None:
+    """Refuse an existing file to which a dataset of this name cannot be added."""
+    h5py = library()
+    with reading(path):
+        _check_format(h5py, path, path)
+        with h5py.File(path, "r", locking="best-effort") as file:
+            if (dataset or DEFAULT) in file:
+                _check_place(h5py, path, file, dataset or DEFAULT, overwrite=False)
+
+
+def _check_format(h5py: Any, path: str, copy: str) -> None:
+    """Refuse a file of another format, of which there may be a copy."""
+    if not h5py.is_hdf5(copy):
+        raise FileFormatError(f"{path}: cannot be written: it exists, and is not an HDF5 file; choose another name")
+
+
+def _check_place(h5py: Any, path: str, file: Any, dataset: str, *, overwrite: bool) -> None:
+    """Refuse to replace a group, or a dataset that the caller does not want to lose."""
+    if not isinstance(file[dataset], h5py.Dataset):
+        raise FileFormatError(f"{path}: {dataset!r} is a group of datasets; pass another dataset=")
+    if not overwrite:
+        raise FileFormatError(
+            f"{path}: there is a dataset {dataset!r} already; pass overwrite=True to replace it, or another dataset="
+        )
 
 
 def _dataset(h5py: Any, path: str | os.PathLike[str], file: Any, name: str | None) -> tuple[str, Any]:

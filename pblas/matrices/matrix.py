@@ -14,7 +14,7 @@ from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path, discard, finish
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import Runtime, check_root, checked_dtype, name_of, shared_descriptor
+from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_flag, name_of, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -245,23 +245,29 @@ class DistMatrix(Operators):
         return np.conjugate(whole, out=whole) if self.conjugated and whole is not None else whole
 
     @collective
-    def save(self, path: str | os.PathLike[str], *, dataset: str | None = None) -> None:
+    def save(self, path: str | os.PathLike[str], *, dataset: str | None = None, overwrite: bool = False) -> None:
         """**Collective.** Write the matrix as a .npy or .h5 file; every rank writes the elements that it owns.
 
         The file gets its name when it is complete: after an error there is no new file, and an old one is unchanged. A
-        symbolic link is followed. A .npy file holds elements of bfloat16 and of 8 bits as raw bytes, because NumPy's
-        format lacks them: `Context.load` reads them with dtype="bfloat16", or their other dtype. Of an HDF5 file other
-        programs read bfloat16 as float32; it does not take elements of 8 bits.
+        .npy file is replaced, as by `numpy.save`. In an HDF5 file other datasets stay; the file is copied for that.
+        Owner and permissions of an old file stay, and a symbolic link is followed. Only where they could not stay
+        otherwise, as those of a file with hard links, the content of the old file is replaced as the last step.
+
+        A .npy file holds elements of bfloat16 and of 8 bits as raw bytes, because NumPy's format lacks them:
+        `Context.load` reads them with dtype="bfloat16", or their other dtype. Of an HDF5 file other programs read
+        bfloat16 as float32; it does not take elements of 8 bits.
 
         Args:
             path: path that ends in .npy, or in .h5 or .hdf5, which needs h5py (the extra `hdf5`); its folder is one
                 that all ranks can write (global).
-            dataset: name of the only dataset of an HDF5 file, as "group/name"; None for "data" (global).
+            dataset: name of the dataset in an HDF5 file, as "group/name"; None for "data" (global).
+            overwrite: whether a dataset of this name may be replaced (global).
 
         Raises:
             ArgumentError: not a path, another suffix, or not the name of a dataset.
             BackendError: an .h5 file without h5py.
-            FileFormatError: the file cannot be written, or the name is that of a folder, a device or a pipe.
+            FileFormatError: the file cannot be written, it has a dataset of this name and `overwrite` is False, or the
+                name is that of a folder, a device or a pipe.
         """
         runtime, temporary = self.runtime, ""
         with runtime.local_step("save"):
@@ -269,12 +275,13 @@ class DistMatrix(Operators):
             if files.format_of("save", path) == "hdf5":
                 checked_dtype("save as HDF5", self.dtype)
             dataset = files.checked_dataset("save", path, dataset)
-        runtime.agree("save", {"path": path, "dataset": dataset, **self.signature()})
+            overwrite = checked_flag("save", "overwrite", overwrite)
+        runtime.agree("save", {"path": path, "dataset": dataset, "overwrite": overwrite, **self.signature()})
         made: Any = None
         try:
             with runtime.local_step("save: create the file"):
                 if runtime.rank == 0:
-                    made = files.create(path, dataset, self.shape, self.dtype, self.desc.order)
+                    made = files.create(path, dataset, self.shape, self.dtype, self.desc.order, overwrite=overwrite)
                     temporary = made[0]
             runtime.agree("save: create the file", {})
             name, header = runtime.backend.broadcast_object(made, 0)

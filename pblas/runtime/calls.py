@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found]  # `signal` converts handlers to enums, which takes 3 us
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class Calls:
         self.closed = False  # whether the context is closed, so that no agreement follows (global)
         self.read_since = -1  # the last agreement before peers began to read memory of this rank (global)
         self.users = ""  # the call that calls a function of the user at the moment, if there is one (local)
+        self._pid = os.getpid()
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
@@ -37,6 +39,11 @@ class Calls:
 
     def enter(self, verb: str) -> None:
         """Begin a call, perhaps inside another one (local)."""
+        if os.getpid() != self._pid:
+            raise errors.ContextError(
+                f"{verb}: the context belongs to the process {self._pid}, and this is its fork {os.getpid()}: it would "
+                f"speak in the name of rank {self.backend.rank}; send arrays to that process instead"
+            )
         if not self._thread.acquire(blocking=False):
             raise errors.ContextError(
                 f"{verb}: the context is used by two threads at once; make a context for each thread, or let them take "

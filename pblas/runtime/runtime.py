@@ -66,6 +66,13 @@ class Runtime:
         self._calls = Calls(backend)
         self._topology: tuple[Any, Topology] | None = None
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse pickling: contexts, plans, factors and layers refer to this object."""
+        raise TypeError(
+            "a pblas.Context, and what belongs to it, cannot be pickled: it is of this process. Functions of pblas.run "
+            "and Pool.run get the Context of their rank; a plan made from descriptors can be pickled"
+        )
+
     @property
     def closed(self) -> bool:
         """Whether the context is closed (global)."""

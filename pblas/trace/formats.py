@@ -113,7 +113,7 @@ def can_draw() -> bool:
 def check() -> None:
     """Raise BackendError unless Matplotlib is installed."""
     if not can_draw():
-        raise BackendError("trace: pictures need Matplotlib, which is not installed; pip install 'pblas[plot]'")
+        raise BackendError("trace: pictures need Matplotlib, which is not installed; pip install matplotlib")
 
 
 def picture(title: str, nprocs: int, events: Iterable[Event], form: str) -> bytes:

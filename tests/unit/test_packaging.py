@@ -1,10 +1,12 @@
 """Laws of the wheel, which contains the linked folders as real files, and of the editable installation."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -141,3 +143,22 @@ def test_a_script_beside_an_editable_checkout_imports_it(checkout: Path, tmp_pat
     done = subprocess.run(isolated, cwd=checkout.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == str(checkout / "pblas" / "__init__.py")
+
+
+def test_messages_name_packages_that_an_index_has() -> None:
+    """They are those of the extras, which may not be on an index themselves."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    known = {re.split(r"[>=<\[]", requirement)[0] for requirements in lists for requirement in requirements}
+    remedies = [
+        remedy
+        for folder in ("pblas", *LINKED)
+        for path in (ROOT / folder).rglob("*.py")
+        for remedy in re.findall(
+            r"pip install ((?:'[^']+'|[\w.-]+)(?: (?:'[^']+'|[\w.-]*\d[\w.-]*|nvmath-python|mpich))*)", path.read_text()
+        )
+    ]
+    assert len(remedies) > 5
+    for remedy in remedies:
+        for name in remedy.replace("{cuda}", "13").replace("'", "").split():
+            assert re.split(r"\[", name)[0] in (known | {"nvtx", "torch"}) - {"pblas"}, remedy

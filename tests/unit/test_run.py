@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,6 @@ import pytest
 
 import pblas
 from pblas.launch import channel, job
-from pblas.launch.channel import segments_of
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 3
@@ -175,16 +176,34 @@ def test_ranks_that_make_different_calls_do_not_wait(kept: pblas.Pool) -> None:
         kept.run(lambda ctx: ctx.rank == 1 or ctx.ones((2, 2)))
 
 
+class TwoArguments(Exception):
+    """Python pickles it with one argument, and cannot unpickle it."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+        self.b = b
+
+
+def test_an_exception_whose_class_has_other_arguments_arrives_as_itself(kept: pblas.Pool) -> None:
+    with pytest.raises(TwoArguments, match="1 and 2") as caught:
+        kept.run(lambda _: _raise(TwoArguments(1, 2)))
+    assert caught.value.b == 2
+    for error in (FileNotFoundError(2, "No such file", "x"), UnicodeDecodeError("utf-8", b"x", 0, 1, "bad")):
+        with pytest.raises(type(error)) as caught_too:
+            kept.run(lambda _, error=error: _raise(error))
+        assert str(caught_too.value) == str(error)
+
+
 def test_an_exception_that_cannot_be_pickled_keeps_its_text(kept: pblas.Pool) -> None:
-    def function(ctx: pblas.Context) -> None:
-        class Odd(Exception):
-            def __init__(self, a: int, b: int) -> None:
-                super().__init__(f"{a} and {b}")
+    with pytest.raises(pblas.PblasError, match=r"ValueError: .*lock"):
+        kept.run(lambda _: _raise(ValueError(threading.Lock())))
 
-        raise Odd(1, 2)
 
-    with pytest.raises(pblas.PblasError, match="Odd: 1 and 2"):
-        kept.run(function)
+BELONGINGS: dict[str, Callable[[pblas.Context], Any]] = {
+    "the context": lambda ctx: ctx,
+    "a plan": lambda ctx: pblas.plan_matmul(ctx.ones((4, 4)), ctx.ones((4, 4))),
+    "a factor": lambda ctx: pblas.linalg.lu_factor(ctx.eye(4)),
+}
 
 
 def test_matrices_do_not_travel(kept: pblas.Pool) -> None:
@@ -192,6 +211,11 @@ def test_matrices_do_not_travel(kept: pblas.Pool) -> None:
         kept.run(lambda ctx: [ctx.ones((2, 2))])
     with pytest.raises(pblas.ArgumentError, match="an argument of it cannot be sent"):
         kept.run(print, (threading.Lock(),))
+    for name in ("the context", "a plan", "a factor"):
+        with pytest.raises(
+            pblas.ArgumentError, match=r"TypeError: a pblas\.Context, and what belongs to it, cannot|DistM"
+        ):
+            kept.run(BELONGINGS[name])
 
 
 @pytest.mark.parametrize("closed", [True, False])
@@ -205,12 +229,89 @@ def test_a_closed_or_broken_context_is_replaced(kept: pblas.Pool, closed: bool) 
         else:
             time.sleep(1)
 
+    def again() -> None:
+        assert kept.run(lambda ctx: (hasattr(ctx, "mark"), float(ctx.ones((2, 2)).sum()))) == [(False, 4.0)] * RANKS
+
     if closed:
         kept.run(function)
-    else:
-        with pytest.raises(pblas.PeerTimeout):
-            kept.run(function)
-    assert kept.run(lambda ctx: (hasattr(ctx, "mark"), float(ctx.ones((2, 2)).sum()))) == [(False, 4.0)] * RANKS
+        again()
+        return
+    with pytest.raises(pblas.PeerTimeout) as caught:
+        kept.run(function)
+    assert "The context is broken: the next call gets a new one" in str(caught.value.__notes__)
+    with pytest.warns(pblas.PblasWarning, match="lost the attributes of the old one: ."):
+        again()
+
+
+ERRORS: dict[str, Callable[[pblas.Context], Any]] = {
+    "of one rank": lambda ctx: _raise(ValueError()) if ctx.rank == 1 else (ctx.ones((4, 4)) @ ctx.ones((4, 4))).sum(),
+    "of all ranks": lambda _: _raise(ValueError()),
+    "agreed": lambda ctx: ctx.ones((4, 3)) @ ctx.ones((4, 4)),
+    "a misspelt argument": lambda ctx: ctx.ones((4, 3), typ="f4"),  # type: ignore[call-arg]
+    "the end of one rank": lambda ctx: sys.exit(1) if ctx.rank == 1 else ctx.ones((4, 4)).sum(),
+    "different calls": lambda ctx: ctx.rank == 1 or ctx.ones((2, 2)),
+    "a result that cannot travel": lambda ctx: ctx.ones((2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_the_context_and_its_matrices_outlive_an_error(kept: pblas.Pool, name: str) -> None:
+    def make(ctx: Any) -> None:
+        ctx.A = ctx.ones((7, 7))
+
+    kept.run(make)
+    with pytest.raises((Exception, SystemExit)):
+        kept.run(ERRORS[name])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert kept.run(lambda ctx: float(ctx.A.sum())) == [49.0] * RANKS
+
+
+def in_fork(act: Callable[[], Any]) -> str:
+    """What a fork of this process raises there, as text."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            act()
+            text = "nothing"
+        except BaseException as error:  # noqa: BLE001 - reported
+            text = f"{type(error).__name__}: {error}"
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return text
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_is_refused_and_does_not_disturb_its_parent(kept: pblas.Pool) -> None:
+    text = in_fork(lambda: kept.run(lambda ctx: ctx.rank))
+    assert re.match(rf"ContextError: Pool\.run: the ranks belong to process {os.getpid()}, and this is its fork", text)
+    in_fork(kept.close)
+
+    def function(ctx: Any) -> tuple[str, float]:
+        text = in_fork(lambda: ctx.ones((4, 4)))
+        return text, float(ctx.ones((4, 4)).sum())
+
+    for rank, (text, value) in enumerate(kept.run(function)):
+        assert "the context belongs to the process" in text
+        assert f"it would speak in the name of rank {rank}" in text
+        assert value == 16.0
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_that_returns_from_the_function_does_not_report(kept: pblas.Pool, capfd: Any) -> None:
+    def function(ctx: pblas.Context) -> int:
+        pid = os.fork()
+        if pid:
+            os.waitpid(pid, 0)
+        return ctx.rank if pid else -1
+
+    assert kept.run(function) == [0, 1, 2]
+    assert "a fork of rank 1 returned" in capfd.readouterr().err
 
 
 def test_inside_a_job_is_refused(kept: pblas.Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,15 +340,22 @@ def test_wrong_arguments_start_nothing(name: str, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_is_missing_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    with pytest.raises(pblas.BackendError, match=r"pip install 'pblas\[run\]'"):
-        channel.packed("pblas.run", 1, "it")
     monkeypatch.setenv("MPIEXEC", "/nowhere/mpiexec -x")
-    with pytest.raises(pblas.BackendError, match=r"no '/nowhere/mpiexec' to start ranks.*pblas\[mpi\]"):
+    with pytest.raises(pblas.BackendError, match=r"no '/nowhere/mpiexec' to start ranks: pip install mpi4py mpich"):
         job.launcher("pblas.run")
     monkeypatch.setenv("MPIEXEC", "mpiexec --some 'more of it'")
     monkeypatch.setattr("shutil.which", lambda name: name)
     assert job.launcher("pblas.run") == ["mpiexec", "--some", "more of it"]
+
+
+def test_without_cloudpickle_functions_of_modules_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    monkeypatch.setattr(channel, "find_spec", lambda _: None)
+    assert channel.unpacked(channel.packed("pblas.run", (left_of, np.eye(3)), "it"))[0] is left_of
+    monkeypatch.setattr(left_of, "__module__", "__main__")  # as of a script
+    for value in (lambda: 1, left_of):
+        with pytest.raises(pblas.ArgumentError, match=r"it cannot be sent: .*; pip install cloudpickle"):
+            channel.packed("pblas.run", value, "it")
 
 
 def test_a_launcher_that_fails_is_named_with_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,6 +418,58 @@ def test_a_time_limit_names_the_late_ranks_and_leaves_nothing(tmp_path: Path) ->
     assert left_of([int(path.name) for path in tmp_path.iterdir()]) == []
 
 
+@pytest.mark.parametrize("stopped", ["before its arguments arrive", "while it sends its result", "in the function"])
+def test_a_time_limit_is_kept_while_a_message_is_under_way(stopped: str) -> None:
+    x = np.ones(5 << 20)  # 40 MiB
+    pool = pblas.Pool(2)
+    pids = pool.run(lambda _: os.getpid())
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def function(ctx: pblas.Context, *_: Any) -> Any:
+        if ctx.rank and stopped == "in the function":
+            stop()
+        if ctx.rank and stopped == "while it sends its result":
+            threading.Timer(0.5, stop).start()
+            return np.ones(200 << 20)  # 1.6 GB
+        return None
+
+    if stopped == "before its arguments arrive":
+        os.kill(pids[1], signal.SIGSTOP)
+    with pytest.raises(pblas.PeerTimeout, match=r"rank (0, )?1 of 2 did not return within 3 s"):
+        pool.run(function, (x, x), timeout=3)
+    assert pool.closed
+    assert left_of(pids) == []
+
+
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_rank_that_exits_leaves_no_shared_memory(status: int) -> None:
+    def function(ctx: pblas.Context) -> None:
+        time.sleep(0.5 * ctx.rank)
+        os._exit(status)
+
+    names = set(pblas.run(lambda _: named_segments(), 2))
+    assert names == {frozenset()}
+    with pytest.raises(pblas.ContextError, match="died"):
+        pblas.run(function, 2)
+
+
+def named_segments() -> frozenset[str]:
+    """MPICH's shared memory of this process that has a name, and would stay if the process were killed."""
+    maps = Path("/proc/self/maps").read_text()
+    return frozenset(line for line in maps.splitlines() if "/dev/shm" in line and not line.endswith("(deleted)"))
+
+
+def test_a_long_folder_of_temporary_files_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 120)
+    long.mkdir()
+    monkeypatch.setenv("TMPDIR", str(long))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    assert pblas.run(lambda ctx: ctx.rank, 2) == [0, 1]
+    assert list(long.iterdir()) == []
+
+
 def test_a_pool_that_nobody_refers_to_ends() -> None:
     pool = pblas.Pool(1)
     pids = pool.run(lambda _: os.getpid())
@@ -360,7 +520,6 @@ def test_no_rank_outlives_a_caller(tmp_path: Path, number: signal.Signals) -> No
     end = time.monotonic() + SECONDS
     while len(list(tmp_path.glob("pid.*"))) < 2 and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)
-    segments = segments_of(int(path.suffix[1:]) for path in tmp_path.glob("pid.*"))
     process.send_signal(number)
     output, error = process.communicate(timeout=SECONDS)
     pids = [int(path.suffix[1:]) for path in tmp_path.glob("pid.*")]
@@ -369,4 +528,3 @@ def test_no_rank_outlives_a_caller(tmp_path: Path, number: signal.Signals) -> No
     assert process.returncode == -number if number != signal.SIGINT else "KeyboardInterrupt" in error
     assert left_of(pids) == []
     assert list(tmp_path.glob("pblas-*")) == []
-    assert [path for path in segments if path.exists()] == []

@@ -150,6 +150,14 @@ def test_solve_reports_matrices_that_cannot_be_solved(folder: Path, capsys: Capt
         ("matmul a.npy a.npy -o .", "a folder, device or pipe has this name"),
         ("matmul a.npy a.npy -o d.txt", "d.txt ends in '.txt'; a matrix is saved as .npy or .h5: pass 'd.npy'"),
         ("matmul a.npy none.h5 -o d.npy", "No such file"),
+        ("matmul a.npy b.npy -o b.npy", "b.npy is also read; choose another --output, or replace it by --overwrite"),
+        ("solve a.npy b.npy -o ./a.npy", "a.npy is also read"),
+        ("matmul two.h5 a.npy -o d.npy", "; from the shell, --dataset A=NAME names that of A"),
+        (
+            "matmul a.npy a.npy -o two.h5 --dataset D=x",
+            "; from the shell, --dataset A=NAME names that of A, and so on, --o",
+        ),
+        ("matmul a.npy a.npy -o d.npy --dataset D=x", "dataset='x' is for .h5 files"),
         (f"matmul a.npy a.npy -o d.npy --grid {NPROCS + 1}x1", "use a smaller grid"),
     ],
 )
@@ -160,6 +168,7 @@ def test_a_refusal_is_one_line_of_rank_0(
     save(folder / "b.npy", random((9, 8)))
     save(folder / "integers.npy", np.eye(8, dtype=int))
     save(folder / "vector.npy", np.zeros(3))
+    save_two(folder / "two.h5")
     monkeypatch.chdir(folder)
     assert main(line.split()) == 1
     assert_one_error(capsys, expected)
@@ -186,6 +195,42 @@ def test_matmul_multiplies_hdf5_files(folder: Path) -> None:
     assert main(["matmul", path, str(folder / "b.h5"), "-o", str(folder / "d.h5")]) == 0
     with h5py.File(folder / "d.h5", "r") as file:
         np.testing.assert_allclose(file["data"][...], a @ b, rtol=0, atol=2 * 6 * np.finfo(float).eps * 5)
+
+
+def save_two(path: Path) -> None:
+    """**Collective.** A file of two matrices, 2 x and x."""
+    if RANK == 0:
+        with h5py.File(path, "w") as file:
+            file["x"] = random((8, 8))
+            file["run/double"] = 2 * random((8, 8))
+    MPI.COMM_WORLD.Barrier()
+
+
+def test_datasets_of_one_file_are_operands_and_results(folder: Path) -> None:
+    path, x = str(folder / "two.h5"), random((8, 8))
+    save_two(Path(path))
+    options = ["--dataset", "A=run/double", "--dataset", "B=x", "--dataset", "D=d"]
+    assert main(["matmul", path, path, "-o", path, *options]) == 0
+    assert main(["solve", path, path, "-o", path, "--dataset", "A=x", "--dataset", "b=d", "--dataset", "x=d"]) == 1
+    assert (
+        main(
+            ["solve", path, path, "-o", path, "--overwrite", "--dataset", "A=x", "--dataset", "b=d", "--dataset", "x=y"]
+        )
+        == 0
+    )
+    with h5py.File(path, "r") as file:
+        np.testing.assert_array_equal(file["x"], x)
+        np.testing.assert_array_equal(file["run/double"], 2 * x)
+        np.testing.assert_allclose(file["d"], 2 * x @ x, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(x @ file["y"][...], 2 * x @ x, rtol=0, atol=1e-10)
+    MPI.COMM_WORLD.Barrier()
+
+
+def test_an_input_is_replaced_on_demand(folder: Path) -> None:
+    x = random((8, 8))
+    path = save(folder / "a.npy", x)
+    assert main(["matmul", path, path, "-o", path, "--overwrite"]) == 0
+    np.testing.assert_allclose(np.load(path), x @ x, rtol=0, atol=1e-12)
 
 
 def test_matmul_of_integers_names_the_remedy(folder: Path, capsys: Capture) -> None:

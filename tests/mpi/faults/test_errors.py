@@ -693,7 +693,7 @@ def test_a_missing_cupy_is_named_in_the_error() -> None:
         pytest.skip("CuPy is installed")
     for backend in ("nvshmem", "cuda"):
         call: Any = partial(Context, backend=backend, timeout=TIMEOUT)
-        raises_on_all_ranks(pblas.BackendError, "pip install 'pblas[cuda13]'", call)
+        raises_on_all_ranks(pblas.BackendError, "pip install 'cupy-cuda13x[ctk]' ", call)
     with Context(timeout=TIMEOUT) as ctx:
         check_product(ctx)
     assert "pblas.backends.nvshmem.backend" not in sys.modules

@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource
 import signal
+import stat
 import struct
 from collections.abc import Callable
 from functools import partial
@@ -395,7 +396,17 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused_on_every_rank(
     COMM.Barrier()
     monkeypatch.setattr(files, "read_header", lambda *_: header)
     on_one_rank(lambda: os.truncate(path, 300))
-    raises_on_all_ranks(FileFormatError, "cannot be read", partial(ctx.load, path, desc))
+    raises_on_all_ranks(FileFormatError, "cannot be read: it became shorter", partial(ctx.load, path, desc))
+    monkeypatch.undo()
+    on_one_rank(partial(save(np.ones((4000, 500))), path))  # of many pages: beyond its end a map has none
+    usual = os.preadv
+
+    def preadv(*arguments: Any) -> int:
+        os.truncate(path, 300)
+        return usual(*arguments)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    raises_on_all_ranks(FileFormatError, "cannot be read: it became shorter", partial(ctx.load, path))
     check_product(ctx)
 
 
@@ -421,13 +432,108 @@ def test_a_folder_unreadable_by_one_rank_is_an_error_on_every_rank(
     check_product(ctx)
 
 
-def test_the_remedy_for_format_3_is_not_numpy_save_alone(ctx: Context, folder: Path) -> None:
-    path = folder / "records.npy"
-    header = "{'descr': [('\u03b1', '<f8')], 'fortran_order': False, 'shape': (3,)}".encode()
-    content = b"\x93NUMPY\x03\x00" + struct.pack("<I", len(header)) + header + bytes(24)
-    on_one_rank(partial(path.write_bytes, content))
-    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
-    raises_on_all_ranks(FileFormatError, "records['name']", partial(ctx.load, path, desc))
+def test_every_version_of_the_format_is_read(ctx: Context, folder: Path) -> None:
+    array, desc = entries(8, 7, np.float64), MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    for version in ((1, 0), (2, 0), (3, 0)):
+        path = folder / f"{version[0]}.npy"
+
+        def write(path: Path = path, version: tuple[int, int] = version) -> None:
+            with path.open("wb") as file:
+                np.lib.format.write_array(file, array, version)
+
+        on_one_rank(write)
+        assert np.array_equal(collected(ctx.load(path, desc)), array)
+    header = "{'descr': [('\u03b1', '<f8')], 'fortran_order': False, 'shape': (8, 7)}".encode()
+    content = b"\x93NUMPY\x03\x00" + struct.pack("<I", len(header)) + header + bytes(8 * 56)
+    on_one_rank(partial((folder / "records.npy").write_bytes, content))
+    raises_on_all_ranks(DTypeError, "dtype must be one of", partial(ctx.load, folder / "records.npy", desc))
+
+
+@one_host
+def test_copies_of_a_file_that_differ_between_ranks_are_an_error(ctx: Context, folder: Path) -> None:
+    """On each rank a folder of its own stands for the disk of a node, under one name."""
+    desc, array = MatrixDescriptor.row_wise(8, 7, ctx.nprocs), entries(8, 7, np.float64)
+
+    def padded(path: Path) -> None:
+        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (8, 7)}".ljust(200) + b"\n"
+        path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + array.tobytes())
+
+    others: dict[str, Callable[[Path], object]] = {
+        "order": save(np.asfortranarray(array)),
+        "offset": padded,
+        "dtype": save(array.astype(np.float32)),
+    }
+    mine = folder / f"{ctx.rank}"
+    mine.mkdir()
+    before = Path.cwd()
+    os.chdir(mine)
+    try:
+        for other in others.values():
+            for ranks in some_wrong():
+                (other if ctx.rank in ranks else save(array))(mine / "x.npy")
+                raises_on_all_ranks(MismatchError, "stored differs", partial(ctx.load, "x.npy", desc, "float64"))
+        save(array)(mine / "x.npy")
+        assert np.array_equal(collected(ctx.load("x.npy", desc)), array)
+    finally:
+        os.chdir(before)
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_new_files_have_the_permissions_that_the_mask_leaves(ctx: Context, folder: Path) -> None:
+    a = ctx.ones((8, 7))
+    for mask in (0o022, 0o027, 0o077):
+        before = os.umask(mask)
+        try:
+            a.save(folder / f"{mask}.npy")
+            assert os.umask(mask) == mask
+        finally:
+            os.umask(before)
+        assert mode_of(folder / f"{mask}.npy") == 0o666 & ~mask
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["one name", "two names"])
+def test_a_replaced_file_keeps_its_permissions_owner_and_names(ctx: Context, folder: Path, linked: bool) -> None:
+    path, second = folder / "a.npy", folder / "second.npy"
+    ctx.random((30, 20)).save(path)
+    is_root = os.geteuid() == 0
+    if linked:
+        on_one_rank(partial(second.hardlink_to, path))
+    for mode in (0o640, 0o600, 0o664):
+        on_one_rank(partial(path.chmod, mode))
+        if is_root:
+            on_one_rank(partial(os.chown, path, 1234, 4321))
+        for shape in ((8, 7), (40, 30)):  # shorter and longer
+            a = ctx.random(shape)
+            a.save(path)
+            assert mode_of(path) == mode
+            assert not is_root or (path.stat().st_uid, path.stat().st_gid) == (1234, 4321)
+            whole = collected(a)
+            assert np.array_equal(np.load(path), whole)
+            assert not linked or (path.samefile(second) and np.array_equal(np.load(second), whole))
+            COMM.Barrier()
+    assert contents(folder) == ["a.npy", *["second.npy"] * linked]
+
+
+def test_the_unfinished_file_is_as_private_as_the_old_one(
+    ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder / "a.npy"
+    a = ctx.ones((8, 7))
+    a.save(path)
+    on_one_rank(partial(path.chmod, 0o600))
+    seen: list[int] = []
+    usual = files.write_part
+
+    def write_part(name: str, *arguments: Any) -> None:
+        seen.append(mode_of(Path(name)))
+        usual(name, *arguments)
+
+    monkeypatch.setattr(files, "write_part", write_part)
+    a.save(path)
+    assert seen == [0o600]
 
 
 class Unwilling(os.PathLike[str]):
@@ -452,13 +558,14 @@ def test_an_error_of_the_disk_on_one_rank_is_raised_on_every_rank(
         raise OSError(*error.args)  # a new one, which holds no frames of earlier calls
 
     for ranks in culprits():
-        for place in ("pathlib.Path.is_fifo", "pathlib.Path.open", "numpy.memmap"):
+        for place in ("pathlib.Path.is_fifo", "pathlib.Path.open", "os.preadv"):
             with monkeypatch.context() as patch:
                 if ctx.rank in ranks:
                     patch.setattr(place, fails)
                 raises_on_all_ranks(
                     FileFormatError, f"cannot be read: {error.strerror}", lambda: ctx.load(path, a.desc)
                 )
+        for place in ("pathlib.Path.is_fifo", "pathlib.Path.open", "numpy.memmap"):
             with monkeypatch.context() as patch:
                 if ctx.rank in ranks:
                     patch.setattr(place, fails)

@@ -65,7 +65,7 @@ def test_a_saved_matrix_is_a_standard_file_and_loads_again(ctx: Context, folder:
         array = entries(m, n, checked)
         for number, desc in enumerate(layouts(m, n, "F" if m == 8 else "C")):
             path = folder / f"{number}.h5"
-            ctx.from_global(array, desc, None).save(path)
+            ctx.from_global(array, desc, None).save(path, overwrite=True)
             with h5py.File(path, "r") as file:
                 assert list(file) == ["data"]
                 found = file["data"][...]
@@ -226,7 +226,7 @@ def test_without_h5py_the_error_names_the_remedy(ctx: Context, folder: Path, mon
         with monkeypatch.context() as patch:
             if COMM.rank in ranks:
                 patch.setitem(sys.modules, "h5py", None)
-            text = "pip install 'pblas[hdf5]'"
+            text = "pip install h5py"
             raises_on_all_ranks(BackendError, text, partial(ctx.load, folder / "x.h5"))
             if 0 in ranks:
                 raises_on_all_ranks(BackendError, text, partial(a.save, folder / "x.h5"))
@@ -245,18 +245,67 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(
             with monkeypatch.context() as patch:
                 if COMM.rank in ranks:
 
-                    def fail(*_: Any) -> None:
+                    def fail(*_: Any, **__: Any) -> None:
                         raise OSError(5, "the cable was pulled")
 
                     patch.setattr(files, place, fail)
                 if place == "write_part" or 0 in ranks:
-                    raises_on_all_ranks(PblasError, "the cable", partial(new.save, path))
+                    raises_on_all_ranks(PblasError, "the cable", partial(new.save, path, overwrite=True))
             COMM.Barrier()
             assert [file.name for file in folder.iterdir()] == ["x.h5"]
             assert np.array_equal(collected(ctx.load(path)), array)
             check_product(ctx)
-    new.save(path)
+    new.save(path, overwrite=True)
     assert not np.any(collected(ctx.load(path)))
+
+
+def test_datasets_are_added_and_replaced_only_on_demand(ctx: Context, folder: Path) -> None:
+    path = folder / "r.h5"
+    arrays = {name: entries(8 + n, 7, np.float64) for n, name in enumerate(("A", "B", "runs/C"))}
+    written(path, lambda file: file.create_dataset("text", data="of another program"))
+    for name, array in arrays.items():
+        ctx.from_global(array, root=None).save(path, dataset=name)
+    new = ctx.zeros((3, 50))
+
+    def check() -> None:
+        for name, array in arrays.items():
+            assert np.array_equal(collected(ctx.load(path, dataset=name)), array)
+        with h5py.File(path, "r") as file:
+            assert file["text"][()] == b"of another program"
+        COMM.Barrier()
+
+    check()
+    for name, text in {
+        "A": "there is a dataset 'A' already; pass overwrite=True to replace it",
+        "runs": "'runs' is a group of datasets; pass another dataset=",
+        "A/x": "dataset 'A/x' cannot be made",
+    }.items():
+        raises_on_all_ranks(FileFormatError, text, partial(new.save, path, dataset=name))
+        check()
+    for ranks in some_wrong():
+        raises_on_all_ranks(
+            MismatchError, "overwrite differs", partial(new.save, path, dataset="A", overwrite=COMM.rank in ranks)
+        )
+    arrays["A"] = np.zeros((3, 50))
+    new.save(path, dataset="A", overwrite=True)
+    check()
+    raises_on_all_ranks(FileFormatError, "'runs' is a group", partial(new.save, path, dataset="runs", overwrite=True))
+    check()
+    assert [file.name for file in folder.iterdir()] == ["r.h5"]
+
+
+def test_a_file_of_another_format_is_not_replaced(ctx: Context, folder: Path) -> None:
+    path = folder / "r.h5"
+    if COMM.rank == 0:
+        path.write_text("notes of a year")
+    COMM.Barrier()
+    for overwrite in (False, True):
+        raises_on_all_ranks(
+            FileFormatError,
+            "it exists, and is not an HDF5 file",
+            partial(ctx.ones((8, 7)).save, path, overwrite=overwrite),
+        )
+    assert path.read_text() == "notes of a year"
 
 
 def test_bfloat16_is_a_type_of_hdf5(ctx: Context, folder: Path) -> None:

@@ -80,7 +80,7 @@ def test_examples(name: str) -> None:
 @pytest.mark.parametrize(
     ("platform", "wanted", "cause", "remedy"),
     [
-        (Platform(lack="No module named 'cupy'"), None, "No module named 'cupy'", "pip install 'pblas[cuda13]'"),
+        (Platform(lack="No module named 'cupy'"), None, "No module named 'cupy'", "pip install 'cupy-cuda13x"),
         (Platform("14.2.0", runtime=13000, status=100), None, "no NVIDIA driver", "install one"),
         (replace(GOOD, driver=12080, status=35, count=0), None, "CUDA 12.8, CuPy 14.2.0 needs 13.0", "update the dri"),
         (replace(GOOD, driver=12080), None, "serves CUDA 12.8", "install CuPy for CUDA 12"),
@@ -88,7 +88,12 @@ def test_examples(name: str) -> None:
         (replace(GOOD, count=0, visible=""), None, "CUDA_VISIBLE_DEVICES=''", "where there is one"),
         (GOOD, 8, "0..7, got 8", "one of the visible GPUs"),
         (GOOD, -1, "0..7, got -1", "one of the visible GPUs"),
-        (replace(GOOD, lack="No module named 'nvshmem'"), None, "No module named 'nvshmem'", "pip install 'pblas["),
+        (
+            replace(GOOD, lack="No module named 'nvshmem'"),
+            None,
+            "No module named 'nvshmem'",
+            "pip install 'cupy-cuda13x[ctk]' ",
+        ),
     ],
 )
 def test_a_missing_requirement_is_named_with_its_remedy(

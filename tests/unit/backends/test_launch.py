@@ -20,7 +20,7 @@ FORMS = {"plain": [], "mpi4py": ["-m", "mpi4py"]}
 RANKS = 3
 
 PREAMBLE = """
-import os, pathlib, signal, sys, time
+import os, pathlib, re, signal, sys, time
 import numpy as np
 import pblas
 from pblas import MatrixDescriptor
@@ -33,6 +33,8 @@ def product(ctx):
 
 ctx = pblas.Context(timeout=TIMEOUT)
 pathlib.Path(f"pid.{ctx.rank}").write_text(str(os.getpid()))
+mapped = pathlib.Path("/proc/self/maps").read_text()
+pathlib.Path(f"memory.{ctx.rank}").write_text("\\n".join(re.findall(r"/dev/shm/\\S+", mapped)))
 product(ctx)
 """
 
@@ -75,6 +77,8 @@ def run(command: list[str], folder: Path, **more: str) -> Ended:
     left = [pid for pid in pids if runs(pid)]
     for pid in left:
         os.kill(pid, signal.SIGKILL)
+    used = {name for path in folder.glob("memory.*") for name in path.read_text().split()}
+    assert [name for name in used if Path(name).exists()] == [], "shared memory stays"
     return Ended(process.returncode, output, left)
 
 
