@@ -2,9 +2,9 @@
 
 Step k, on every rank that has columns after panel k:
 
-    panel k arrives                                   (its header says so, with pivots and INFO)
-    lookahead: the owner of panel k + 1 updates it, factors it, and broadcasts it
-    the trailing columns are updated with panel k     (meanwhile panel k + 1 arrives)
+    panel k arrives                                              (its header says so, with pivots and INFO)
+    W[:, k+1] := its update with panel k, factored and broadcast (lookahead, on the owner of panel k + 1)
+    W[:, j] := its update with panel k, for all j > k + 1        (trailing update; meanwhile panel k + 1 arrives)
 
 On a GPU panels are factored on the side lane, beside the updates on the main lane. The host launches a step's update
 before it launches the hundreds of kernels that factor the next panel, and looks at INFO at the end only.
@@ -13,16 +13,16 @@ before it launches the hundreds of kernels that factor the next panel, and looks
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas.factor.factorization_plan import columns_from
+from pblas.factor.panel_broadcast import PanelBroadcast, PanelRows
 from pblas.layouts.placement import Placement
 from pblas.redistribution.transfer import SourceMatrix, own_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable
 
     import numpy as np
 
@@ -31,147 +31,8 @@ if TYPE_CHECKING:
     from pblas.backends.transport import Transfer
     from pblas.factor.factorization_plan import FactorizationPlan, Panel
 
-TAG_PANEL, TAG_HEADER = 1040, 1041
-_BROADCAST, _FACTOR = "bring a panel", "factor a panel"
-
-
-class PanelRows(NamedTuple):
-    """Rows i0..i1-1 of a panel, the ranks besides its owner that read them, and the ends of their pieces (global)."""
-
-    panel: Panel
-    i0: int
-    i1: int
-    readers: Sequence[int]
-    stops: Sequence[int] = ()
-
-    def pieces(self) -> list[tuple[int, int]]:
-        """Rows (start, stop) of the pieces in which the panel travels (global)."""
-        starts = (self.i0, *self.stops[:-1])
-        return [(i0, i1) for i0, i1 in zip(starts, self.stops or (self.i1,), strict=True) if i0 < i1]
-
-
-class PanelBroadcast:
-    """Broadcasts panels one after the other. On CPUs near ranks read them in the memory of their owners.
-
-    The panel of a far rank, and on GPUs that of any other rank, arrives in one of two buffers: the next panel arrives
-    while the current one is used. Panels arrive on the side lane, which the main lane follows after `fetch`.
-
-        panels.send(k)            # on the owner: start to send panel k, which does not change before `wait_sent`
-        panels.receive(k)         # start to receive panel k from a far rank
-        panels.fetch(k)           # the panel, after its arrival; valid until receive(k + 2) or fetch(k + 2)
-
-    A panel may travel in pieces, so that readers use its first rows while the others are under way:
-
-        panels.send(k, i0, i1)    # on the owner: start to send the pieces of panel k that end in rows i0 + 1 to i1
-        panels.open(k)            # the panel, whose rows may be used after they have arrived
-        panels.received(k)        # iterates over the rows of its pieces, each after its arrival
-    """
-
-    def __init__(self, source: SourceMatrix, panels: Sequence[PanelRows]) -> None:
-        self._source, self._backend, self._panels = source, source.backend, panels
-        self._buffers: list[Any] = [None, None]
-        self._receiving: dict[int, deque[tuple[tuple[int, int], Transfer]]] = {}
-        self._sending: list[Transfer] = []
-        self._used: Any = None
-        """A mark of the main lane at the last `fetch`: operations before it use the panel before that one."""
-
-    @property
-    def workspace_nbytes(self) -> int:
-        """Bytes of buffers (local)."""
-        return sum(buffer.nbytes for buffer in self._buffers if buffer is not None)
-
-    def is_far(self, k: int) -> bool:
-        """Whether this rank reads panel k, and gets it in a message (local)."""
-        rows, rank = self._panels[k], self._backend.rank
-        return rank in rows.readers and not self._backend.is_near(rows.panel.owner)
-
-    def receive(self, k: int) -> None:
-        """Start to receive panel k; nothing if it is read in place, not read, or does not exist."""
-        if k < len(self._panels) and self.is_far(k):
-            out, rows, channel = self._buffer(k), self._panels[k], self._backend.channel
-            with self._backend.arrays.on_side_lane(_BROADCAST):
-                self._backend.arrays.follow(self._used)
-                self._receiving[k] = deque(
-                    ((i0, i1), channel.receive(out[i0 - rows.i0 : i1 - rows.i0], rows.panel.owner, TAG_PANEL))
-                    for i0, i1 in (rows.pieces() if out.size else ())
-                )
-
-    def send(self, k: int, i0: int = -1, i1: int | None = None) -> None:
-        """Start to send panel k, or its pieces that end in rows i0 + 1 to i1, to the far ranks that read it."""
-        rows, block = self._panels[k], self._in_place(k)
-        far = [peer for peer in rows.readers if not self._backend.is_near(peer)]
-        for start, stop in rows.pieces() if block.size else ():
-            if i0 < stop <= (rows.i1 if i1 is None else i1):
-                piece = block[start - rows.i0 : stop - rows.i0]
-                self._sending += [self._backend.channel.send(piece, peer, TAG_PANEL) for peer in far]
-
-    def fetch(self, k: int) -> Array:
-        """Panel k as a local array, after its arrival; see `open`."""
-        block = self.open(k)
-        self.wait(k)
-        return block
-
-    def whole(self, k: int) -> list[tuple[int, int]]:
-        """The rows (start, stop) of panel k, as one piece (global)."""
-        return [self._panels[k][1:3]]
-
-    def wait(self, k: int) -> None:
-        """Return when panel k has arrived."""
-        for _ in self.received(k):
-            pass
-
-    def received(self, k: int) -> Iterator[tuple[int, int]]:
-        """Rows (start, stop) of the pieces of panel k, in order, after their arrival; of messages each piece once."""
-        rows = self._panels[k]
-        if not self.is_far(k):
-            yield from rows.pieces()
-            return
-        text, pieces = f"panel of a factorization, of rank {rows.panel.owner}", self._receiving[k]
-        while pieces:
-            piece, transfer = pieces.popleft()
-            self._backend.wait(transfer.done, text)
-            yield piece
-
-    def open(self, k: int) -> Array:
-        """Panel k as a local array, whose rows arrive with `received`."""
-        arrays = self._backend.arrays
-        before, self._used = self._used, arrays.mark()
-        if self.is_far(k):
-            return self._buffer(k)
-        block = self._in_place(k)
-        if self._panels[k].panel.owner == self._backend.rank:
-            return block
-        self._backend.read_nbytes += block.nbytes
-        if arrays.traits.reads_peers:
-            return block
-        copy = self._buffer(k)
-        with arrays.on_side_lane(_BROADCAST):
-            arrays.follow(before)
-            arrays.assign(block, copy)
-        return copy
-
-    def wait_sent(self) -> None:
-        """Return when all panels that this rank sends have left."""
-        for transfer in self._sending:
-            self._backend.wait(transfer.done, "sending panels of a factorization")
-        self._sending, self._used = [], None
-
-    def _in_place(self, k: int) -> Array:
-        """Panel k in the memory of its owner (local)."""
-        panel, i0, i1, *_ = self._panels[k]
-        matrix: Array = self._source.array(panel.owner)
-        return matrix[i0:i1, panel.j_loc : panel.j_loc + panel.width]
-
-    def _buffer(self, k: int) -> Array:
-        """Memory for panel k, in Fortran order."""
-        source, rows = self._source, self._panels[k]
-        buffer = self._buffers[k % 2]
-        if buffer is None:
-            largest = max((x.i1 - x.i0) * x.panel.width for x in self._panels)
-            buffer = self._buffers[k % 2] = own_memory(source.backend, largest * source.dtype.itemsize)
-        shape = rows.i1 - rows.i0, rows.panel.width
-        block: Array = source.backend.arrays.array(buffer, shape, source.dtype, "F")
-        return block
+TAG_HEADER = 1041
+_FACTOR = "factor a panel"
 
 
 class RunFactorization(ABC):
@@ -195,7 +56,7 @@ class RunFactorization(ABC):
                 for k, (panel, peers) in enumerate(zip(self._steps, readers, strict=True))
             ],
         )
-        self._signals: list[Transfer] = []
+        self._headers_sent: list[Transfer] = []
         self._end = plan.w.local_shape(self._rank)[1]
         self._first_after = [self._end - columns_from(plan.w, panel.stop, self._rank) for panel in self._steps]
         """The first local column after each panel (local)."""
@@ -204,6 +65,80 @@ class RunFactorization(ABC):
         self.progress: Callable[[float], None] | None = None
         """Called with the done part of the work after each panel but the last; None for no calls (local)."""
         self.w: Array  # this rank's part of W (local)
+
+    def run(self, w: Array) -> None:
+        """Factor W."""
+        if not self._steps:
+            return
+        arrays, last = self._arrays, len(self._steps) - 1
+        self._backend.clear(self._headers)
+        # panel 0: factored and broadcast
+        with arrays.on_side_lane(_FACTOR, "factor"):
+            self.start()
+            if self._owns(0):
+                self._factor_and_broadcast(0)
+        self.panels.receive(0)
+        for k in range(len(self._steps)):
+            updated = arrays.mark()
+            # panel k, from its owner   (None if this rank has no columns to update with it)
+            panel = self._await_panel(k)
+            if self.has_failed(k):
+                if panel is not None:
+                    self.panels.wait(k)
+                break
+            self.panels.receive(k + 1)
+            # this rank's columns j1..j2-1 are panel k + 1, if it has that panel, and j2.. are the others after panel k
+            j1, owns_next = self._first_after[k], self._owns(k + 1)
+            j2 = j1 + (self._steps[k + 1].width if owns_next else 0)
+            # W[:, k+1] := its update with panel k, factored and broadcast   (lookahead)
+            if owns_next and arrays.traits.blocking:
+                self.look_ahead(k, panel, j1, j2, updated)
+            # W[:, j] := its update with panel k, for the other columns j   (trailing update)
+            if panel is not None:
+                self.panels.wait(k)
+                if j2 < self._end:
+                    self.update(k, panel, j2, self._end, self.panels.whole(k))
+            if owns_next and not arrays.traits.blocking:  # a GPU works on both at once
+                self.look_ahead(k, panel, j1, j2, updated)
+            self.end_step(k)
+            if self.progress is not None and k < last:
+                self.progress(1 - (1 - self._steps[k].stop / self._steps[last].stop) ** 3)  # n^3 is left of n columns
+        self.panels.wait_sent()
+        for transfer in self._headers_sent:
+            self._backend.wait(transfer.done, "sending headers of panels")
+        self._headers_sent = []
+
+    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: Any) -> None:
+        """Update panel k + 1, local columns j0..j1-1, after the trailing update `updated` of step k - 1; factor it."""
+        assert panel is not None, "the rank has columns after panel k"
+        with self._arrays.on_side_lane(_FACTOR, "factor"):
+            self._arrays.follow(updated)
+            self.update(k, panel, j0, j1, self.panels.received(k) if self._by_pieces else self.panels.whole(k))
+            self._factor_and_broadcast(k + 1)
+
+    # Each factorization defines these
+
+    def start(self) -> None:  # noqa: B027 - LU takes W as it is
+        """Prepare this rank's part of W, before the first panel is factored (local)."""
+
+    @abstractmethod
+    def factor(self, k: int) -> None:
+        """Factor this rank's updated panel k, in place, and write its header (local)."""
+
+    @abstractmethod
+    def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """Update the local columns j0..j1-1 with the factored panel k, whose rows arrive in pieces (local)."""
+
+    def end_step(self, k: int) -> None:  # noqa: B027 - only LU does more in a step
+        """Do the rest of step k, after the updates (local)."""
+
+    def npivots(self, panel: Panel) -> int:
+        """Exchanged rows of which all ranks are told with a panel (global)."""
+        return 0
+
+    def has_failed(self, k: int) -> bool:
+        """Whether INFO of panel k, where the host knows it already, ends the factorization (global)."""
+        return False
 
     @property
     def workspace_nbytes(self) -> int:
@@ -219,53 +154,6 @@ class RunFactorization(ABC):
         assert not scratch, "W is made by the context"
         return False
 
-    def run(self, w: Array) -> None:
-        """Factor W."""
-        if not self._steps:
-            return
-        arrays = self._arrays
-        self._backend.clear(self._headers)
-        with arrays.on_side_lane(_FACTOR, "factor"):
-            self.start()
-            if self._owns(0):
-                self._factor_and_broadcast(0)
-        self.panels.receive(0)
-        for k in range(len(self._steps)):
-            updated = arrays.mark()
-            panel = self._arrived(k)
-            if self.stops(k):
-                if panel is not None:
-                    self.panels.wait(k)
-                break
-            self.panels.receive(k + 1)
-            trailing, ahead = self._first_after[k], self._owns(k + 1)
-            rest = trailing + (self._steps[k + 1].width if ahead else 0)
-            # lookahead: panel k + 1 is updated, factored and broadcast first
-            if ahead and arrays.traits.blocking:
-                self.look_ahead(k, panel, trailing, rest, updated)
-            # trailing update: this rank's other columns after panel k
-            if panel is not None:
-                self.panels.wait(k)
-                if rest < self._end:
-                    self.update(k, panel, rest, self._end, self.panels.whole(k))
-            if ahead and not arrays.traits.blocking:  # a GPU works on both at once
-                self.look_ahead(k, panel, trailing, rest, updated)
-            self.complete(k)
-            if self.progress is not None and k + 1 < len(self._steps):
-                self.progress(1 - (1 - self._steps[k].stop / self._steps[-1].stop) ** 3)  # n^3 is left of n columns
-        self.panels.wait_sent()
-        for transfer in self._signals:
-            self._backend.wait(transfer.done, "sending headers of panels")
-        self._signals = []
-
-    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: Any) -> None:
-        """Update the next panel, local columns j0..j1-1, and factor it, after the update of the step before."""
-        assert panel is not None, "the rank has columns after panel k"
-        with self._arrays.on_side_lane(_FACTOR, "factor"):
-            self._arrays.follow(updated)
-            self.update(k, panel, j0, j1, self.panels.received(k) if self._by_pieces else self.panels.whole(k))
-            self._factor_and_broadcast(k + 1)
-
     def finish(self) -> None:
         """Complete W, after the closing agreement: no other rank reads W any more."""
         del self.w
@@ -280,30 +168,6 @@ class RunFactorization(ABC):
         """A function that looks at INFO of the last execution, whatever is executed before it is called (local)."""
         headers, self._headers = self._headers, self._new_headers()
         return partial(_first_info, self._backend, self._steps, headers)
-
-    # Each factorization defines these
-
-    def start(self) -> None:  # noqa: B027 - LU takes W as it is
-        """Prepare this rank's part of W (local)."""
-
-    @abstractmethod
-    def factor(self, k: int) -> None:
-        """Factor this rank's updated panel k, in place, and write its header (local)."""
-
-    @abstractmethod
-    def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """Update the local columns j0..j1-1 with the factored panel k."""
-
-    def complete(self, k: int) -> None:  # noqa: B027 - Cholesky has nothing to complete
-        """Do the rest of step k, after the updates (local)."""
-
-    def npivots(self, panel: Panel) -> int:
-        """Exchanged rows of which all ranks are told with a panel (global)."""
-        return 0
-
-    def stops(self, k: int) -> bool:
-        """Whether the factorization ends with panel k (global)."""
-        return False
 
     # Headers of panels
 
@@ -335,7 +199,7 @@ class RunFactorization(ABC):
         backend.sync()
         for peer in range(backend.size):
             if peer != self._rank and backend.is_near(peer) == near:
-                self._signals.append(backend.channel.send(self._header(k), peer, TAG_HEADER))
+                self._headers_sent.append(backend.channel.send(self._header(k), peer, TAG_HEADER))
 
     # Panels
 
@@ -360,7 +224,7 @@ class RunFactorization(ABC):
         self.panels.send(k)
         self.send_header(k, near=True)
 
-    def _arrived(self, k: int) -> Array | None:
+    def _await_panel(self, k: int) -> Array | None:
         """Panel k after its header, whose rows may still be under way; None if this rank has no columns after it."""
         arrays, owner = self._arrays, self._steps[k].owner
         if owner != self._rank:
@@ -368,13 +232,39 @@ class RunFactorization(ABC):
                 transfer = self._backend.channel.receive(self._header(k), owner, TAG_HEADER)
             self._backend.wait(transfer.done, f"panel {k} of a factorization, of rank {owner}")
             self._backend.sync()
-        panel = self.panels.open(k) if self._first_after[k] < self._end else None
+        panel = self.panels.view(k) if self._first_after[k] < self._end else None
         if panel is not None and not self._by_pieces:
             self.panels.wait(k)
         with arrays.on_side_lane():
             factored = arrays.mark()
         arrays.follow(factored)
         return panel
+
+
+class RunWithoutPanels:
+    """Base of executors that factor W in place by messages: no rank reads the memory of another."""
+
+    peers_read = False
+    workspace_nbytes = 0
+    """All memory belongs to the factor (local)."""
+
+    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        self._w, self._backend, self._arrays, self._dtype = plan.w, backend, backend.arrays, dtype
+        self.progress: Callable[[float], None] | None = None
+        """Unused: the caller reports the end of the one step (local)."""
+
+    def publish(self, w: Array) -> bool:
+        """Nothing is published."""
+        assert w.shape == self._w.local_shape(self._backend.rank), "W is as planned"
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Nothing is staged."""
+        assert not scratch, "no array is published"
+        return False
+
+    def finish(self) -> None:
+        """Nothing remains to be done."""
 
 
 def _first_info(backend: HostRanks, steps: list[Panel], headers: Array) -> int:

@@ -1,4 +1,10 @@
-"""Executor of LU with partial pivoting: P W = L U."""
+"""Executor of LU with partial pivoting: P W = L U. `RunFactorization` has the loop over the panels.
+
+P W[k:, k] = L[k:, k] U[k, k]                     (factor panel k)
+W[k:, j] = P W[k:, j]            for j > k        (update of the columns j with panel k)
+U[k, j] = L[k, k]^-1 W[k, j]
+W[i, j] -= L[i, k] U[k, j]       for i > k
+"""
 
 from __future__ import annotations
 
@@ -32,27 +38,27 @@ class RunLu(RunFactorization):
     def factor(self, k: int) -> None:
         """Factor the panel from its diagonal on, with partial pivoting."""
         panel = self._steps[k]
-        # P [A11; A21] = [L11; L21] U11
+        # P W[k:, k] = L[k:, k] U[k, k]
         self._arrays.lu(self.columns_of(panel)[panel.start :], self.panel_pivots(k), self.panel_info(k))
 
     def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
         """Exchange rows, solve for U12 and update A22, in the local columns j0..j1-1."""
         start, pivots, arrays = self._steps[k].start, self.panel_pivots(k), self._arrays
-        c, height = self.w[start:, j0:j1], len(pivots)
-        # [A12; A22] = P [A12; A22]
+        c, nb = self.w[start:, j0:j1], len(pivots)
+        # W[k:, j] = P W[k:, j]
         arrays.swap_rows(c, pivots)
         for i0, i1 in pieces:
             if i0 == start:  # the first piece has all rows of the diagonal block
-                # U12 = L11^-1 A12
-                arrays.solve_factored(panel[:height, :height], c[:height], unit=True)
-            # A22 -= L21 U12
-            rows = slice(max(i0 - start, height), i1 - start)
-            arrays.gemm(-1, panel[rows, :height], c[:height], 1, c[rows])
+                # U[k, j] = L[k, k]^-1 W[k, j]
+                arrays.solve_factored(panel[:nb, :nb], c[:nb], unit=True)
+            # W[i, j] -= L[i, k] U[k, j]
+            i = slice(max(i0 - start, nb), i1 - start)
+            arrays.gemm(-1, panel[i, :nb], c[:nb], 1, c[i])
 
-    def complete(self, k: int) -> None:
+    def end_step(self, k: int) -> None:
         """Exchange the rows of the panels before panel k, if no other rank reads them."""
         if self.plan.w.nprocs == 1:
-            # [L10; L20] = P [L10; L20]
+            # L[k:, j] = P L[k:, j] for j < k
             panel = self._steps[k]
             self._arrays.swap_rows(self.w[panel.start :, : panel.j_loc], self.panel_pivots(k))
 
@@ -64,12 +70,12 @@ class RunLu(RunFactorization):
         """Collect the pivots, and exchange the rows of each panel as later panels did."""
         headers = self._backend.reading(self._headers)
         for k, panel in enumerate(self._steps):
-            height = self.npivots(panel)
-            self.pivots[panel.start : panel.start + height] = headers[1 : 1 + height, k] + panel.start
+            nb = self.npivots(panel)
+            self.pivots[panel.start : panel.start + nb] = headers[1 : 1 + nb, k] + panel.start
         if self.plan.w.nprocs > 1:
             for panel in self._steps:
                 if panel.owner == self._rank:
-                    # L[i, k] = P[later panels] L[i, k]
+                    # L[i, k] = P L[i, k], with the P of all later panels
                     self._arrays.swap_rows(self.columns_of(panel), self.pivots, panel.stop)
             self._arrays.synchronize()
         super().finish()

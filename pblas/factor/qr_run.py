@@ -1,4 +1,10 @@
-"""Executors of QR: by block columns, by a tree of ranks (TSQR), by Gram matrices (CholeskyQR), with column pivoting."""
+"""Executors of QR: by block columns, by a tree of ranks (TSQR), by Gram matrices (CholeskyQR), with column pivoting.
+
+By block columns, in the loop over the panels of `RunFactorization`, with H[k] = I - V T V^H:
+
+    W[k:, k] = H[k] [R[k, k]; 0]                      (factor panel k)
+    W[k:, j] = H[k]^H W[k:, j]       for j > k        (update of the columns j with panel k)
+"""
 
 from __future__ import annotations
 
@@ -9,15 +15,15 @@ import numpy as np
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
 from pblas.backends.cpu.lapack import larfg
-from pblas.factor.factorization_run import RunFactorization
+from pblas.factor.factorization_run import RunFactorization, RunWithoutPanels
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.factor.factorization_plan import FactorizationPlan, Panel
+    from pblas.factor.factorization_plan import Panel
     from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, TsqrPlan
 
 
@@ -27,13 +33,6 @@ _WELL_CONDITIONED = 100.0  # condition of an R, in the 1-norm, with whose invers
 _ROWS = 1 << 17  # rows that are multiplied at a time where Q takes the place of A: they are copied first
 
 
-def apply_block(arrays: Device, panel: Array, k: int, c: Array, *, adjoint: bool, conj: bool = False) -> None:
-    """C := H C for a block of k reflectors, H = I - V T V^H, with T in the rows of the panel below V."""
-    m, n_loc = c.shape
-    if k and n_loc:
-        arrays.multiply_q(panel[:m, :k], panel[m : m + k, :k], c, adjoint=adjoint, conj=conj)
-
-
 class RunQr(RunFactorization):
     """Runs a QrPlan on one rank."""
 
@@ -41,14 +40,15 @@ class RunQr(RunFactorization):
         """Factor the panel from its diagonal on, by the library; T of each block if it takes several at once."""
         panel = self._steps[k]
         columns, m, count = self.columns_of(panel), self.plan.a.m, self._reflectors(panel)
-        # [A11; A21] = (I - V T V^H) [R11; 0]
+        # W[k:, k] = H[k] [R[k, k]; 0]
         self._arrays.qr(columns[panel.start : m], columns[m : m + min(count, self.plan.w.m - m), :count])
 
     def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
-        """[A12; A22] := (I - V T V^H)^H [A12; A22], in the local columns j0..j1-1."""
+        """Apply the reflectors to the local columns j0..j1-1."""
         del pieces  # all have arrived
         step = self._steps[k]
         c = self.w[step.start : self.plan.a.m, j0:j1]
+        # W[k:, j] = H[k]^H W[k:, j]
         apply_block(self._arrays, panel, self._reflectors(step), c, adjoint=True)
 
     def _reflectors(self, panel: Panel) -> int:
@@ -56,29 +56,12 @@ class RunQr(RunFactorization):
         return min(panel.stop, self.plan.a.m) - panel.start
 
 
-class RunWithoutPanels:
-    """Base of executors that factor W in place by messages: no rank reads the memory of another."""
-
-    peers_read = False
-    workspace_nbytes = 0  # all memory belongs to the factor (local)
-
-    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
-        self._w, self._backend, self._arrays, self._dtype = plan.w, backend, backend.arrays, dtype
-        self.progress: Callable[[float], None] | None = None
-        """Unused: the caller reports the end of the one step (local)."""
-
-    def publish(self, w: Array) -> bool:
-        """Nothing is published."""
-        assert w.shape == self._w.local_shape(self._backend.rank), "W is as planned"
-        return False
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Nothing is staged."""
-        assert not scratch, "no array is published"
-        return False
-
-    def finish(self) -> None:
-        """Nothing remains to be done."""
+def apply_block(arrays: Device, panel: Array, k: int, c: Array, *, adjoint: bool, conj: bool = False) -> None:
+    """C := H C, or H^H C, for a block of k reflectors, with T in the rows of the panel below V."""
+    m, n_loc = c.shape
+    if k and n_loc:
+        # C := (I - V T V^H) C
+        arrays.multiply_q(panel[:m, :k], panel[m : m + k, :k], c, adjoint=adjoint, conj=conj)
 
 
 class Tree(NamedTuple):
@@ -97,18 +80,8 @@ class RunTsqr(RunWithoutPanels):
         self._inner, self._chunks, self._merges = plan.inner, plan.chunks(backend.rank), plan.merges(backend.rank)
         self.tree: Tree  # the rest of Q of the last execution (local)
 
-    def publish(self, w: Array) -> bool:
-        """Allocate the memory of the tree; nothing is published."""
-        n, received = self._w.n, [merge for merge in self._merges if merge.receives]
-        self.tree = Tree(
-            self._new(self._inner, n * len(self._chunks)),
-            [self._new(n, n) for _ in received],
-            [self._new(self._inner, n) for _ in received],
-        )
-        return super().publish(w)
-
     def run(self, w: Array) -> None:
-        """Factor W."""
+        """Factor the rows of this rank, then R with the R of its peers in the tree."""
         n, channel = self._w.n, self._backend.channel
         for i, (start, stop) in enumerate(self._chunks):
             t = self.tree.t[:, i * n : (i + 1) * n]
@@ -127,6 +100,16 @@ class RunTsqr(RunWithoutPanels):
             else:
                 left = channel.send(w[:n], merge.peer, TAG_R)
                 self._backend.wait(left.done, "sending R")
+
+    def publish(self, w: Array) -> bool:
+        """Allocate the memory of the tree; nothing is published."""
+        n, received = self._w.n, [merge for merge in self._merges if merge.receives]
+        self.tree = Tree(
+            self._new(self._inner, n * len(self._chunks)),
+            [self._new(n, n) for _ in received],
+            [self._new(self._inner, n) for _ in received],
+        )
+        return super().publish(w)
 
     def taken_tree(self) -> Tree:
         """The rest of Q, which the executor forgets (local)."""
@@ -153,7 +136,11 @@ def inverted(r: Array) -> tuple[Array, float]:
 
 
 class RunCholeskyQr(RunWithoutPanels):
-    """Runs a CholeskyQrPlan on one rank: Q takes the place of its rows. `orthonormalized` calls the parts of a pass."""
+    """Runs a CholeskyQrPlan on one rank: Q takes the place of its rows. `orthonormalized` has the loop over the passes.
+
+    G = W^H W                    (`gram`, then summed over the ranks)
+    R^H R = G, W := W R^-1       (`divide`)
+    """
 
     def __init__(self, plan: CholeskyQrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         super().__init__(plan, backend, dtype)
@@ -175,13 +162,13 @@ class RunCholeskyQr(RunWithoutPanels):
         multiplies = condition <= _WELL_CONDITIONED
         memory = arrays.array(arrays.empty(r.nbytes), (n, n), r.dtype)
         self._backend.copy(np.asfortranarray(inverse.astype(r.dtype) if multiplies else r), memory)
-        if not multiplies:  # W^T = R^-T X^T
+        if not multiplies:  # W = X R^-1, as W^T = R^-T X^T
             if x is not w:
                 arrays.assign(x, w)
             arrays.trsm(memory.T, w.T, uplo="L", inverts=False)
-        elif x is not w:
+        elif x is not w:  # W = X (R^-1)
             arrays.gemm(1, x, memory, 0, w)
-        else:
+        else:  # W = W (R^-1), some rows at a time
             for start in range(0, len(w), _ROWS):
                 rows = w[start : start + _ROWS]
                 copy = arrays.scratch(rows.shape, w.dtype)
@@ -201,14 +188,7 @@ class RunCholeskyQr(RunWithoutPanels):
 
 
 class RunPivotedQr(RunWithoutPanels):
-    """Runs a PivotedQrPlan on one rank, column by column; each rank has whole columns.
-
-    In step i, with C the columns after i from row i on:
-
-        the longest column p of i, i + 1, ... is found from the norms that all ranks keep of their columns
-        columns i and p change places; H of the new column i is sent to all ranks
-        C := H^H C, and the norms of C[1:] follow from those of C
-    """
+    """Runs a PivotedQrPlan on one rank, which has whole columns and keeps the norms of their rows from i on."""
 
     def __init__(self, plan: PivotedQrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         super().__init__(plan, backend, dtype)
@@ -224,27 +204,25 @@ class RunPivotedQr(RunWithoutPanels):
     def run(self, w: Array) -> None:
         """Factor W, or a copy in host memory if W is in that of a GPU."""
         host = self._backend.reading(w)
-        self._factor(host)
-        if host is not w:
-            self._backend.copy(host, w)
-
-    def _factor(self, w: Array) -> None:
-        """Factor W, in host memory."""
         self.order = np.arange(self._w.n)
-        norms = np.array([self._nrm2(column) for column in w.T])
-        computed = norms.copy()
+        norms = np.array([self._nrm2(column) for column in host.T])
+        exact = norms.copy()
         for i in range(self._count):
+            # p = argmax of norm(W[i:, j]) over j >= i
             p = self._longest(norms, i)
-            column = self._exchange(w, i, p, norms, computed)
+            # W[:, i], W[:, p] = W[:, p], W[:, i];  v, tau: the reflector of W[i:, i]   (broadcast)
+            column = self._exchange(host, i, p, norms, exact)
             self.order[[i, p]] = self.order[[p, i]]
             first = int(np.searchsorted(self._columns, i + 1))
-            c = w[i:, first:]
+            c = host[i:, first:]
             if c.size:
                 v = column[i:]
                 v[0] = 1
-                # C -= conj(tau) v (v^H C)
+                # C -= conj(tau) v (v^H C), C = W[i:, i+1:]   (trailing update)
                 c -= np.outer(v * self.tau[i].conj(), v.conj() @ c)
-                self._update(c, norms[first:], computed[first:])
+                self._update_norms(c, norms[first:], exact[first:])
+        if host is not w:
+            self._backend.copy(host, w)
 
     def _longest(self, norms: Array, i: int) -> int:
         """The longest column from i on: of equal ones the first, and before all a NaN."""
@@ -255,7 +233,7 @@ class RunPivotedQr(RunWithoutPanels):
         found = (x for x in self._backend.gather(mine) if x is not None)
         return min(found, key=lambda x: (not np.isnan(x[0]), -x[0], x[1]))[1]
 
-    def _exchange(self, w: Array, i: int, p: int, norms: Array, computed: Array) -> Array:
+    def _exchange(self, w: Array, i: int, p: int, norms: Array, exact: Array) -> Array:
         """Columns i and p change places, with their norms; the new column i, with its reflector, on all ranks."""
         mine: dict[int, Any] = {}
         at = {j: int(np.searchsorted(self._columns, j)) for j in (i, p) if j in self._columns}
@@ -263,18 +241,19 @@ class RunPivotedQr(RunWithoutPanels):
             column = w[:, at[p]].copy()
             mine[p] = column, larfg(column[i:])
         if i in at and i != p:
-            mine[i] = w[:, at[i]].copy(), (norms[at[i]], computed[at[i]])
+            mine[i] = w[:, at[i]].copy(), (norms[at[i]], exact[at[i]])
         both = {j: found for part in self._backend.gather(mine) for j, found in part.items()}
         column, self.tau[i] = both[p]
         if i in at:
             w[:, at[i]] = column
         if p in at and i != p:
-            w[:, at[p]], (norms[at[p]], computed[at[p]]) = both[i]
+            w[:, at[p]], (norms[at[p]], exact[at[p]]) = both[i]
         return np.array(column)
 
-    def _update(self, c: Array, norms: Array, computed: Array) -> None:
+    def _update_norms(self, c: Array, norms: Array, exact: Array) -> None:
         """The norms of C[1:], from those of C: computed from the elements where cancellation would spoil them.
 
+        `exact` has the norms that were last computed from the elements: LAPACK's vn2, where `norms` is its vn1.
         Source: Drmac and Bujanovic, On the failure of rank-revealing QR factorization software, 2008; LAPACK, xLAQP2.
         """
         nonzero = norms != 0
@@ -282,7 +261,7 @@ class RunPivotedQr(RunWithoutPanels):
         np.divide(np.abs(c[0]), norms, out=left, where=nonzero)
         left = np.maximum(1 - left**2, 0)
         lost = np.zeros_like(norms)
-        np.divide(norms, computed, out=lost, where=nonzero)
+        np.divide(norms, exact, out=lost, where=nonzero)
         norms *= np.sqrt(left)
         for k in np.flatnonzero(nonzero & ~(left * lost**2 > self._tolerance)):
-            norms[k] = computed[k] = self._nrm2(c[1:, k]) if len(c) > 1 else 0
+            norms[k] = exact[k] = self._nrm2(c[1:, k]) if len(c) > 1 else 0

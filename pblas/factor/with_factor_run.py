@@ -1,7 +1,7 @@
 """Executors that apply a factor: solves with its triangles, and products with the Q of a QR factorization.
 
-X := B                        (or other elements, where there is no B)
-X := f(W) X                   (columns, or rows, of this rank's own)
+X := B               (or other elements, where there is no B)
+X := f(W) X          (columns, or rows, of this rank's own, panel after panel of W; see `apply`)
 result := X
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 
-from pblas.factor.factorization_run import PanelBroadcast, PanelRows
+from pblas.factor.panel_broadcast import PanelBroadcast, PanelRows
 from pblas.factor.qr_run import Tree, apply_block
 from pblas.factor.with_factor_plan import (
     FactorStep,
@@ -97,11 +97,11 @@ class RunWithFactor(ABC, Generic[OperandsT]):
         columns = x.result if self._right.x is None else self._right.x
         # X := B
         if x.right is None:
-            self.begin(x, columns)
+            self.fill(x, columns)
         elif not (x.in_place and self._right.x is None):
             self._right.bring(columns, Scaling(1.0, 0.0, x.conj[0]))
         # X := f(W) X
-        self.change(x, columns)
+        self.apply(x, columns)
         self._panels.wait_sent()
         self._source.release()
         # result := X
@@ -110,11 +110,11 @@ class RunWithFactor(ABC, Generic[OperandsT]):
     # Each plan's executor defines these
 
     @abstractmethod
-    def begin(self, x: OperandsT, columns: Array) -> None:
+    def fill(self, x: OperandsT, columns: Array) -> None:
         """X := its elements at first, without a B (local)."""
 
     @abstractmethod
-    def change(self, x: OperandsT, columns: Array) -> None:
+    def apply(self, x: OperandsT, columns: Array) -> None:
         """X := f(W) X, for this rank's columns, or rows."""
 
     # They share these
@@ -175,7 +175,7 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
         self._order = self._starts = np.arange(0)
         """The order of sorted columns, and the rows of their first elements that are not 0, ascending (local)."""
 
-    def begin(self, x: SubstitutionOperands, columns: Array) -> None:
+    def fill(self, x: SubstitutionOperands, columns: Array) -> None:
         """X := B, or the identity, if it is sorted with its rows exchanged."""
         if x.array is not None:
             self._backend.copy(x.array[:, self._mine], columns)
@@ -188,7 +188,7 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
         self._backend.clear(columns)
         self._arrays.fill(columns, rows, np.arange(len(rows)), 1)
 
-    def change(self, x: SubstitutionOperands, columns: Array) -> None:
+    def apply(self, x: SubstitutionOperands, columns: Array) -> None:
         """X := op(A)^-1 X."""
         pivots = None if self._sorts else x.pivots  # P B, unless the identity's columns begin as those of P
         if pivots is not None and not x.backward:
@@ -197,9 +197,11 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
         if self._mine.size:
             self._panels.receive(0)
             for k, step in enumerate(self._steps):
+                # T[:, k], from its owner   (T[:, k+1] begins to arrive)
                 t, count = self.fetch(k), columns.shape[1]
                 if self._sorts and step.triangle is self._steps[0].triangle:
                     count = int(np.searchsorted(self._starts, step.panel.stop))  # the others are 0 down to this panel
+                # X[k] = T[k, k]^-1 X[k], X[i] -= T[i, k] X[k] for the rows i that follow
                 self._solve(step, t, columns[:, :count])
                 if x.progress is not None and k + 1 < len(self._steps):
                     x.progress((k + 1) / len(self._steps))
@@ -212,22 +214,22 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
         """Solve for the rows of X that belong to panel k of T."""
         panel, _, _, triangle = step
         assert triangle is not None, "of a substitution"
-        trans, block, arrays = triangle.trans, x[panel.start : panel.stop], self._arrays
+        trans, x_k, arrays = triangle.trans, x[panel.start : panel.stop], self._arrays
         if triangle.uplo == "L":
-            diagonal, beside, rest = t[: panel.width], t[panel.width :], x[panel.stop :]
+            t_kk, t_ik, x_i = t[: panel.width], t[panel.width :], x[panel.stop :]
         else:
-            diagonal, beside, rest = t[panel.start :], t[: panel.start], x[: panel.start]
+            t_kk, t_ik, x_i = t[panel.start :], t[: panel.start], x[: panel.start]
         if trans == "N":
             # X[k] = T[k, k]^-1 X[k]
-            arrays.trsm(diagonal, block, uplo=triangle.uplo, unit=triangle.unit)
+            arrays.trsm(t_kk, x_k, uplo=triangle.uplo, unit=triangle.unit)
             # X[i] -= T[i, k] X[k]
-            arrays.gemm(-1, beside, block, 1, rest)
+            arrays.gemm(-1, t_ik, x_k, 1, x_i)
         else:
             # X[k] -= op(T[i, k]) X[i]
-            arrays.gemm(-1, beside.T, rest, 1, block, conj=(trans == "C", False))
+            arrays.gemm(-1, t_ik.T, x_i, 1, x_k, conj=(trans == "C", False))
             # X[k] = op(T[k, k])^-1 X[k]
             uplo: Literal["L", "U"] = "U" if triangle.uplo == "L" else "L"
-            arrays.trsm(diagonal.T, block, uplo=uplo, unit=triangle.unit, conj=trans == "C")
+            arrays.trsm(t_kk.T, x_k, uplo=uplo, unit=triangle.unit, conj=trans == "C")
 
 
 def first_rows(n: int, pivots: Array | None) -> Array:
@@ -270,7 +272,7 @@ class RunReflectors(RunWithFactor[ReflectorsOperands]):
 
     plan: ReflectorsPlan
 
-    def begin(self, x: ReflectorsOperands, columns: Array) -> None:
+    def fill(self, x: ReflectorsOperands, columns: Array) -> None:
         """X := the first columns of the identity."""
         set_identity(self._backend, self.plan.x, columns)
 
@@ -283,7 +285,7 @@ class RunPanelReflectors(RunReflectors):
         self._steps = plan.steps
         super().__init__(plan, backend, dtype)
 
-    def change(self, x: ReflectorsOperands, columns: Array) -> None:
+    def apply(self, x: ReflectorsOperands, columns: Array) -> None:
         """X := H[0] H[1] ... X, or X := ... H[1]^H H[0]^H X."""
         plan, (m, n_loc) = self.plan, columns.shape
         self.broadcast(self._steps)
@@ -291,9 +293,10 @@ class RunPanelReflectors(RunReflectors):
         if mine:
             self._panels.receive(mine[0])
         for k in mine:
+            # V and T of H[k], from their owner   (those of the next panel begin to arrive)
             panel, vt = self._steps[k].panel, self.fetch(k)
             c = columns[panel.start :, n_loc - plan.columns(panel, self._rank) :]
-            # X[k:] = (I - V T V^H) X[k:], or with T^H
+            # X[k:] = H[k] X[k:], or H[k]^H X[k:]
             count = min(panel.stop, m) - panel.start
             apply_block(self._arrays, vt, count, c, adjoint=plan.adjoint, conj=plan.conj)
             if x.progress is not None and k != mine[-1]:
@@ -317,7 +320,7 @@ class RunTreeReflectors(RunReflectors):
     def workspace_nbytes(self) -> int:
         return self._right.workspace_nbytes + (0 if self._buffer is None else int(self._buffer.nbytes))
 
-    def change(self, x: ReflectorsOperands, columns: Array) -> None:
+    def apply(self, x: ReflectorsOperands, columns: Array) -> None:
         """Q^H begins with the chunks and goes up the tree; Q goes down the tree and ends with the chunks."""
         assert x.tree is not None, "the factor is a tree"
         if self.plan.conj:  # conj(Q) X = conj(Q conj(X))
@@ -337,9 +340,9 @@ class RunTreeReflectors(RunReflectors):
         chunks = list(enumerate(self._chunks))
         for i, (start, stop) in chunks if adjoint else reversed(chunks):
             v, c, t = w[start:stop], columns[start:stop], tree.t[:, i * n : (i + 1) * n]
-            if i:
+            if i:  # [X[0]; X[i]] = Q[i] [X[0]; X[i]]
                 self._arrays.multiply_q_stacked(v, t, columns[:n], c, adjoint=adjoint)
-            else:
+            else:  # X[0] = Q[0] X[0]
                 self._arrays.multiply_q(v, t, c, adjoint=adjoint)
 
     def _multiply_tree(self, tree: Tree, top: Array) -> None:

@@ -1,5 +1,8 @@
 """AllGatherGemm on one rank: the shards of the right operand are multiplied one after the other, the own shard first.
 
+    D[i, :] += op(A)[i, k] op(B)[k, :]     if the shards are rows k of op(B)
+    D[i, j] = op(A)[i, :] op(B)[:, j]      if the shards are columns j of op(B)
+
 Ranks of one node read a shard in place, in the owner's window. Between nodes shards are sent in pieces, each to one
 rank of a node: the ranks take turns. The receiver signals that a piece has arrived, and its node reads the piece in
 place. A rank has memory for the pieces of one shard, which arrive while the GEMM multiplies the own shard or another
@@ -25,7 +28,7 @@ from pblas.plans.partition import backwards, pieces, receiver
 from pblas.redistribution.transfer import SourceMatrix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pblas.backends.dtypes import Array, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
@@ -56,6 +59,33 @@ class RunAllGatherGemm:
             self._steps.append((step, n, k))
         self._pieces = Counter(step.source for step, *_ in self._steps)
 
+    def run(self, x: Operands) -> None:
+        """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
+        self._gather.begin()
+        arrays, beta = self._arrays, x.beta
+        packs_blocks, total = arrays.traits.packs_blocks, widened(x, self._total, arrays)
+        left, k_left, source = x.left, IndexRuns.whole(0), -1
+        for step, n, k in self._steps:
+            # op(B)[k, j], a piece of the shard of rank step.source   (the next pieces travel meanwhile)
+            right = self._gather.fetch(step)
+            if step.source != source:  # the first piece of a shard
+                beta = 1.0 if self._along_k and source >= 0 else beta
+                left, k_left = self._columns_of_a(x, step, k)
+                source = step.source
+            # D[i, j] = alpha op(A)[i, k] op(B)[k, j] + beta C[i, j]   (or += alpha op(A)[i, k] op(B)[k, j])
+            gemm_runs(x.alpha, left, right, beta, total, self._m, n, k_left, x.conj, arrays.gemm, packs_blocks)
+        if x.finish is not None:  # D = epilogue(sums)
+            evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
+        elif total is not x.result:  # D = sums, rounded
+            arrays.assign(total, x.result)
+        self._gather.end()
+
+    def _columns_of_a(self, x: Operands, step: GatherStep, k: IndexRuns) -> tuple[Array, IndexRuns]:
+        """Op(A)[:, k] and its runs: packed once for all pieces of a shard, if a product over each run is slow."""
+        packs = self._along_k and self._arrays.traits.packs_blocks and self._pieces[step.source] > 1
+        packs = packs and self._m.runs == IndexRuns.whole(len(x.left)).runs
+        return side_by_side(x.left, k) if packs else (x.left, k)
+
     @property
     def workspace_nbytes(self) -> int:
         return self._gather.workspace_nbytes
@@ -68,30 +98,6 @@ class RunAllGatherGemm:
         if scratch:
             self._gather.source_matrix.stage()
         return scratch
-
-    def run(self, x: Operands) -> None:
-        """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
-        self._gather.begin()
-        arrays, beta = self._arrays, x.beta
-        packs_blocks, total = arrays.traits.packs_blocks, widened(x, self._total, arrays)
-        left, inner, source = x.left, IndexRuns.whole(0), -1
-        for step, n, k in self._steps:
-            # op(B)[k, j] is on, or arrived from, rank step.source
-            right = self._gather.fetch(step)
-            if step.source != source:
-                if self._along_k and source >= 0:
-                    beta = 1.0
-                # All pieces of a shard are multiplied with the same columns of op(A): they are packed once.
-                packs = self._along_k and packs_blocks and self._pieces[step.source] > 1
-                packs = packs and self._m.runs == IndexRuns.whole(len(x.left)).runs
-                (left, inner), source = side_by_side(x.left, k) if packs else (x.left, k), step.source
-            # D[i, j] = alpha op(A)[i, k] op(B)[k, j] + beta C[i, j]   (or += alpha op(A)[i, k] op(B)[k, j])
-            gemm_runs(x.alpha, left, right, beta, total, self._m, n, inner, x.conj, arrays.gemm, packs_blocks)
-        if x.finish is not None:  # D = epilogue(sums)
-            evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
-        elif total is not x.result:  # D = sums, rounded
-            arrays.assign(total, x.result)
-        self._gather.end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +128,8 @@ class Gather:
                 self._sends_to.append(group)
         self.source_matrix: SourceMatrix = SourceMatrix(backend, _placement(plan), dtype, order)
         self._far = list(self._far_pieces())
-        self._own = [piece for piece in self._far if piece.receiver == rank]
-        nbytes = max((piece.offset + self._nbytes(piece.step) for piece in self._own), default=0)
+        self._received_here = [piece for piece in self._far if piece.receiver == rank]
+        nbytes = max((piece.offset + self._nbytes(piece.step) for piece in self._received_here), default=0)
         is_read = backend.shared and len(backend.groups) > 1
         self._memory = backend.allocate_scratch(plan.held_nbytes) if is_read else backend.buffer(nbytes)
 
@@ -156,15 +162,14 @@ class Gather:
             channel.send(part, receiver(group, rank, piece), TAG) for group in self._sends_to for piece, part in parts
         ]
         self._read = 0  # far pieces that this rank has read
-        self._arrived = 0  # own pieces that have arrived
-        self._waiting = deque(self._own)
+        self._arrived = 0  # pieces that have arrived here
+        self._waiting = deque(self._received_here)
         self._posted: deque[Transfer] = deque()
-        self._held: deque[tuple[_FarPiece, list[Transfer]]] = deque()  # own pieces in memory, and signals of readers
+        self._held: deque[tuple[_FarPiece, list[Transfer]]] = deque()  # pieces in memory here, and signals of readers
         self._in_use: _FarPiece | None = None
         self._progress()
         if not self._plan.overlap:
-            text = "AllGatherGemm: gathering before the GEMM"
-            self._backend.wait(lambda: self._has_arrived(len(self._own)), text)
+            self._wait(lambda: self._arrived == len(self._received_here), "AllGatherGemm: gathering before the GEMM")
 
     def fetch(self, step: GatherStep) -> Array:
         """The columns that a step multiplies, once they have arrived; valid until the next fetch."""
@@ -180,10 +185,10 @@ class Gather:
         piece = self._in_use = self._far[self._read]
         text = f"AllGatherGemm: shard of rank {step.source}, piece {step.piece}"
         if piece.receiver == backend.rank:
-            backend.wait(lambda: self._has_arrived(piece.number + 1), text)
+            self._wait(lambda: self._arrived > piece.number, text)
             return self._columns(piece)
         signal = backend.channel.await_signal(piece.receiver, TAG_ARRIVED)
-        backend.wait(lambda: self._is_signalled(signal), f"{text}, which rank {piece.receiver} receives")
+        self._wait(signal.done, f"{text}, which rank {piece.receiver} receives")
         backend.sync()
         columns = self._columns(piece)
         backend.read_nbytes += columns.nbytes
@@ -230,13 +235,14 @@ class Gather:
             signals = [channel.await_signal(reader, TAG_READ) for reader in readers if piece.is_reused]
             self._held.append((piece, signals))
 
-    def _has_arrived(self, count: int) -> bool:
-        self._progress()
-        return self._arrived >= count
+    def _wait(self, is_done: Callable[[], bool], text: str) -> None:
+        """Return when `is_done`; further pieces are received meanwhile."""
 
-    def _is_signalled(self, signal: Transfer) -> bool:
-        self._progress()
-        return signal.done()
+        def progressed() -> bool:
+            self._progress()
+            return is_done()
+
+        self._backend.wait(progressed, text)
 
     def _nbytes(self, step: GatherStep) -> int:
         return self._plan.shard_shape(step.source)[0] * (step.c1 - step.c0) * self._dtype.itemsize

@@ -1,4 +1,7 @@
-"""SUMMA on one rank: panels arrive while earlier panels are multiplied. D stays (SummaC), or op(A) stays (SummaA).
+"""SUMMA on one rank: panel s + 1 arrives while panel s is multiplied. D stays (SummaC), or op(A) stays (SummaA).
+
+    SummaC, for each panel k:  D[m, n] += op(A)[m, k] op(B)[k, n]     (panels of op(A) and op(B) arrive)
+    SummaA, for each panel n:  D[m, n] += op(A)[m, k] op(B)[k, n]     (a panel of op(B) arrives, partial products leave)
 
 A plan on the transposed product keeps op(B): there op(A) is the user's op(B)^T.
 
@@ -39,20 +42,20 @@ columns (16 bits, H200)."""
 
 
 class RunSumma:
-    """What the executors share: operands of which this rank multiplies panels, or one that is brought whole before."""
+    """What the executors share: operands of which this rank multiplies panels, or one that is gathered before."""
 
     peers_read = True  # see `Executor`: peers read the operands (global)
     _plan: Summa
     _source_matrices: Sequence[SourceMatrix]  # the operands that move: op(B), and before it op(A) if that moves too
     _buffers: Sequence[Buffers]
     _panels: Sequence[Panels]
-    _brought: Sequence[Panels] = ()  # the operand that arrives whole before the first step
+    _gathered: Sequence[Panels] = ()  # the operand that arrives whole before the first step
     _count: int  # steps: the panels of the layer that has most
     _partials: Partials | None
 
     @property
     def workspace_nbytes(self) -> int:
-        parts: list[Panels | Buffers] = [*self._brought, *self._panels, *self._buffers]
+        parts: list[Panels | Buffers] = [*self._gathered, *self._panels, *self._buffers]
         total = sum(part.nbytes for part in parts) + sum(matrix.workspace_nbytes for matrix in self._source_matrices)
         return total + (self._partials.workspace_nbytes if self._partials else 0)
 
@@ -69,16 +72,15 @@ class RunSumma:
             source_matrix.prepare(scratch=scratch)
         return scratch
 
-    def _start(self, s: int) -> None:
-        """Start the transfers of panel s, unless they have begun, and with overlap those of panel s + 1 (lookahead)."""
-        overlap = self._plan.overlap
-        for step in range(s + (overlap and s > 0), min(s + 1 + overlap, self._count)):
+    def _begin(self, s: int) -> None:
+        """Start the transfers of panel s, if there is one."""
+        if s < self._count:
             for panels in self._panels:
-                panels.begin(step)
+                panels.begin(s)
 
     def _end(self) -> None:
         """Return when all messages with operands have left."""
-        for panels in (*self._brought, *self._panels):
+        for panels in (*self._gathered, *self._panels):
             panels.end()
         for source_matrix in self._source_matrices:
             source_matrix.release()
@@ -108,6 +110,88 @@ class RunSummaC(RunSumma):
         self._programs = Programs()
         self._read_nbytes = 0  # of near ranks' memory, in an execution
         self._last = -1 if layer is None else len(panels.get(layer, [])) - 1  # other layers may have more steps
+
+    def run(self, x: Operands) -> None:
+        """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer."""
+        read = self._backend.read_nbytes
+        # without messages a GPU replays the launches of an earlier execution on the same arrays
+        if self._partials is not None or self._a.has_messages or self._b.has_messages:
+            self._run(x)
+        elif self._arrays.replayed(self._programs, lambda: self._key(x), lambda: self._run(x)):
+            self._read_nbytes = self._backend.read_nbytes - read
+        else:
+            self._backend.read_nbytes += self._read_nbytes
+        self._end()
+
+    def _run(self, x: Operands) -> None:
+        partials, arrays = self._partials, self._arrays
+        if partials is None:  # D[m, n] = beta C[m, n] + the products of all panels
+            self._multiply_panels(x, widened(x, self._total, arrays), x.beta, x.result)
+            return
+        # partial D[m, n] = the products of the panels of this layer   (the owners of D add those of all layers)
+        partials.begin(x)
+        part = partials.part(0)
+        total = part if part.dtype == self._total else arrays.like(part, self._total)
+        self._multiply_panels(x, total, 0.0, part)
+        partials.send(0)
+        partials.collect(0)
+        partials.end()
+
+    def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
+        """Total := alpha op(A) op(B) + beta total, panel after panel, rounded to `result` if that is another array."""
+        ahead = int(self._plan.overlap)
+        if ahead:
+            self._begin(0)
+        for s in range(self._count):
+            self._begin(s + ahead)  # lookahead: the next panels travel while these are multiplied
+            # op(A)[m, k] and op(B)[k, n], from the ranks that have these k
+            parts = self._parts(s, total, result)
+            b, arrived = self._b.fetch_columns(s, parts)
+            a = self._a.fetch(s)
+            if a is None or b is None:
+                continue
+            mark = next(arrived)  # of the arrival of the first part of the columns
+            for columns in parts:
+                before, mark = mark, next(arrived, None)  # the copy of the next part starts before this product
+                self._arrays.follow(before)
+                # D[m, n] = beta D[m, n] + alpha op(A)[m, k] op(B)[k, n]
+                self._multiply(s, x, a, b[:, columns], beta, total[:, columns])
+                if s == self._last and total is not result:
+                    self._round(total[:, columns], result[:, columns])
+            beta = 1.0
+        if self._last < 0:  # no k: D[m, n] = beta C[m, n]
+            self._arrays.scale(beta, total)
+            if total is not result:
+                self._arrays.assign(total, result)
+
+    def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
+        """The product of two panels of step s; rank updates multiply only a part of it."""
+        self._arrays.gemm(x.alpha, a, b, beta, total, conj=x.conj)
+
+    def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
+        """Columns of D that step s multiplies one after the other."""
+        n: int = total.shape[1]
+        borders = [0, n]
+        if not self._arrays.traits.blocking:
+            if s == 0 and not self._b.is_own(0):
+                borders = growing(n)
+            elif s == self._last and total is not result:
+                borders = [n - border for border in reversed(growing(n))]
+        return [slice(j0, j1) for j0, j1 in pairwise(borders)]
+
+    def _round(self, total: Array, result: Array) -> None:
+        """D := the sums, concurrently with products of other columns."""
+        arrays = self._arrays
+        made = arrays.mark()
+        with arrays.on_side_lane("round"):
+            arrays.follow(made)
+            arrays.assign(total, result)
+
+    def _key(self, x: Operands) -> Any:
+        """Key of a recording: the addresses of all arrays, and the scalars."""
+        arrays = (x.left, x.right, x.result, x.old)
+        own = [None if y is None else (self._backend.address(y), y.strides) for y in arrays]
+        return x.alpha, x.beta, *own, *self._a.locations(), *self._b.locations()
 
     def _new_partials(self, dtypes: ProductDtypes, orders: Orders) -> Partials | None:
         """**Collective.** The partial products of a plan that does not multiply directly into D."""
@@ -150,84 +234,6 @@ class RunSummaC(RunSumma):
         part = (panel.start, panel.stop, 0, cuboids.n.n)
         return target, Movement(source_matrix, target, part, placement=place, buffers=buffers, tag=TAG_B, slot=slot)
 
-    def run(self, x: Operands) -> None:
-        """D[m, n] = alpha op(A)[m, :] op(B)[:, n] + beta C[m, n], or the partial product over this rank's layer."""
-        read = self._backend.read_nbytes
-        if self._partials is not None or self._a.has_messages or self._b.has_messages:
-            self._run(x)
-        elif self._arrays.replayed(self._programs, lambda: self._key(x), lambda: self._run(x)):
-            self._read_nbytes = self._backend.read_nbytes - read
-        else:
-            self._backend.read_nbytes += self._read_nbytes
-        self._end()
-
-    def _key(self, x: Operands) -> Any:
-        """Key of a recording: the addresses of all arrays, and the scalars."""
-        arrays = (x.left, x.right, x.result, x.old)
-        own = [None if y is None else (self._backend.address(y), y.strides) for y in arrays]
-        return x.alpha, x.beta, *own, *self._a.locations(), *self._b.locations()
-
-    def _run(self, x: Operands) -> None:
-        partials, arrays = self._partials, self._arrays
-        if partials is None:  # D[m, n] = beta C[m, n] + the products of all panels
-            self._multiply_panels(x, widened(x, self._total, arrays), x.beta, x.result)
-            return
-        # partial D[m, n] = the products of the panels of this layer; the owners of D add those of all layers
-        partials.begin(x)
-        part = partials.part(0)
-        total = part if part.dtype == self._total else arrays.like(part, self._total)
-        self._multiply_panels(x, total, 0.0, part)
-        partials.send(0)
-        partials.collect(0)
-        partials.end()
-
-    def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
-        """Total := alpha op(A) op(B) + beta total, panel after panel, rounded to `result` if that is another array."""
-        for s in range(self._count):
-            self._start(s)
-            parts = self._parts(s, total, result)
-            # op(A)[m, k] and op(B)[k, n] arrive from the ranks that have these k
-            b, arrived = self._b.fetch_columns(s, parts)
-            a = self._a.fetch(s)
-            if a is None or b is None:
-                continue
-            mark = next(arrived)
-            for columns in parts:
-                before, mark = mark, next(arrived, None)  # the copy of the next part starts before this product
-                self._arrays.follow(before)
-                # D[m, n] = beta D[m, n] + alpha op(A)[m, k] op(B)[k, n]
-                self._multiply(s, x, a, b[:, columns], beta, total[:, columns])
-                if s == self._last and total is not result:
-                    self._round(total[:, columns], result[:, columns])
-            beta = 1.0
-        if self._last < 0:  # no k: D = beta C
-            self._arrays.scale(beta, total)
-            if total is not result:
-                self._arrays.assign(total, result)
-
-    def _multiply(self, s: int, x: Operands, a: Array, b: Array, beta: complex, total: Array) -> None:
-        """The product of two panels of step s; rank updates multiply only a part of it."""
-        self._arrays.gemm(x.alpha, a, b, beta, total, conj=x.conj)
-
-    def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
-        """Columns of D that step s multiplies one after the other."""
-        n: int = total.shape[1]
-        borders = [0, n]
-        if not self._arrays.traits.blocking:
-            if s == 0 and not self._b.is_own(0):
-                borders = growing(n)
-            elif s == self._last and total is not result:
-                borders = [n - border for border in reversed(growing(n))]
-        return [slice(j0, j1) for j0, j1 in pairwise(borders)]
-
-    def _round(self, total: Array, result: Array) -> None:
-        """D := the sums, concurrently with products of other columns."""
-        arrays = self._arrays
-        made = arrays.mark()
-        with arrays.on_side_lane("round"):
-            arrays.follow(made)
-            arrays.assign(total, result)
-
 
 class RunSummaA(RunSumma):
     """Runs a SummaA plan on one rank: op(A) stays, panels of op(B) along N arrive, partial products of D leave."""
@@ -246,7 +252,7 @@ class RunSummaA(RunSumma):
             whole = Movement(left, cuboids.a, buffers=buffers, tag=TAG_A, slot=0)
             own_panel = (cuboids.a, whole) if cuboids.a.coordinates(rank) is not None else None
             self._source_matrices.insert(0, left)
-            self._brought = [Panels(left, [[whole]], [own_panel])]
+            self._gathered = [Panels(left, [[whole]], [own_panel])]
         panels = list(plan.panels())
         (i, _, l), k = cuboids.strides, cuboids.k
         steps, own = [], []
@@ -267,27 +273,30 @@ class RunSummaA(RunSumma):
 
     def run(self, x: Operands) -> None:
         """D[m, n] = beta C[m, n] + sum over l of alpha op(A)[m, k(l)] op(B)[k(l), n], panel after panel of n."""
-        late, partials, arrays, (panels,) = int(self._plan.overlap), self._partials, self._arrays, self._panels
+        ahead, partials, arrays, (panels,) = int(self._plan.overlap), self._partials, self._arrays, self._panels
         partials.begin(x)
         a = x.left
-        for brought in self._brought:  # op(A) does not stay: it goes to the ranks that multiply it
-            brought.begin(0)
-            whole = brought.fetch(0)
+        for gathered in self._gathered:  # op(A)[m, k], from its owners, if it does not stay
+            gathered.begin(0)
+            whole = gathered.fetch(0)
             a = a if whole is None else whole
+        if ahead:
+            self._begin(0)
         for s in range(self._count):
-            self._start(s)
+            self._begin(s + ahead)  # lookahead: the next panel travels while this one is multiplied
+            # op(B)[k, n], from the ranks that have these n
             b, part = panels.fetch(s), partials.part(s)
             if b is not None and self._multiplies:
-                # partial D[m, n] = alpha op(A)[m, k] op(B)[k, n]   (op(B)[k, n] arrived from the ranks that have it)
+                # partial D[m, n] = alpha op(A)[m, k] op(B)[k, n]
                 total = part if part.dtype == self._total else arrays.like(part, self._total)
                 arrays.gemm(x.alpha, a, b, 0.0, total, conj=x.conj)
                 if total is not part:
                     arrays.assign(total, part)
             partials.send(s)
             # D[m, n] += partial D[m, n] of each layer   (those of the panel before arrived during the GEMM)
-            if s >= late:
-                partials.collect(s - late)
-        if late and self._count:
+            if s >= ahead:
+                partials.collect(s - ahead)
+        if ahead and self._count:
             partials.collect(self._count - 1)
         partials.end()
         self._end()

@@ -109,7 +109,7 @@ class RunPipelinedTrsm:
             if column in block.terms:
                 self._send(sums, place.rank(row, block.column), TAG_SUM)
             return
-        known = solutions[self._columns(block)]
+        x_k = solutions[self._columns(block)]
         parts, arriving = {column: sums}, []
         for i, c in enumerate(c for c in block.terms if c != column):
             parts[c] = self._terms[i * block.width : (i + 1) * block.width]
@@ -118,22 +118,22 @@ class RunPipelinedTrsm:
             backend.wait(transfer.done, "sums of a block of X")
         # S[k] = S_0[k] + S_1[k] + ...   (in the order of process columns)
         first, *others = block.terms or (column,)
-        self._arrays.assign(parts[first], known)
+        self._arrays.assign(parts[first], x_k)
         for c in others:
-            self._arrays.add_scaled(1.0, parts[c], 1.0, known)
+            self._arrays.add_scaled(1.0, parts[c], 1.0, x_k)
         # X[k] = T[k, k]^-1 S[k]
         triangle = x.triangle[self._rows(block.k0, block.k1), self._columns(block)]
         uplo = plan.shape_of_t.uplo
-        self._arrays.trsm(triangle, known, uplo=uplo, unit=plan.operands.unit, conj=x.conj[0])
+        self._arrays.trsm(triangle, x_k, uplo=uplo, unit=plan.operands.unit, conj=x.conj[0])
         for r in range(place.rows.nprocs):
             if r != row:
-                self._send(known, place.rank(r, column), TAG_BLOCK)
+                self._send(x_k, place.rank(r, column), TAG_BLOCK)
 
     def _receive(self, block: DiagonalBlock, solutions: Array) -> None:
         """Wait for X[k] from the rank that has solved it."""
         if block.row != self._position[0]:
-            known, peer = solutions[self._columns(block)], self._plan.triangle.rank(block.row, block.column)
-            self._backend.wait(self._backend.channel.receive(known, peer, TAG_BLOCK).done, "a block of X")
+            x_k, peer = solutions[self._columns(block)], self._plan.triangle.rank(block.row, block.column)
+            self._backend.wait(self._backend.channel.receive(x_k, peer, TAG_BLOCK).done, "a block of X")
 
     def _multiply_rows(self, block: DiagonalBlock, bounds: tuple[int, int], x: TrsmOperands, solutions: Array) -> None:
         """S[i] -= T[i, k] X[k] for some rows i (global)."""

@@ -1,4 +1,8 @@
-"""Executor of a triangular solve: each rank solves for its right-hand sides, with panels of T that arrive in order."""
+"""Executor of a triangular solve: each rank solves for its right-hand sides, with panels of T that arrive in order.
+
+X[k] = T[k, k]^-1 X[k]
+X[i] -= T[i, k] X[k]          for the rows i after k     (panel k + 1 of T arrives meanwhile)
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from pblas.layouts.placement import Placement
     from pblas.triangular.trsm_plan import TrsmPlan, TrsmStep
 
+TAG_BLOCK, TAG_OFF_DIAGONAL = 1031, 1032
 TAG_B, TAG_X = 1033, 1034
 
 
@@ -28,6 +33,110 @@ class TrsmOperands(NamedTuple):
     alpha: complex  # scalar (global)
     conj: tuple[bool, bool]  # conjugate T, B (global)
     in_place: bool  # `right` and `result` are the same memory (local)
+
+
+class RunTrsm:
+    """**Collective.** Runs a TrsmPlan on one rank."""
+
+    def __init__(self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Order, ...]) -> None:
+        self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
+        self.peers_read: bool = plan.reads and plan.stays
+        """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
+        if not plan.reads:
+            return
+        order_t, order_b, order_x = orders
+        self._right = RightHandSides(
+            *(backend, operands.right, operands.result, dtype, (order_b, order_x)),
+            target=plan.solved,
+            solved=None if plan.stays else plan.solved,
+        )
+        self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
+        self._steps, self._looks_left = list(plan.steps()), plan.looks_left
+        self._uplo, self._unit = plan.shape_of_t.uplo, operands.unit
+        self._blocks, self._off_diagonal = self._panels(block=True), self._panels(block=False)
+
+    def run(self, x: TrsmOperands) -> None:
+        """**Collective.** X := alpha T^-1 B, for this rank's right-hand sides, which then go to the owners of X."""
+        plan, arrays = self._plan, self._arrays
+        if not plan.reads:
+            arrays.scale(0, x.result)
+            return
+        solutions = x.result if self._right.x is None else self._right.x
+        # X = alpha B, from the ranks that have B
+        if x.in_place and self._right.x is None:
+            arrays.scale(x.alpha, solutions)
+        else:
+            self._right.bring(solutions, Scaling(x.alpha, 0.0, x.conj[1]))
+        self._begin(0)
+        for s, step in enumerate(self._steps):
+            self._begin(s + 1)  # lookahead: the next panel travels while this one is used
+            # T[k, k] and T[i, k], or T[k, j] if the plan looks left, from the ranks that have them
+            t_kk, t_ij = self._blocks.fetch(s), self._off_diagonal.fetch(s)
+            if t_kk is None:  # this rank has no right-hand sides
+                continue
+            if not self._looks_left:
+                # X[k] = T[k, k]^-1 X[k]
+                self._solve(step, t_kk, solutions, x)
+            if t_ij is not None:
+                (i, j), conj = (slice(*step.rows), slice(*step.columns)), (x.conj[0], False)
+                # X[i] -= T[i, k] X[k]   (trailing update; left-looking: X[k] -= T[k, j] X[j])
+                arrays.gemm(-1, t_ij, solutions[j], 1, solutions[i], conj=conj)
+            if self._looks_left:
+                # X[k] = T[k, k]^-1 X[k]
+                self._solve(step, t_kk, solutions, x)
+        for panels in (self._blocks, self._off_diagonal):
+            panels.end()
+        self._right.deliver(x.result, plan.name)
+        self._triangle.release()
+
+    def _begin(self, s: int) -> None:
+        """Start the messages of a step, if there is one."""
+        if s < len(self._steps):
+            for panels in (self._blocks, self._off_diagonal):
+                panels.begin(s)
+
+    def _solve(self, step: TrsmStep, t_kk: Array, solutions: Array, x: TrsmOperands) -> None:
+        part = solutions[step.k0 : step.k1]
+        self._arrays.trsm(t_kk, part, uplo=self._uplo, unit=self._unit, conj=x.conj[0])
+
+    @property
+    def workspace_nbytes(self) -> int:
+        if not self._plan.reads:
+            return 0
+        panels = self._blocks.nbytes + self._off_diagonal.nbytes
+        return self._right.workspace_nbytes + self._triangle.workspace_nbytes + panels
+
+    def publish(self, x: TrsmOperands) -> bool:
+        return self._plan.reads and any([self._triangle.publish(x.triangle), self._right.publish(x.right)])
+
+    def prepare(self, *, scratch: bool) -> bool:
+        if self._plan.reads:
+            self._triangle.prepare(scratch=scratch)
+            self._right.prepare(scratch=scratch)
+        return scratch and self._plan.reads
+
+    def _panels(self, *, block: bool) -> Panels:
+        """The blocks T[k, k], or the panels T[i, k], or T[k, j], on the ranks that have right-hand sides."""
+        plan, rank = self._plan, self._backend.rank
+        steps: list[list[Movement]] = []
+        own: list[tuple[Placement, Movement] | None] = []
+        for s, step in enumerate(self._steps):
+            if step.is_alone and not block:
+                steps.append([])
+                own.append(None)
+                continue
+            (i0, i1), (j0, j1) = ((step.k0, step.k1),) * 2 if block else (step.rows, step.columns)
+            target = plan.at_solvers(i1 - i0, j1 - j0)
+            movement = Movement(
+                *(self._triangle, target, (i0, i1, j0, j1)),
+                trapezoid=plan.shape_of_t if block else None,
+                buffers=self._right.buffers,
+                tag=TAG_BLOCK if block else TAG_OFF_DIAGONAL,
+                slot=s % SLOTS + (0 if block else SLOTS),
+            )
+            steps.append([movement])
+            own.append((target, movement) if plan.is_solver(rank) else None)
+        return Panels(self._triangle, steps, own)
 
 
 class RightHandSides:
@@ -113,108 +222,3 @@ class RightHandSides:
             arrays.follow(solved)
         self._deliver.begin()
         self._deliver.finish(result, put)
-
-
-TAG_BLOCK, TAG_RECTANGLE = 1031, 1032
-
-
-class RunTrsm:
-    """**Collective.** Runs a TrsmPlan on one rank."""
-
-    def __init__(self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Order, ...]) -> None:
-        self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
-        self.peers_read: bool = plan.reads and plan.stays
-        """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
-        if not plan.reads:
-            return
-        order_t, order_b, order_x = orders
-        self._right = RightHandSides(
-            *(backend, operands.right, operands.result, dtype, (order_b, order_x)),
-            target=plan.solved,
-            solved=None if plan.stays else plan.solved,
-        )
-        self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
-        self._steps, self._looks_left = list(plan.steps()), plan.looks_left
-        self._uplo, self._unit = plan.shape_of_t.uplo, operands.unit
-        self._blocks, self._rectangles = self._panels(block=True), self._panels(block=False)
-
-    def _panels(self, *, block: bool) -> Panels:
-        """The diagonal blocks of T, or the rectangles next to them, on the ranks that have right-hand sides."""
-        plan, rank = self._plan, self._backend.rank
-        steps: list[list[Movement]] = []
-        own: list[tuple[Placement, Movement] | None] = []
-        for s, step in enumerate(self._steps):
-            if step.is_alone and not block:
-                steps.append([])
-                own.append(None)
-                continue
-            (i0, i1), (j0, j1) = ((step.k0, step.k1),) * 2 if block else (step.rows, step.columns)
-            target = plan.at_solvers(i1 - i0, j1 - j0)
-            movement = Movement(
-                *(self._triangle, target, (i0, i1, j0, j1)),
-                trapezoid=plan.shape_of_t if block else None,
-                buffers=self._right.buffers,
-                tag=TAG_BLOCK if block else TAG_RECTANGLE,
-                slot=s % SLOTS + (0 if block else SLOTS),
-            )
-            steps.append([movement])
-            own.append((target, movement) if plan.is_solver(rank) else None)
-        return Panels(self._triangle, steps, own)
-
-    @property
-    def workspace_nbytes(self) -> int:
-        if not self._plan.reads:
-            return 0
-        panels = self._blocks.nbytes + self._rectangles.nbytes
-        return self._right.workspace_nbytes + self._triangle.workspace_nbytes + panels
-
-    def publish(self, x: TrsmOperands) -> bool:
-        return self._plan.reads and any([self._triangle.publish(x.triangle), self._right.publish(x.right)])
-
-    def prepare(self, *, scratch: bool) -> bool:
-        if self._plan.reads:
-            self._triangle.prepare(scratch=scratch)
-            self._right.prepare(scratch=scratch)
-        return scratch and self._plan.reads
-
-    def run(self, x: TrsmOperands) -> None:
-        """**Collective.** X := alpha T^-1 B, for this rank's right-hand sides, which then go to the owners of X."""
-        plan, arrays = self._plan, self._arrays
-        if not plan.reads:
-            arrays.scale(0, x.result)
-            return
-        solutions = x.result if self._right.x is None else self._right.x
-        # X = alpha B   (from the ranks that hold B)
-        if x.in_place and self._right.x is None:
-            arrays.scale(x.alpha, solutions)
-        else:
-            self._right.bring(solutions, Scaling(x.alpha, 0.0, x.conj[1]))
-        self._begin(0)
-        for s, step in enumerate(self._steps):
-            self._begin(s + 1)  # lookahead: the next panel travels while this one is used
-            # T[k, k] and the panel T[i, k], or T[k, j]   (from the ranks that hold them)
-            block, panel = self._blocks.fetch(s), self._rectangles.fetch(s)
-            if block is None:  # this rank has no right-hand sides
-                continue
-            if not self._looks_left:
-                self._solve(step, block, solutions, x)  # X[k] = T[k, k]^-1 X[k]
-            if panel is not None:
-                (i, j), conj = (slice(*step.rows), slice(*step.columns)), (x.conj[0], False)
-                # X[i] -= T[i, k] X[k]; left-looking: X[k] -= T[k, j] X[j]
-                arrays.gemm(-1, panel, solutions[j], 1, solutions[i], conj=conj)
-            if self._looks_left:
-                self._solve(step, block, solutions, x)  # X[k] = T[k, k]^-1 X[k]
-        for panels in (self._blocks, self._rectangles):
-            panels.end()
-        self._right.deliver(x.result, plan.name)
-        self._triangle.release()
-
-    def _begin(self, s: int) -> None:
-        """Start the messages of a step, if there is one."""
-        if s < len(self._steps):
-            for panels in (self._blocks, self._rectangles):
-                panels.begin(s)
-
-    def _solve(self, step: TrsmStep, block: Array, solutions: Array, x: TrsmOperands) -> None:
-        part = solutions[step.k0 : step.k1]
-        self._arrays.trsm(block, part, uplo=self._uplo, unit=self._unit, conj=x.conj[0])
