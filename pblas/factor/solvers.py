@@ -24,6 +24,7 @@ from pblas.factor.with_factor import in_range, range_scale, zeros
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.runtime import checked_flag
 from pblas.triangular.trsm import triangle_solved
 
 if TYPE_CHECKING:
@@ -270,6 +271,8 @@ def lstsq(
             m, n = a.shape
             b, signature = arguments.checked_right(verb, b, a.shape, a.dtype, runtime)
             arguments.check_not_given_up(verb, a, b, overwrite_a)
+            overwrite_a = checked_flag(verb, "overwrite_a", overwrite_a)
+        runtime.agree(verb, {"overwrite_a": overwrite_a})  # with it a norm comes before the factorization
         scaled = _scaled_factor(verb, a, overwrite_a, reports.stage("factor"), signature)
         stage = reports.stage("solve")
         if isinstance(b, DistMatrix):

@@ -344,8 +344,8 @@ class Creation:
             needed, free = dtype.itemsize * sum(m * n for m, n in shapes), free_nbytes()
             if needed > free:
                 raise errors.WorkspaceError(
-                    f"{verb}: {needed:,} bytes are needed on a host for the parts of its {len(shapes)} ranks, "
-                    f"{int(free):,} are free; use more hosts, a smaller matrix or a shorter dtype"
+                    f"{verb}: no memory for {needed:,} bytes, the parts of the {len(shapes)} ranks of a host, where "
+                    f"{int(free):,} bytes are free; use more hosts, a smaller matrix or a shorter dtype"
                 )
         runtime.agree(f"{verb}: memory", {})
 

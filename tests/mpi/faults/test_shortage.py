@@ -263,7 +263,7 @@ def test_a_matrix_for_which_a_host_has_too_little_memory(
                 kind, text = outcome_of(lambda: getattr(ctx, name)(rows))  # noqa: B023
                 assert kind == ("WorkspaceError" if missing else "no exception"), text
                 if missing:
-                    assert f"{name}: {needed:,} bytes are needed on a host" in text
+                    assert f"{name}: no memory for {needed:,} bytes" in text
                     assert f"found on rank {poor} of {P}" in text
         check_product(ctx)
 

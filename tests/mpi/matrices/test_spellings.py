@@ -45,7 +45,7 @@ SPELLINGS: dict[str, tuple[Any, Any, Callable[[Context, Any], Any]]] = {
     "dtype": ("float32", S("float32"), lambda ctx, x: ctx.ones((3, 4), x)),
     "dtype, as a class": ("float32", np.float32, lambda ctx, x: ctx.ones((3, 4), x)),
     "seed": (3, np.int64(3), lambda ctx, x: ctx.random((3, 4), seed=x)),
-    "distribution": ("normal", S("normal"), lambda ctx, x: ctx.random((3, 4), distribution=x)),
+    "distribution": ("normal", S("normal"), lambda ctx, x: ctx.random((3, 4), seed=0, distribution=x)),
     "sizes": (3, np.int16(3), lambda ctx, x: ctx.ones((x, 4))),
     "k of eye": (1, np.uint8(1), lambda ctx, x: ctx.eye((3, 4), k=x)),
     "expression": ("x + 1", S("x + 1"), lambda ctx, x: pblas.elementwise(x, x=matrix(ctx))),
