@@ -161,4 +161,4 @@ def test_messages_name_packages_that_an_index_has() -> None:
     assert len(remedies) > 5
     for remedy in remedies:
         for name in remedy.replace("{cuda}", "13").replace("'", "").split():
-            assert re.split(r"\[", name)[0] in (known | {"nvtx", "torch"}) - {"pblas"}, remedy
+            assert re.split(r"[>=<\[]", name)[0] in (known | {"nvtx", "torch"}) - {"pblas"}, remedy
