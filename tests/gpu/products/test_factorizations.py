@@ -124,7 +124,7 @@ def test_calls_of_numpy(ctx: pblas.Context, algorithm: Literal["blocked", "local
     assert np.allclose(sign, expected[0])
     assert np.allclose(logarithm, expected[1])
     assert np.allclose(linalg.det(ctx.from_global(a[:9, :9], root=None)), np.linalg.det(a[:9, :9]))
-    assert np.allclose(linalg.cond(matrix), np.linalg.cond(a, 1))
+    assert np.allclose(linalg.cond(matrix, 1), np.linalg.cond(a, 1))
     with linalg.plan_cholesky(matrix, algorithm=algorithm) as planned:
         assert f"{algorithm}: " in planned.explain()
         assert "cuSOLVER" in planned.explain()
