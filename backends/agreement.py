@@ -207,9 +207,9 @@ class Agreement:
             text, kind = _with_rank(_text_of(raw_text), rank, self.size), _KINDS[kind_index]
             if kind is KeyboardInterrupt:
                 self.interrupted = False
-            raise _agreed(kind, text, self.turn(rank), info)
+            raise _agreed(kind, text, self.print_order(rank), info)
         if known.ranks[1] >= 0:
-            raise _agreed(errors.MismatchError, _difference(known), self.turn(0))
+            raise _agreed(errors.MismatchError, _difference(known), self.print_order(0))
         return Agreed(known.maxima[: len(maxima)], known.bits)
 
     def _exchanged(self, raw: bytes, operation: str, timeout: float | None) -> bytes:
@@ -241,7 +241,7 @@ class Agreement:
         kind, text = refusals[lowest]
         text = _with_rank(text, lowest, self.size)
         if len(refusals) == self.size:
-            raise _agreed(_KINDS[kind], text, self.turn(lowest))
+            raise _agreed(_KINDS[kind], text, self.print_order(lowest))
         self._break(kind, text, release)
 
     def abort(self, error: AgreedError, release: Callable[[], None] = lambda: None) -> NoReturn:
@@ -261,10 +261,10 @@ class Agreement:
             self.peers.send(raw, rank, _TAG_VERDICT)
             self.peers.send(bytes(1), rank, _TAG_NOTICE)
         self.peers.abandon()
-        raise _agreed(_KINDS[kind], text, self.turn(self.rank))
+        raise _agreed(_KINDS[kind], text, self.print_order(self.rank))
 
-    def turn(self, first: int) -> int:
-        """The turn of this rank to print the traceback of an error that rank `first` prints: see `agreed` (local)."""
+    def print_order(self, first: int) -> int:
+        """The order in which this rank prints the traceback of an error, rank `first` first: see `agreed` (local)."""
         return 0 if self.rank == first else 1 + self.rank
 
     def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
@@ -441,7 +441,7 @@ class Agreement:
         self.broken = text
         self.peers.abandon()
         first = min(others - missing | {self.rank}) if verdict is None else -1  # -1: the rank that sent the verdict
-        raise _agreed((*_KINDS, errors.PeerTimeout)[kind], text, self.turn(first))
+        raise _agreed((*_KINDS, errors.PeerTimeout)[kind], text, self.print_order(first))
 
     def close(self) -> None:
         """Free the lines; the owner of the peers closes them (local)."""
@@ -460,12 +460,12 @@ def _timeout_text(step: str, missing: list[int], limit: float, size: int) -> str
     )
 
 
-def _agreed(kind: type[BaseException], text: str, turn: int, info: int = 0) -> BaseException:
+def _agreed(kind: type[BaseException], text: str, print_order: int, info: int = 0) -> BaseException:
     """An exception to raise on every rank, marked as agreed; `info` is ScaLAPACK's INFO or `WorkspaceError.shared`."""
     error: Any = kind(text, info) if issubclass(kind, errors.PblasArgumentError) else kind(text)
     if issubclass(kind, errors.WorkspaceError):
         error.shared = bool(info)
-    return agreed(error, turn)
+    return agreed(error, print_order)
 
 
 def _info_of(error: AgreedError) -> int:

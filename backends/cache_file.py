@@ -106,8 +106,8 @@ class Cache(Generic[Key, Value]):
             try:
                 action()
                 if self.entries:
-                    number, verb = len(self.entries), action.__name__
-                    log.write(log.INFO, ranks.rank, "%s %s: %d %s", verb, self.path, number, self._what)
+                    number, action_name = len(self.entries), action.__name__
+                    log.write(log.INFO, ranks.rank, "%s %s: %d %s", action_name, self.path, number, self._what)
             except Exception as caught:  # noqa: BLE001 - the other ranks wait, whatever the error
                 error = caught
         entries, error = ranks.broadcast_object((self.entries, error) if ranks.rank == 0 else None, 0)

@@ -118,7 +118,7 @@ class CpuBackend(HostRanks):
     def address(self, x: Array) -> int:
         return address_of(x)
 
-    def shadow(self, x: Array) -> Array:
+    def memory_of(self, x: Array) -> Array:
         return x
 
     # Messages

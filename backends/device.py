@@ -138,8 +138,8 @@ class Elementwise(Protocol):
         raise lacking("conjugate")
 
     @untraced
-    def check_operands(self, verb: str, count: int) -> None:
-        """Raise ArgumentError if `evaluate` takes no expressions of so many operands; `verb` is for the message."""
+    def check_operands(self, opname: str, count: int) -> None:
+        """Raise ArgumentError if `evaluate` takes no expressions of so many operands; `opname` is for the message."""
 
     @traced("sum", "evaluate", "out")
     def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:

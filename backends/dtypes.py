@@ -105,7 +105,7 @@ class ProductDtypes(NamedTuple):
         """dtype in which products are added."""
         return accumulator_dtype(self.d)
 
-    def check(self, verb: str, source: str = "D") -> None:
+    def check(self, opname: str, source: str = "D") -> None:
         """Raise DTypeError unless the dtypes may be combined (global).
 
         >>> ProductDtypes(E4M3, E5M2, FLOAT32, FLOAT32, FLOAT32).check("pmatmul")
@@ -118,21 +118,21 @@ float8_e4m3fn, with .astype("float8_e4m3fn")
         a, b, c, d = self.a, self.b, self.c, self.d
         if a == b == E5M2:
             raise errors.DTypeError(
-                f"{verb}: A and B are {E5M2.name}, which cuBLASLt does not multiply; make one of them {E4M3.name}, "
+                f"{opname}: A and B are {E5M2.name}, which cuBLASLt does not multiply; make one of them {E4M3.name}, "
                 f'with .astype("{E4M3.name}")'
             )
         if a != b and not (a in FLOAT8 and b in FLOAT8):
             raise errors.DTypeError(
-                f"{verb}: B is {b.name}, A is {a.name}; they must have one dtype, or 8 bits each: "
+                f"{opname}: B is {b.name}, A is {a.name}; they must have one dtype, or 8 bits each: "
                 f'convert one, as with B.astype("{a.name}")'
             )
         if d not in RESULTS[a]:
             names = " or ".join(dtype.name for dtype in RESULTS[a])
             raise errors.DTypeError(
-                f"{verb}: {source} is {d.name}, A is {a.name}; D can be {names} then: pass such an out= or out_dtype="
+                f"{opname}: {source} is {d.name}, A is {a.name}; D can be {names} then: pass such an out= or out_dtype="
             )
         if c != d and not (d == FLOAT32 and c in RESULTS[a]):
             raise errors.DTypeError(
-                f"{verb}: C is {c.name}, D is {d.name}; C must have the dtype of D, or with a float32 D also 16 bits "
+                f"{opname}: C is {c.name}, D is {d.name}; C must have the dtype of D, or with a float32 D also 16 bits "
                 f'that products of A may have: convert with C.astype("{d.name}")'
             )

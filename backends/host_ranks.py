@@ -229,7 +229,7 @@ class HostRanks(ABC):
         """Address of the first element of x (local)."""
 
     @abstractmethod
-    def shadow(self, x: Array) -> Array:
+    def memory_of(self, x: Array) -> Array:
         """A NumPy array of the same addresses and strides; never read or written (local).
 
         It is for np.may_share_memory and np.shares_memory, which know host memory only.
@@ -348,7 +348,7 @@ class HostRanks(ABC):
     def check(self) -> None:  # noqa: B027 - nothing to check if executions end when their call returns
         """Raise errors of earlier executions, which may go on after their call has returned (local)."""
 
-    def settle(self, timeout: float | None = None) -> None:  # noqa: B027 - see `check`
+    def synchronize(self, timeout: float | None = None) -> None:  # noqa: B027 - see `check`
         """Return when this rank has finished the executions that it has begun (local)."""
 
     def leaks(self) -> list[str]:

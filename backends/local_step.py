@@ -63,16 +63,16 @@ def is_agreed(error: BaseException) -> bool:
     return getattr(error, "agreed", False)
 
 
-def agreed(error: Any, turn: int = 0) -> BaseException:
+def agreed(error: Any, print_order: int = 0) -> BaseException:
     """Mark an exception that every rank raises with the same text, because all know its cause: see `is_agreed`."""
-    error.agreed, error.turn = True, turn
+    error.agreed, error.print_order = True, print_order
     raised: BaseException = error
     return raised
 
 
 def turn_of(error: BaseException) -> int:
-    """The `turn` of an agreed exception; 0 for others, so that every rank prints its own (local)."""
-    return getattr(error, "turn", 0)
+    """The `print_order` of an agreed exception; 0 for others, so that every rank prints its own (local)."""
+    return getattr(error, "print_order", 0)
 
 
 def local_error(operation: str, caught: Exception, kind: type[errors.PblasError] | None = None) -> errors.PblasError:

@@ -86,11 +86,11 @@ class Arena(Blocks[_SharedWindow, Block]):
         self._windows.append(window)
         return window
 
-    def _refuse(self, verb: str, error: errors.PblasError) -> None:
+    def _refuse(self, opname: str, error: errors.PblasError) -> None:
         """**Collective.** Raise this rank's error on all ranks; a WorkspaceError then is one of shared memory."""
         if isinstance(error, errors.WorkspaceError):
             error.shared = True
-        self._exchange.agree(verb, error)
+        self._exchange.agree(opname, error)
 
     def _shortage(self, nbytes: int) -> errors.WorkspaceError | None:
         """The error if there is no room for `nbytes` per rank, in this rank's address space or in /dev/shm (local).

@@ -181,7 +181,7 @@ class Context(Constructors, Collectives):
 
     def _traced(self, file: str) -> Tracing:
         """**Collective.** Start the recording that PBLAS_TRACE asks for."""
-        tracing = Tracing(self.runtime, [file], "pblas", verb="PBLAS_TRACE", fresh=True)
+        tracing = Tracing(self.runtime, [file], "pblas", opname="PBLAS_TRACE", fresh=True)
         tracing.__enter__()
         return tracing
 
@@ -214,7 +214,7 @@ class Context(Constructors, Collectives):
         try:
             try:
                 if backend.agreement.broken is None:
-                    backend.settle(timeout)
+                    backend.synchronize(timeout)
             finally:
                 leaks = backend.leaks()
             agreement = backend.agreement

@@ -320,11 +320,11 @@ class Epilogue:
         used = (node.function for node in nodes(self.tree) if isinstance(node, Apply))
         return next((name for name in used if name in REAL_FUNCTIONS), None)
 
-    def check(self, verb: str, dtype: Any) -> None:
+    def check(self, opname: str, dtype: Any) -> None:
         """Raise ArgumentError unless the epilogue is valid and can be applied to elements of a dtype (global).
 
         Args:
-            verb: name of the call, for the message.
+            opname: name of the call, for the message.
             dtype: dtype of the result.
 
         >>> import numpy as np
@@ -333,10 +333,10 @@ class Epilogue:
         pblas.errors.ArgumentError: allreduce: epilogue 'relu(x)': relu is for real arrays, x is complex64
         """
         if self.problem is not None:
-            raise errors.ArgumentError(f"{verb}: epilogue {self.problem}")
+            raise errors.ArgumentError(f"{opname}: epilogue {self.problem}")
         if dtype.kind == "c" and self.needs_real:
             raise errors.ArgumentError(
-                f"{verb}: epilogue {self.expression!r}: {self.needs_real} is for real arrays, x is {dtype.name}"
+                f"{opname}: epilogue {self.expression!r}: {self.needs_real} is for real arrays, x is {dtype.name}"
             )
 
     def after_bias(self, bias: Any) -> Epilogue:

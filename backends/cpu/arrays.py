@@ -63,7 +63,7 @@ class HostArrays(Device):
     def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         blas.add_scaled(alpha, x, beta, z)
 
-    def check_operands(self, verb: str, count: int) -> None:
+    def check_operands(self, opname: str, count: int) -> None:
         pass
 
     def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:

@@ -186,10 +186,10 @@ class DeviceArrays(Device):
         else:
             self.pointwise.normalise(caller_stream, x, out, **operands)
 
-    def check_operands(self, verb: str, count: int) -> None:
+    def check_operands(self, opname: str, count: int) -> None:
         if count > MAX_TERMS:
             raise errors.ArgumentError(
-                f"{verb}: an expression on a GPU has {MAX_TERMS} operands at most, got {count}; "
+                f"{opname}: an expression on a GPU has {MAX_TERMS} operands at most, got {count}; "
                 f"evaluate a part of it first"
             )
 

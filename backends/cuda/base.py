@@ -103,7 +103,7 @@ class GpuBackend(HostRanks):
         data: Any = x.data
         return int(data.ptr)
 
-    def shadow(self, x: Array) -> Array:
+    def memory_of(self, x: Array) -> Array:
         return np.asarray(transfer.Shadow(x))
 
 

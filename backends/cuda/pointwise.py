@@ -164,14 +164,14 @@ class Pointwise:
         arrays = {name: operands[name] for name in names if isinstance(operands[name], self._cupy.ndarray)}
         dtypes = tuple(arrays[name].dtype if name in arrays else None for name in names)
         slow, fast = (0, *out.strides)[-2:]
-        turned = out.ndim > 1 and abs(slow) < abs(fast)
-        lines, length = (1, *out.shape)[-2:][:: -1 if turned else 1]
+        transposed = out.ndim > 1 and abs(slow) < abs(fast)
+        lines, length = (1, *out.shape)[-2:][:: -1 if transposed else 1]
 
         def places(z: Array) -> tuple[int, int]:
             itemsize = z.itemsize
             steps = [stride // itemsize if n > 1 else 0 for n, stride in zip(z.shape, z.strides, strict=True)]
             across, along = (0, 0, *steps)[-2:]
-            return (across, along) if turned else (along, across)
+            return (across, along) if transposed else (along, across)
 
         words = [out.data.ptr, lines, *places(out), length, x.data.ptr, *places(x)]
         for name in names:

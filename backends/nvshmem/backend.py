@@ -131,13 +131,13 @@ class NvshmemBackend(GpuBackend):
 
     # The end
 
-    def settle(self, timeout: float | None = None) -> None:
+    def synchronize(self, timeout: float | None = None) -> None:
         """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local).
 
         Peers write into this rank's memory during executions only. Once all ranks have returned, it may be freed.
         """
         if self._resources is not None:
-            self._resources.settle(timeout)
+            self._resources.synchronize(timeout)
 
     def check(self) -> None:
         if self._resources is not None:

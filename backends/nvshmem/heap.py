@@ -60,7 +60,7 @@ class Heap(Blocks[Region, Block]):
             if place is not None:
                 return self._append(place, size)
         if len(self._pes) < self._nvshmem.npes:
-            raise agreed(exhausted(nbytes, total, self._nvshmem.nbytes), self._exchange.turn(0))
+            raise agreed(exhausted(nbytes, total, self._nvshmem.nbytes), self._exchange.print_order(0))
         self._nvshmem.add_segment(max(wanted, _MIN_SEGMENT_NBYTES))
         place = self._agree_place(wanted)
         assert place is not None, "a new segment holds the region that it is made for"

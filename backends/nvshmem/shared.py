@@ -342,7 +342,7 @@ class EngineResources:
         """Tell the peers' streams that this rank has an error, which it sends as a message (local)."""
         self.watchdog.tell(Fault(self.rank, (REFUSED,), 0.0))
 
-    def settle(self, timeout: float | None = None) -> None:
+    def synchronize(self, timeout: float | None = None) -> None:
         """Return when this rank's GPU has finished all executions, or raise PeerTimeout (local).
 
         A rank that leaves gives a shorter timeout than the context's. It aborts the executions when that has passed,

@@ -227,7 +227,7 @@ class StreamEngine:
         begin.record(self._resources.origin)
         self._executions.run(program, body, main)
         end.record(self._resources.origin)
-        self._resources.settle(self._resources.ranks.agreement.timeout + _DRAIN_SECONDS)
+        self._resources.synchronize(self._resources.ranks.agreement.timeout + _DRAIN_SECONDS)
         end.synchronize()
         return 1e-3 * float(cupy.cuda.get_elapsed_time(begin, end))
 

@@ -4,10 +4,10 @@ mpiexec -n 4 python -m mpi4py -m benchmarks.cpu.redistribute [--sizes 2048,4096]
     [--repeats 11] [--json FILE]
 
 The columns of one case run in one job, in rounds: each round runs every column once, in rotated order, from a barrier
-to the last rank's return. `verb` is repeated calls of pblas.redistribute(A, out=B): each call checks its arguments; the
+to the last rank's return. `call` is pblas.redistribute(A, out=B): each call checks its arguments; the
 plan is cached in the warm-up rounds. `planned` is the execution of a plan. `Alltoallv` moves as many bytes between
 every two ranks as the redistribution, from and to contiguous buffers, without packing; the bytes that a rank keeps are
-included. The goal is a ratio of medians, verb to Alltoallv, of at most 1.5.
+included. The goal is a ratio of medians, call to Alltoallv, of at most 1.5.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def measure(ctx: pblas.Context, n: int, case: dict[str, Any], repeats: int) -> d
     planned = pblas.plan_redistribution(a, out=b, **options)
     exchange = alltoallv(a_desc, b_desc, options.get("trans", "N"), 0.5 if "uplo" in options else 1.0)
     columns: dict[str, Callable[[], Any]] = {
-        "verb": lambda: pblas.redistribute(a, out=b, **options),
+        "call": lambda: pblas.redistribute(a, out=b, **options),
         "planned": lambda: planned.execute(a, out=b),
         "Alltoallv": exchange,
     }
@@ -102,7 +102,7 @@ def main() -> None:
     arguments = options.parse_args()
     rows = []
     title = f"Seconds (medians of {arguments.repeats}), {COMM.size} ranks, float64, transport {arguments.transport}"
-    table = Table("n", "case", "verb", "planned", "Alltoallv", "verb / Alltoallv", "GB/s per rank", title=title)
+    table = Table("n", "case", "call", "planned", "Alltoallv", "call / Alltoallv", "GB/s per rank", title=title)
     with pblas.Context(transport=arguments.transport) as ctx:
         for n in map(int, arguments.sizes.split(",")):
             for name, case in cases(COMM.size).items():
@@ -110,10 +110,10 @@ def main() -> None:
                     continue
                 times = measure(ctx, n, case, arguments.repeats)
                 median = {column: statistics.median(seconds) for column, seconds in times.items()}
-                ratio = median["verb"] / median["Alltoallv"]
-                rate = 8 * n * n / COMM.size / median["verb"] / 1e9
+                ratio = median["call"] / median["Alltoallv"]
+                rate = 8 * n * n / COMM.size / median["call"] / 1e9
                 rows.append({"n": n, "case": name, "ratio": ratio, "seconds": times})
-                shown = [f"{median[column]:.5f}" for column in ("verb", "planned", "Alltoallv")]
+                shown = [f"{median[column]:.5f}" for column in ("call", "planned", "Alltoallv")]
                 style = "" if ratio <= GOAL else "red"
                 table.add_row(str(n), name, *shown, f"[{style}]{ratio:.2f}" if style else f"{ratio:.2f}", f"{rate:.2f}")
     CONSOLE.print(table)

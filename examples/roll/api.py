@@ -35,13 +35,13 @@ class Roll(Operation[DistMatrix]):
     conjugated: bool
 
     @classmethod
-    def bind(cls, verb: str, runtime: Runtime, a: Any, shift: Any) -> Bound[DistMatrix]:
+    def bind(cls, opname: str, runtime: Runtime, a: Any, shift: Any) -> Bound[DistMatrix]:
         """The arguments, checked on this rank. An error here reaches all ranks by the agreement."""
         if not isinstance(a, DistMatrix):
-            raise not_a_matrix(verb, "a", a)
+            raise not_a_matrix(opname, "a", a)
         if isinstance(shift, bool) or not isinstance(shift, int | np.integer):
-            raise errors.ArgumentError(f"{verb}: shift must be an integer, got {shift!r}; pass roll(A, 1)")
-        dtype = common_dtype(verb, {"A": a}, None, stored=True)
+            raise errors.ArgumentError(f"{opname}: shift must be an integer, got {shift!r}; pass roll(A, 1)")
+        dtype = common_dtype(opname, {"A": a}, None, stored=True)
         form = a.desc.without_lld, int(shift) % max(a.desc.m, 1), dtype, a.conjugated
         return Bound(cls, form, scalars={}, reads={"A": a}, out=None)
 
@@ -56,9 +56,9 @@ class Roll(Operation[DistMatrix]):
         return RunRoll(plan, backend, self.dtype)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> RollOperands:
-        return RollOperands(bound.reads["A"].stored(verb), result.stored(verb), Scaling(conj=self.conjugated))
+        return RollOperands(bound.reads["A"].stored(opname), result.stored(opname), Scaling(conj=self.conjugated))
 
 
 def roll(a: DistMatrix, shift: int) -> DistMatrix:

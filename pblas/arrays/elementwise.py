@@ -45,12 +45,12 @@ class Elementwise(Operation[DistMatrix]):
 
     @classmethod
     def bind(
-        cls, verb: str, runtime: Runtime | None, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any
+        cls, opname: str, runtime: Runtime | None, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any
     ) -> Bound[DistMatrix]:
         """The arguments of `elementwise`, checked on this rank; `dtype` is that of descriptors, or of a new result."""
-        checked = checked_operands(verb, expression, operands, runtime)
-        asked = None if dtype is None else checked_dtype(verb, dtype, is_argument=True, stored=True)
-        check_out(verb, out, layouts=False)
+        checked = checked_operands(opname, expression, operands, runtime)
+        asked = None if dtype is None else checked_dtype(opname, dtype, is_argument=True, stored=True)
+        check_out(opname, out, layouts=False)
         target = None if out is None else (out.desc.without_lld, out.dtype)
         kinds = tuple([Kind.of(name, z, asked) for name, z in checked.items()])
         form = expression, kinds, target, asked if runtime is not None else None, False
@@ -58,9 +58,9 @@ class Elementwise(Operation[DistMatrix]):
         return Bound(cls, form, numbers, checked, out)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+    def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         expression, kinds, out, converted, overlaps = form
-        analysis = analysed(verb, expression, kinds, out, converted)
+        analysis = analysed(opname, expression, kinds, out, converted)
         return cls(expression, kinds, out, converted, overlaps, analysis)
 
     @classmethod
@@ -92,23 +92,23 @@ class Elementwise(Operation[DistMatrix]):
     def executor(self, plan: ElementwisePlan, backend: HostRanks) -> RunElementwise:
         return RunElementwise(backend, plan, self.analysis.compute)
 
-    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
-        values = local_values(verb, runtime, bound.reads, self.analysis, bound.out)
+    def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        values = local_values(opname, runtime, bound.reads, self.analysis, bound.out)
         matrices = [bound.reads[name] for name in self.analysis.moved]
-        sources = [(x.stored(verb), x.conjugated) for x in matrices]
+        sources = [(x.stored(opname), x.conjugated) for x in matrices]
         fact = 0
         if sources and bound.out is not None:
-            shadow = runtime.backend.shadow
-            out = shadow(bound.out.stored(verb))
-            fact = int(any(shares_memory(shadow(x), out) for x, _ in sources))
+            memory_of = runtime.backend.memory_of
+            out = memory_of(bound.out.stored(opname))
+            fact = int(any(shares_memory(memory_of(x), out) for x, _ in sources))
         return bound._replace(local=(values, sources), fact=fact)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: RunElementwise, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: RunElementwise, bound: Bound[DistMatrix], result: DistMatrix
     ) -> ElementwiseOperands:
         values, sources = bound.local
-        executor.reserve(self.analysis.tree, values, None if bound.out is None else bound.out.stored(verb))
-        return ElementwiseOperands(self.analysis.tree, values, sources, result.stored(verb))
+        executor.reserve(self.analysis.tree, values, None if bound.out is None else bound.out.stored(opname))
+        return ElementwiseOperands(self.analysis.tree, values, sources, result.stored(opname))
 
 
 class PlannedElementwise(Planned[DistMatrix]):
@@ -201,12 +201,12 @@ def plan_elementwise(
       received   96 bytes per rank at most, 1.00 x the lower bound of any plan, 96
       workspace  256 bytes per rank at most (shared transport)
     """
-    verb, matrices = "plan_elementwise", {**operands, "out": out}
+    opname, matrices = "plan_elementwise", {**operands, "out": out}
     descs = [z for z in operands.values() if isinstance(z, MatrixDescriptor)]
     if descs and not any(isinstance(z, DistMatrix) for z in matrices.values()):
-        bound = Elementwise.bind(verb, None, expression, operands, out, dtype)
-        return planned_without_context(verb, bound, PlannedElementwise, nprocs, descs)
-    return planned(verb, PlannedElementwise, _bind_matrices, matrices, expression, operands, out, dtype, nprocs)
+        bound = Elementwise.bind(opname, None, expression, operands, out, dtype)
+        return planned_without_context(opname, bound, PlannedElementwise, nprocs, descs)
+    return planned(opname, PlannedElementwise, _bind_matrices, matrices, expression, operands, out, dtype, nprocs)
 
 
 def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands: Any) -> DistMatrix:
@@ -246,14 +246,14 @@ def combined(
     expression: str, operands: Mapping[str, Any], out: Any = None, dtype: DTypeLike | None = None
 ) -> DistMatrix:
     """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
-    verb = "elementwise" if dtype is None else "astype"
-    return call(verb, Elementwise.bind, {**operands, "out": out}, expression, operands, out, dtype)
+    opname = "elementwise" if dtype is None else "astype"
+    return call(opname, Elementwise.bind, {**operands, "out": out}, expression, operands, out, dtype)
 
 
 def _bind_matrices(
-    verb: str, runtime: Runtime, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any, nprocs: Any
+    opname: str, runtime: Runtime, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any, nprocs: Any
 ) -> Bound[DistMatrix]:
     for name, option in (("dtype", dtype), ("nprocs", nprocs)):
         if option is not None:
-            raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
-    return Elementwise.bind(verb, runtime, expression, operands, out, None)
+            raise errors.ArgumentError(f"{opname}: {name} is for planning from descriptors; leave it out")
+    return Elementwise.bind(opname, runtime, expression, operands, out, None)

@@ -36,13 +36,13 @@ class Analysis(NamedTuple):
 
 
 def checked_operands(
-    verb: str, expression: Any, operands: Mapping[str, Any], runtime: Runtime | None
+    opname: str, expression: Any, operands: Mapping[str, Any], runtime: Runtime | None
 ) -> dict[str, Any]:
     """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local)."""
-    _check_names(verb, expression, operands)
-    checked = {name: _checked_operand(verb, name, z, runtime) for name, z in operands.items()}
+    _check_names(opname, expression, operands)
+    checked = {name: _checked_operand(opname, name, z, runtime) for name, z in operands.items()}
     if runtime is not None:
-        runtime.backend.arrays.check_operands(verb, len(operands))
+        runtime.backend.arrays.check_operands(opname, len(operands))
     return checked
 
 
@@ -52,7 +52,7 @@ def is_number(z: Any) -> bool:
 
 
 def local_values(
-    verb: str, runtime: Runtime, operands: Mapping[str, Any], analysis: Analysis, result: DistMatrix | None
+    opname: str, runtime: Runtime, operands: Mapping[str, Any], analysis: Analysis, result: DistMatrix | None
 ) -> dict[str, Any]:
     """Numbers, and this rank's parts of the operands that are not redistributed, by name (local).
 
@@ -60,7 +60,7 @@ def local_values(
     result is the same object.
     """
     backend, values = runtime.backend, dict[str, Any]()
-    target = None if result is None else result.stored(verb)
+    target = None if result is None else result.stored(opname)
     for name, z in operands.items():
         if isinstance(z, _NUMBERS):
             values[name] = z
@@ -68,7 +68,7 @@ def local_values(
         if name in analysis.moved:
             continue
         if isinstance(z, DistMatrix):
-            part = z.stored(verb)
+            part = z.stored(opname)
         else:
             part = part_of(z, spread(analysis.plan.out, z.shape), runtime.rank)
             if part.dtype.kind in "biu":
@@ -76,9 +76,9 @@ def local_values(
             if not backend.is_here(part):
                 part = _uploaded(runtime, part)
         if target is not None and part.size:
-            shadow, out = backend.shadow(part), backend.shadow(target)
-            if not is_same_memory(shadow, out):
-                part = part.copy() if shares_memory(shadow, out) else part
+            source, out = backend.memory_of(part), backend.memory_of(target)
+            if not is_same_memory(source, out):
+                part = part.copy() if shares_memory(source, out) else part
             elif part.dtype == target.dtype:
                 part = target
         values[name] = part
@@ -140,17 +140,17 @@ class Kind(NamedTuple):
 
 
 def analysed(
-    verb: str,
+    opname: str,
     expression: str,
     kinds: tuple[Kind, ...],
     out: tuple[MatrixDescriptor, np.dtype[Any]] | None,
     converted: np.dtype[Any] | None,
 ) -> Analysis:
     """The analysis of an operation."""
-    tree = _parsed(verb, expression)
-    shape = _broadcast_shape(verb, kinds)
-    promoted = _promoted(verb, kinds, converts=isinstance(tree, Name))
-    _check_functions(verb, expression, tree, promoted)
+    tree = _parsed(opname, expression)
+    shape = _broadcast_shape(opname, kinds)
+    promoted = _promoted(opname, kinds, converts=isinstance(tree, Name))
+    _check_functions(opname, expression, tree, promoted)
     dtype = promoted
     if promoted.kind == "c" and _is_real(tree, {kind.name for kind in kinds if not kind.complex}):
         dtype = np.empty(0, promoted).real.dtype
@@ -158,11 +158,11 @@ def analysed(
         if out[0].shape != shape:
             m, n = out[0].shape
             raise errors.DescriptorError(
-                f"{verb}: out is {m} x {n}, the result is {shape[0]} x {shape[1]}; make them agree"
+                f"{opname}: out is {m} x {n}, the result is {shape[0]} x {shape[1]}; make them agree"
             )
         converted = out[1]
     if converted is not None:
-        _check_conversion(verb, dtype, converted)
+        _check_conversion(opname, dtype, converted)
         dtype = converted
     target = _target(kinds, None if out is None else out[0], shape)
     plan = ElementwisePlan(
@@ -204,68 +204,72 @@ def _target(kinds: Iterable[Kind], out: MatrixDescriptor | None, shape: tuple[in
 
 
 @lru_cache(maxsize=256)
-def _parsed(verb: str, expression: str) -> Node:
+def _parsed(opname: str, expression: str) -> Node:
     """The tree of an expression."""
     try:
         return parse(NAMED.get(expression, expression), parts=True)
     except errors.ArgumentError as caught:
-        raise errors.ArgumentError(f"{verb}: {caught}") from None
+        raise errors.ArgumentError(f"{opname}: {caught}") from None
 
 
 @lru_cache(maxsize=256)
-def _names(verb: str, expression: str) -> tuple[str, ...]:
+def _names(opname: str, expression: str) -> tuple[str, ...]:
     """The names in an expression, each once."""
-    return tuple(dict.fromkeys(node.name for node in nodes(_parsed(verb, expression)) if isinstance(node, Name)))
+    return tuple(dict.fromkeys(node.name for node in nodes(_parsed(opname, expression)) if isinstance(node, Name)))
 
 
-def _check_names(verb: str, expression: Any, operands: Mapping[str, Any]) -> None:
+def _check_names(opname: str, expression: Any, operands: Mapping[str, Any]) -> None:
     """Raise ArgumentError if the names in an expression are not those of the operands."""
     if not isinstance(expression, str):
         kind = type(expression).__name__
-        raise errors.ArgumentError(f"{verb}: the expression must be a string, as 'x * s + y', got {kind}")
-    used = _names(verb, expression)
+        raise errors.ArgumentError(f"{opname}: the expression must be a string, as 'x * s + y', got {kind}")
+    used = _names(opname, expression)
     for name in used:
         if name in _OPTIONS or name in FUNCTIONS or name in PARTS:
-            raise errors.ArgumentError(f"{verb}: {name} cannot be the name of an operand; give it another name")
+            raise errors.ArgumentError(f"{opname}: {name} cannot be the name of an operand; give it another name")
         if name not in operands:
-            raise errors.ArgumentError(f"{verb}: there is no operand {name}; pass {verb}({expression!r}, {name}=...)")
+            raise errors.ArgumentError(
+                f"{opname}: there is no operand {name}; pass {opname}({expression!r}, {name}=...)"
+            )
     for name in operands:
         if name not in used:
-            raise errors.ArgumentError(f"{verb}: {expression!r} does not use the operand {name}; leave it out")
+            raise errors.ArgumentError(f"{opname}: {expression!r} does not use the operand {name}; leave it out")
 
 
-def _checked_operand(verb: str, name: str, z: Any, runtime: Runtime | None) -> Any:
+def _checked_operand(opname: str, name: str, z: Any, runtime: Runtime | None) -> Any:
     """An operand: a number, a matrix or descriptor, or an array of two dimensions (local)."""
     if isinstance(z, DistMatrix) and runtime is not None:
         return z
-    expected = f"{verb}: {name} must be a DistMatrix, a number, or an array that is equal on all ranks"
+    expected = f"{opname}: {name} must be a DistMatrix, a number, or an array that is equal on all ranks"
     if isinstance(z, bool | np.bool_):
         raise errors.ArgumentError(f"{expected}, got {z!r}; pass {int(z)}")
     if isinstance(z, _NUMBERS):
         try:
             complex(z)
         except OverflowError:
-            raise errors.ArgumentError(f"{verb}: {name} is too large for any dtype of pblas") from None
+            raise errors.ArgumentError(f"{opname}: {name} is too large for any dtype of pblas") from None
         return z
     if runtime is None:
         if not isinstance(z, MatrixDescriptor):
-            raise errors.ArgumentError(f"{verb}: {name} must be a MatrixDescriptor or a number, got {type(z).__name__}")
+            raise errors.ArgumentError(
+                f"{opname}: {name} must be a MatrixDescriptor or a number, got {type(z).__name__}"
+            )
         return z
     if not has_memory(z):
         remedy = f"; pass np.asarray({name})" if isinstance(z, list | tuple) else ""
         raise errors.ArgumentError(f"{expected}, got {type(z).__name__}{remedy}")
-    array = checked_array(verb, name, z, runtime)
+    array = checked_array(opname, name, z, runtime)
     if array.ndim > 2:
         raise errors.ArgumentError(f"{expected} of at most two dimensions, got {array.ndim}")
     if array.dtype.kind not in "biu" and array.dtype not in STORED:
         raise errors.DTypeError(
-            f"{verb}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
+            f"{opname}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
             f"{name}.astype('float64')"
         )
     return array.reshape((1,) * (2 - array.ndim) + array.shape)
 
 
-def _broadcast_shape(verb: str, kinds: Iterable[Kind]) -> tuple[int, int]:
+def _broadcast_shape(opname: str, kinds: Iterable[Kind]) -> tuple[int, int]:
     """Rows and columns of the result."""
     shapes = {kind.name: kind.shape for kind in kinds if kind.shape is not None}
     sizes = []
@@ -274,13 +278,13 @@ def _broadcast_shape(verb: str, kinds: Iterable[Kind]) -> tuple[int, int]:
         if len(lengths) > 1:
             texts = ", ".join(f"{name} is {shape[0]} x {shape[1]}" for name, shape in shapes.items())
             raise errors.DescriptorError(
-                f"{verb}: the shapes do not fit: {texts}; a dimension must be equal in all operands, or 1"
+                f"{opname}: the shapes do not fit: {texts}; a dimension must be equal in all operands, or 1"
             )
         sizes.append(lengths.pop() if lengths else 1)
     return sizes[0], sizes[1]
 
 
-def _promoted(verb: str, kinds: Iterable[Kind], *, converts: bool) -> np.dtype[Any]:
+def _promoted(opname: str, kinds: Iterable[Kind], *, converts: bool) -> np.dtype[Any]:
     """The dtype of all operands together by NumPy's rules: a Python number changes the kind only.
 
     Operands of 8 bits are only converted, by an expression that is one name (`converts`).
@@ -290,25 +294,25 @@ def _promoted(verb: str, kinds: Iterable[Kind], *, converts: bool) -> np.dtype[A
         if kind.dtype is not None:
             names[kind.dtype] = kind.name
         elif kind.desc is not None:
-            raise errors.DTypeError(f"{verb}: {kind.name} is a descriptor, which has no dtype; pass dtype='float64'")
+            raise errors.DTypeError(f"{opname}: {kind.name} is a descriptor, which has no dtype; pass dtype='float64'")
     short = next((dtype for dtype in names if dtype in FLOAT8), None)
     if short is not None and not converts:
         raise errors.DTypeError(
-            f"{verb}: {names[short]} is {short.name}, of which pblas has products and conversions only; "
+            f"{opname}: {names[short]} is {short.name}, of which pblas has products and conversions only; "
             f"use {names[short]}.astype('float32')"
         )
     if {FLOAT16, BFLOAT16} <= names.keys():
         raise errors.DTypeError(
-            f"{verb}: {names[FLOAT16]} is float16, {names[BFLOAT16]} is bfloat16, and neither holds the numbers of the "
-            f"other; convert one of them with .astype('float32')"
+            f"{opname}: {names[FLOAT16]} is float16, {names[BFLOAT16]} is bfloat16, and neither holds the numbers of "
+            f"the other; convert one of them with .astype('float32')"
         )
     try:
         result = np.result_type(*names)
     except TypeError as caught:
-        raise errors.DTypeError(f"{verb}: {caught}") from None
+        raise errors.DTypeError(f"{opname}: {caught}") from None
     if any(kind.is_python_number and kind.complex for kind in kinds):
         result = np.result_type(accumulator_dtype(result), np.complex64)
-    return checked_dtype(verb, result, stored=True)
+    return checked_dtype(opname, result, stored=True)
 
 
 def _is_real(node: Node, real_names: Iterable[str]) -> bool:
@@ -320,7 +324,7 @@ def _is_real(node: Node, real_names: Iterable[str]) -> bool:
     return node.function in ("abs", "real", "imag") or all(_is_real(z, real_names) for z in node.arguments)
 
 
-def _check_functions(verb: str, expression: str, tree: Node, promoted: np.dtype[Any]) -> None:
+def _check_functions(opname: str, expression: str, tree: Node, promoted: np.dtype[Any]) -> None:
     """Raise ArgumentError if a function of real numbers is used with complex operands."""
     if promoted.kind != "c":
         return
@@ -328,15 +332,15 @@ def _check_functions(verb: str, expression: str, tree: Node, promoted: np.dtype[
     function = next((name for name in used if name in REAL_FUNCTIONS and name != "abs"), None)
     if function is not None:
         raise errors.ArgumentError(
-            f"{verb}: {expression!r}: {function} is for real numbers, the operands are {promoted.name}; pass x.real"
+            f"{opname}: {expression!r}: {function} is for real numbers, the operands are {promoted.name}; pass x.real"
         )
 
 
-def _check_conversion(verb: str, dtype: np.dtype[Any], result: np.dtype[Any]) -> None:
+def _check_conversion(opname: str, dtype: np.dtype[Any], result: np.dtype[Any]) -> None:
     """Raise DTypeError if a result would lose its imaginary part."""
     if dtype.kind == "c" and result.kind != "c":
         raise errors.DTypeError(
-            f"{verb}: complex numbers would lose their imaginary part as {result.name}; take A.real or abs(A)"
+            f"{opname}: complex numbers would lose their imaginary part as {result.name}; take A.real or abs(A)"
         )
 
 

@@ -74,11 +74,11 @@ class RunElementwise:
 
     def _in_result(self, values: Mapping[str, Any], out: Array | None) -> int | None:
         """Number of a redistributed operand that the result's memory can hold until the evaluation overwrites it."""
-        shadow, plan = self._backend.shadow, self._plan
+        memory_of, plan = self._backend.memory_of, self._plan
         if plan.overlaps:
             return None
         arrays = [z for z in values.values() if hasattr(z, "strides") and z.ndim]
-        if out is not None and any(np.may_share_memory(shadow(z), shadow(out)) for z in arrays):
+        if out is not None and any(np.may_share_memory(memory_of(z), memory_of(out)) for z in arrays):
             return None
         fitting = (i for i, x in enumerate(self._moved) if (x.dtype, x.target.shape) == (plan.dtype, plan.out.shape))
         return next(fitting, None)

@@ -38,7 +38,7 @@ class _Partial(NamedTuple):
     """This rank's partial results (local)."""
 
     runtime: Runtime
-    verb: str
+    opname: str
     results: Array
 
 
@@ -66,7 +66,7 @@ class Reduced(Operation[Any]):
     """An operation whose value is made of numbers to which each rank adds its part."""
 
     noun: ClassVar[str] = "reduction"
-    meets: ClassVar[bool] = True
+    needs_agreement: ClassVar[bool] = True
 
     @property
     @abstractmethod
@@ -97,12 +97,12 @@ class Reduced(Operation[Any]):
         return RunReduction(plan, backend, self.values)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: RunReduction, bound: Bound[Any], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: RunReduction, bound: Bound[Any], result: DistMatrix
     ) -> _Partial:
         prepared = executor.prepared
         np.empty(prepared.nresults, prepared.dtype)  # the results have space, or all ranks raise an error
         with np.errstate(all="ignore"):
-            return _Partial(runtime, verb, partial_results(prepared, runtime.backend.arrays, self.operands(bound)))
+            return _Partial(runtime, opname, partial_results(prepared, runtime.backend.arrays, self.operands(bound)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +122,7 @@ class Reduction(Reduced):
     @classmethod
     def bind(
         cls,
-        verb: str,
+        opname: str,
         runtime: Runtime,
         name: str,
         a: DistMatrix,
@@ -130,14 +130,14 @@ class Reduction(Reduced):
         keepdims: Any = False,
         ord: Any = None,  # noqa: A002 - NumPy's name
     ) -> Bound[Any]:
-        a.computed(verb)
+        a.computed(opname)
         is_axis = isinstance(axis, int | np.integer) and not isinstance(axis, bool) and -2 <= axis < 2
         if axis is not None and not is_axis:
-            raise errors.ArgumentError(f"{verb}: axis must be None, 0 (down the columns) or 1, got {axis!r}")
+            raise errors.ArgumentError(f"{opname}: axis must be None, 0 (down the columns) or 1, got {axis!r}")
         checked: Axis = None if axis is None else int(axis) % 2  # type: ignore[assignment]  # 0 or 1
-        keepdims = checked_flag(verb, "keepdims", keepdims)
+        keepdims = checked_flag(opname, "keepdims", keepdims)
         if name in ("max", "min", "argmax", "argmin"):
-            _check_extreme(verb, a, checked)
+            _check_extreme(opname, a, checked)
         kind = _checked_ord(ord) if name == "norm" else None
         form = name, kind, checked, keepdims, a.desc.without_lld, a.dtype, a.conjugated
         return Bound(cls, form, {}, {"A": a}, None)
@@ -189,7 +189,7 @@ class Dot(Reduced):
     b_conjugated: bool  # whether B is (global)
 
     @classmethod
-    def bind(cls, verb: str, runtime: Runtime, a: DistMatrix, b: DistMatrix) -> Bound[Any]:
+    def bind(cls, opname: str, runtime: Runtime, a: DistMatrix, b: DistMatrix) -> Bound[Any]:
         """The operands, which were checked (local)."""
         form = a.desc.without_lld, b.desc.without_lld, a.dtype, a.conjugated, b.conjugated
         return Bound(cls, form, {}, {"a": a, "b": b}, None)
@@ -218,14 +218,14 @@ class ProductWithArray(Reduced):
     conjugated: bool  # whether A is a conjugated view (global)
 
     @classmethod
-    def bind(cls, verb: str, runtime: Runtime, a: DistMatrix, vector: Any) -> Bound[Any]:
-        v = runtime.backend.reading(checked_array(verb, "the vector", vector, runtime))
+    def bind(cls, opname: str, runtime: Runtime, a: DistMatrix, vector: Any) -> Bound[Any]:
+        v = runtime.backend.reading(checked_array(opname, "the vector", vector, runtime))
         if v.shape != (a.shape[1],):
             raise errors.DescriptorError(
-                f"{verb}: A is {_size(a)}, the vector has shape {v.shape}; expected {a.shape[1]} elements"
+                f"{opname}: A is {_size(a)}, the vector has shape {v.shape}; expected {a.shape[1]} elements"
             )
-        v = converted_array(verb, "the vector", v, a.dtype)
-        a.computed(verb)
+        v = converted_array(opname, "the vector", v, a.dtype)
+        a.computed(opname)
         form = v.shape, a.desc.without_lld, a.dtype, a.conjugated
         return Bound(cls, form, {}, {"A": a}, None, local=v)
 
@@ -240,9 +240,9 @@ class ProductWithArray(Reduced):
         return results.astype(self.dtype, copy=False)
 
 
-def reduction(a: DistMatrix, verb: str, axis: Any, keepdims: Any) -> Any:
-    """**Collective.** The value of `DistMatrix.sum`, `mean`, `max`, `min`, `argmax` or `argmin`: that named `verb`."""
-    return call(verb, Reduction.bind, {"A": a}, verb, a, axis, keepdims)
+def reduction(a: DistMatrix, opname: str, axis: Any, keepdims: Any) -> Any:
+    """**Collective.** The value of `DistMatrix.sum`, `mean`, `max`, `min`, `argmax` or `argmin`, by name."""
+    return call(opname, Reduction.bind, {"A": a}, opname, a, axis, keepdims)
 
 
 def trace(a: DistMatrix) -> Any:
@@ -295,25 +295,25 @@ def vdot(a: DistMatrix, b: DistMatrix) -> Number:
         return dotted("vdot", a, b)
 
 
-def _check_factors(verb: str, runtime: Runtime, a: Any, b: Any) -> None:
+def _check_factors(opname: str, runtime: Runtime, a: Any, b: Any) -> None:
     """Raise an error unless A and B are matrices of one shape and dtype (local)."""
     for name, x in (("a", a), ("b", b)):
-        check_matrix(verb, name, x, runtime)
-        x.computed(verb)
+        check_matrix(opname, name, x, runtime)
+        x.computed(opname)
     if a.shape != b.shape:
-        raise errors.DescriptorError(f"{verb}: A is {_size(a)}, B is {_size(b)}; make them agree")
-    common_dtype(verb, {"A": a, "B": b}, None)
+        raise errors.DescriptorError(f"{opname}: A is {_size(a)}, B is {_size(b)}; make them agree")
+    common_dtype(opname, {"A": a, "B": b}, None)
 
 
-def dotted(verb: str, a: DistMatrix, b: DistMatrix) -> Any:
+def dotted(opname: str, a: DistMatrix, b: DistMatrix) -> Any:
     """**Collective.** `vdot` of checked matrices of one shape and dtype."""
     if not a.desc.same_distribution(b.desc):
         text = described(a=a, b=b)
         if a.desc.is_replicated:
-            a = redistributed(verb, a, b.desc.without_lld, agrees=text)
+            a = redistributed(opname, a, b.desc.without_lld, agrees=text)
         else:
-            b = redistributed(verb, b, a.desc.without_lld, agrees=text)
-    return call(verb, Dot.bind, {"a": a}, a, b)
+            b = redistributed(opname, b, a.desc.without_lld, agrees=text)
+    return call(opname, Dot.bind, {"a": a}, a, b)
 
 
 def described(**matrices: DistMatrix) -> str:
@@ -321,14 +321,14 @@ def described(**matrices: DistMatrix) -> str:
     return spelled({f"{name} {key}": value for name, x in matrices.items() for key, value in x.signature().items()})
 
 
-def _check_extreme(verb: str, a: DistMatrix, axis: Axis) -> None:
+def _check_extreme(opname: str, a: DistMatrix, axis: Axis) -> None:
     """Raise an error unless the elements are ordered, and each result has an element."""
     if a.dtype.kind == "c":
-        raise errors.DTypeError(f"{verb}: {a.dtype.name} numbers have no order; take .real, or A.norm('max')")
+        raise errors.DTypeError(f"{opname}: {a.dtype.name} numbers have no order; take .real, or A.norm('max')")
     m, n = a.shape
     if m * n == 0 if axis is None else a.shape[axis] == 0:
         raise errors.ArgumentError(
-            f"{verb}: the matrix is {m} x {n}, so there is no element to take; check A.size first"
+            f"{opname}: the matrix is {m} x {n}, so there is no element to take; check A.size first"
         )
 
 

@@ -91,47 +91,47 @@ def hstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
     return _stacked("hstack", matrices, 1)
 
 
-def _triangle(verb: str, a: Any, uplo: Literal["L", "U"], k: Any) -> DistMatrix:
+def _triangle(opname: str, a: Any, uplo: Literal["L", "U"], k: Any) -> DistMatrix:
     """**Collective.** A triangle of a matrix, in its layout, and zeros elsewhere."""
     if not isinstance(a, DistMatrix):
-        fail_without_context(verb, errors.ArgumentError(f"{verb}: expected a DistMatrix, got {type(a).__name__}"))
-    return call(verb, _bind_triangle, {"A": a}, a, uplo, k)
+        fail_without_context(opname, errors.ArgumentError(f"{opname}: expected a DistMatrix, got {type(a).__name__}"))
+    return call(opname, _bind_triangle, {"A": a}, a, uplo, k)
 
 
-def _bind_triangle(verb: str, runtime: Runtime, a: DistMatrix, uplo: Literal["L", "U"], k: Any) -> Bound[DistMatrix]:
+def _bind_triangle(opname: str, runtime: Runtime, a: DistMatrix, uplo: Literal["L", "U"], k: Any) -> Bound[DistMatrix]:
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
-        raise errors.ArgumentError(f"{verb}: k must be an integer, got {k!r}")
-    return Redistribution.bind(verb, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
+        raise errors.ArgumentError(f"{opname}: k must be an integer, got {k!r}")
+    return Redistribution.bind(opname, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
 
 
-def _stacked(verb: str, matrices: Any, axis: int) -> DistMatrix:
+def _stacked(opname: str, matrices: Any, axis: int) -> DistMatrix:
     """**Collective.** The matrices stacked along an axis."""
     parts = list(matrices) if isinstance(matrices, list | tuple) else []
     if not any(isinstance(x, DistMatrix) for x in parts):
         got = "one without matrices" if isinstance(matrices, list | tuple) else type(matrices).__name__
-        text = f"{verb}: expected a list or a tuple of matrices, got {got}"
-        fail_without_context(verb, errors.ArgumentError(text))
+        text = f"{opname}: expected a list or a tuple of matrices, got {got}"
+        fail_without_context(opname, errors.ArgumentError(text))
     named = {f"matrix {i}": x for i, x in enumerate(parts)}
-    with checked_call(verb, _checked_bounds, named, named, axis) as (runtime, bounds):
-        runtime.agree(verb, described(**named))
+    with checked_call(opname, _checked_bounds, named, named, axis) as (runtime, bounds):
+        runtime.agree(opname, described(**named))
         desc, dtype = parts[0].desc, parts[0].dtype
         desc = resized(desc, (bounds[-1], desc.n) if axis == 0 else (desc.m, bounds[-1]))
         out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, dtype)), runtime)
         for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
-            redistributed(verb, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
+            redistributed(opname, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
         return out
 
 
-def _checked_bounds(verb: str, runtime: Runtime, parts: Mapping[str, Any], axis: int) -> list[int]:
+def _checked_bounds(opname: str, runtime: Runtime, parts: Mapping[str, Any], axis: int) -> list[int]:
     """Bounds of the matrices along the axis of the stack, after checks that they fit each other (local)."""
     for name, x in parts.items():
-        check_matrix(verb, name, x, runtime)
-    common_dtype(verb, parts, None, stored=True)
+        check_matrix(opname, name, x, runtime)
+    common_dtype(opname, parts, None, stored=True)
     first, *others = parts.values()
     for x in others:
         if x.shape[1 - axis] != first.shape[1 - axis]:
             sizes = " and ".join(f"{y.shape[0]} x {y.shape[1]}" for y in (first, x))
-            raise errors.DescriptorError(f"{verb}: matrices of {sizes} do not fit each other")
+            raise errors.DescriptorError(f"{opname}: matrices of {sizes} do not fit each other")
     bounds: list[int] = np.cumsum([0, *(x.shape[axis] for x in parts.values())]).tolist()
     return bounds
 

@@ -152,7 +152,7 @@ class Bench:
         backend.gather(0)
         start = time.perf_counter()
         call()
-        backend.settle()
+        backend.synchronize()
         backend.arrays.synchronize()
         return float(max(backend.gather(time.perf_counter() - start)))
 

@@ -151,11 +151,11 @@ class Arguments(ABC):
 
     def overlap(self, x: Array, y: Array) -> bool:
         """Whether two arrays have memory in common (local)."""
-        return shares_memory(*map(self.runtime.backend.shadow, (x, y)))
+        return shares_memory(*map(self.runtime.backend.memory_of, (x, y)))
 
     def coincide(self, x: Array, y: Array) -> bool:
         """Whether two arrays are the same elements in the same places (local)."""
-        return is_same_memory(*map(self.runtime.backend.shadow, (x, y)))
+        return is_same_memory(*map(self.runtime.backend.memory_of, (x, y)))
 
     def check_out(self, shape: tuple[int, ...], part: Array | None, place: Array | None, what: str) -> None:
         """Raise ArgumentError unless out has a shape, and overlaps x in its place only."""

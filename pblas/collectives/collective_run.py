@@ -55,7 +55,7 @@ class Collective:
         self._rank, self._size = staging.backend.rank, staging.backend.size
         self._dtype, self._rounds = x.x.dtype, steps.rounds
         self._near, self._far = ([], staging.others) if steps.by_messages else (staging.near, staging.far)
-        self._first_turn = staging.turn
+        self._first_epoch = staging.epoch
         self._sent: dict[int, list[Transfer]] = {}
         self._arriving: dict[tuple[int, int], tuple[Transfer, Flat]] = {}
 
@@ -68,7 +68,7 @@ class Collective:
         for reader in self._readers():
             a, b = self._span(reader, number)
             place = self._rounds.place(reader) if steps.operation else 0
-            slot = staging.slot(region, self._rank, self._first_turn + number, place, (a, b), self._dtype)
+            slot = staging.slot(region, self._rank, self._first_epoch + number, place, (a, b), self._dtype)
             self._x.read(a, b, slot.get(a, b))
 
     def run(self, outs: list[Flat], finish: Finish | None) -> None:
@@ -92,7 +92,7 @@ class Collective:
             is_last, direct = number + 1 == count, steps.reads_x or steps.writes_out
             if not (collects and steps.operation) and (not is_last or direct):
                 self._meet()
-            staging.turn += 1
+            staging.epoch += 1
 
     def _readers(self) -> list[int]:
         """The near ranks for which pieces are staged; a single one if all read the same pieces."""
@@ -132,7 +132,7 @@ class Collective:
             sinks[0] += [staging.published(OUT_TABLE, peer, n, self._dtype) for peer in self._near]
         elif steps.shares and self._near:
             for result, sink in enumerate(sinks):
-                sink.append(staging.slot(RESULTS, self._rank, staging.turn, 0, span, self._dtype, result))
+                sink.append(staging.slot(RESULTS, self._rank, staging.epoch, 0, span, self._dtype, result))
         # out[piece] = sum of x_q[piece], q = r+1, r+2, ..., r   (from the staging memory of rank q)
         fold(OPERATIONS[steps.operation or ""], parts, span, steps.unit, self._finish, sinks)
 
@@ -147,7 +147,7 @@ class Collective:
             return piece
         if self.steps.reads_x:
             return staging.published(X_TABLE, peer, self._x.x.size, self._dtype)
-        return staging.slot(INPUTS, peer, staging.turn, self._rounds.place(self._rank), span, self._dtype)
+        return staging.slot(INPUTS, peer, staging.epoch, self._rounds.place(self._rank), span, self._dtype)
 
     def _announce(self, number: int) -> None:
         """Send far ranks the sums of a round."""
@@ -193,7 +193,7 @@ class Collective:
                     start, stop = self._rounds.part(peer)
                     source = Flat(staging.published(X_TABLE, peer, stop - start, self._dtype).x, start)
                 else:
-                    source = staging.slot(RESULTS, peer, staging.turn, 0, span, self._dtype, result)
+                    source = staging.slot(RESULTS, peer, staging.epoch, 0, span, self._dtype, result)
                 # out[part q] = what rank q has   (read in its memory)
                 out.write(a, b, source.get(a, b))
         for transfer, out, memory, (a, b), readers in arriving:
@@ -234,14 +234,14 @@ class OneShot:
 
     def lay_out(self, x: Array) -> None:
         """Copy x to where near ranks read it (local)."""
-        self._own[self.staging.turn % 2][...] = x
+        self._own[self.staging.epoch % 2][...] = x
 
     def run(self, outs: list[Flat], finish: Finish | None) -> None:
         """Add all ranks' x, after `lay_out` on all ranks and an agreement; arguments as in `Collective.run`."""
-        half = self.staging.turn % 2
+        half = self.staging.epoch % 2
         # out[:] = x_1[:] + x_2[:] + ... + x_0[:]   (from the staging memory of each rank)
         fold(self._operation, self._parts[half], self._span, self._unit, finish, [[out] for out in outs])
-        self.staging.turn += 1
+        self.staging.epoch += 1
 
 
 def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finish: Finish | None) -> None:
@@ -320,7 +320,7 @@ class Gathering:
             self._staging, self._halves = staging, self._views(staging) if is_near else None
         self._x = x
         if self._halves is not None:
-            self._halves[staging.turn % 2].own[...] = x.reshape(-1)
+            self._halves[staging.epoch % 2].own[...] = x.reshape(-1)
         elif self._nelements:
             by_messages = self._goes_by_messages(staging)
             rounds = Rounds(self._bounds, width_of(1, self._dtype.itemsize, 1, by_messages=by_messages))
@@ -337,9 +337,9 @@ class Gathering:
         result = np.empty(self._nelements, self._dtype)
         if self._halves is not None:
             result[self._own] = x.reshape(-1)
-            for span, elements in self._halves[staging.turn % 2].others:
+            for span, elements in self._halves[staging.epoch % 2].others:
                 result[span] = elements  # (read in the memory of a near rank)
-            staging.turn += 1
+            staging.epoch += 1
         elif job is not None:
             job.run([Flat(result)], None)
         return result

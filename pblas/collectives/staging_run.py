@@ -1,7 +1,7 @@
 """Staging memory for pieces that other ranks read, in two halves that alternate between turns.
 
 A rank overwrites a half two turns later. By then every rank has passed a meeting after its last read of that half, so
-one meeting per turn is enough. The last pieces of a call need none: the agreement at the start of the next call is a
+one meeting per round is enough. The last pieces of a call need none: the agreement at the start of the next call is a
 meeting.
 """
 
@@ -109,7 +109,7 @@ class Staging:
         self.backend: HostRanks = backend
         self.nbytes: int = nbytes
         self.shared: bool = backend.shared
-        self.turn = 0  # turn of the current round (global)
+        self.epoch = 0  # number of the current round (global)
         self.others: list[int] = [(backend.rank + i) % backend.size for i in range(1, backend.size)]
         self.near: list[int] = [peer for peer in self.others if backend.is_near(peer)]
         self.far: list[int] = [peer for peer in self.others if not backend.is_near(peer)]
@@ -132,10 +132,10 @@ class Staging:
         """Slots of recent calls: to make one takes longer than to copy a small array into it (local)."""
 
     def slot(
-        self, region: int, peer: int, turn: int, place: int, span: tuple[int, int], dtype: Dtype, result: int = 0
+        self, region: int, peer: int, epoch: int, place: int, span: tuple[int, int], dtype: Dtype, result: int = 0
     ) -> Flat:
         """Elements of a span in the staging memory of a near rank or this one."""
-        half = turn % 2
+        half = epoch % 2
         key = region, peer, half, place, span, dtype, result
         elements = self._slots.get(key)
         if elements is None:
@@ -157,9 +157,9 @@ class Staging:
         """The n elements that a near rank has published (local)."""
         return Flat(self.backend.peer_array(self._tables[table], peer, (n, 1), dtype, "F").reshape(-1))
 
-    def buffer(self, peer: int, turn: int, n: int, dtype: Dtype) -> Array:
+    def buffer(self, peer: int, epoch: int, n: int, dtype: Dtype) -> Array:
         """Memory for n elements from a far rank (local)."""
-        key = peer, turn % 2
+        key = peer, epoch % 2
         if key not in self._buffers or self._buffers[key].nbytes < n * dtype.itemsize:
             self._buffers[key] = np.empty(n * dtype.itemsize, np.uint8)
         return np.ndarray(n, dtype, self._buffers[key].data)

@@ -51,49 +51,49 @@ def check_like_planned(
         )
 
 
-def check_not_conjugated(verb: str, name: str, x: Any) -> None:
+def check_not_conjugated(opname: str, name: str, x: Any) -> None:
     """Raise ArgumentError if a matrix that is written or added is a conjugated view."""
     if isinstance(x, DistMatrix) and x.conjugated:
         raise errors.ArgumentError(
-            f"{verb}: {name} is a conjugated view (.H or .conj()), which cannot be written or added here; "
+            f"{opname}: {name} is a conjugated view (.H or .conj()), which cannot be written or added here; "
             f"pass its copy(), or write to it by x[...] = y"
         )
 
 
-def checked_trans(verb: str, name: str, value: Any) -> Trans:
+def checked_trans(opname: str, name: str, value: Any) -> Trans:
     """A value as "N", "T" or "C"; ArgumentError for any other value."""
     if not isinstance(value, str) or value not in ("N", "T", "C"):
-        raise errors.ArgumentError(f"{verb}: {name} must be 'N', 'T' or 'C', got {value!r}")
+        raise errors.ArgumentError(f"{opname}: {name} must be 'N', 'T' or 'C', got {value!r}")
     return value  # type: ignore[return-value]  # one of the three
 
 
-def checked_letter(verb: str, name: str, value: Any, letters: str) -> Any:
+def checked_letter(opname: str, name: str, value: Any, letters: str) -> Any:
     """A value as one of some letters; ArgumentError for any other value.
 
     >>> checked_letter("trsm", "side", "L", "LR")
     'L'
     """
     if not isinstance(value, str) or len(value) != 1 or value not in letters:
-        raise errors.ArgumentError(f"{verb}: {name} must be {' or '.join(map(repr, letters))}, got {value!r}")
+        raise errors.ArgumentError(f"{opname}: {name} must be {' or '.join(map(repr, letters))}, got {value!r}")
     return value
 
 
-def enough_ranks(verb: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
+def enough_ranks(opname: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) -> int:
     """The number of ranks to plan for: `nprocs`, or by default the size of the largest grid."""
     largest = max(desc.nprocs for desc in descs)
     if nprocs is None:
         return largest
     if not is_integer(nprocs, largest):
         raise errors.ArgumentError(
-            f"{verb}: nprocs must be an integer >= {largest}, the ranks of the largest grid, got {nprocs!r}"
+            f"{opname}: nprocs must be an integer >= {largest}, the ranks of the largest grid, got {nprocs!r}"
         )
     return int(nprocs)
 
 
-def checked_positive(verb: str, name: str, value: Any) -> int | None:
+def checked_positive(opname: str, name: str, value: Any) -> int | None:
     """A value that is None or a positive integer; ArgumentError for any other."""
     if value is not None and not is_integer(value, 1):
-        raise errors.ArgumentError(f"{verb}: {name} must be None or a positive integer, got {value!r}")
+        raise errors.ArgumentError(f"{opname}: {name} must be None or a positive integer, got {value!r}")
     return None if value is None else int(value)
 
 
@@ -117,17 +117,17 @@ def matrix_remedy(value: Any) -> str:
     return f"ctx.from_global({array}{column}, desc) makes one"
 
 
-def check_overlap(verb: str, reads: Mapping[str, Any], old: DistMatrix | None, out: DistMatrix) -> None:
+def check_overlap(opname: str, reads: Mapping[str, Any], old: DistMatrix | None, out: DistMatrix) -> None:
     """Raise ArgumentError if `out` overlaps a matrix that is read, or `old`, which it may be itself (local)."""
-    shadow = out.runtime.backend.shadow
-    d = shadow(out.stored(verb))
+    memory_of = out.runtime.backend.memory_of
+    d = memory_of(out.stored(opname))
     for name, x, may_be in (*((name, x, False) for name, x in reads.items()), ("C", old, True)):
         if not isinstance(x, DistMatrix):
             continue
-        part = shadow(x.stored(verb))
+        part = memory_of(x.stored(opname))
         if shares_memory(part, d) and not (may_be and is_same_memory(part, d)):
             same = " in part; it may be C itself" if may_be else ""
-            raise errors.ArgumentError(f"{verb}: out overlaps {name}{same}; give it memory of its own")
+            raise errors.ArgumentError(f"{opname}: out overlaps {name}{same}; give it memory of its own")
 
 
 def shares_memory(x: Array, y: Array) -> bool:
@@ -145,97 +145,97 @@ def is_same_memory(x: Array, y: Array) -> bool:
     return x.shape == y.shape and x.strides == y.strides and address_of(x) == address_of(y)
 
 
-def check_matrices(verb: str, runtime: Runtime, bound: Bound[Any]) -> None:
+def check_matrices(opname: str, runtime: Runtime, bound: Bound[Any]) -> None:
     """Raise an error unless the matrices of a call are open, of this context, and out can be written (local)."""
     out, old = bound.out, bound.old
     for x in (*bound.reads.values(), old, out):
         if isinstance(x, DistMatrix):
             if x.runtime is not runtime:
-                check_context(verb, x, runtime)
-            x.stored(verb)
+                check_context(opname, x, runtime)
+            x.stored(opname)
     if out is not None:
-        check_writable(verb, out)
+        check_writable(opname, out)
         if not bound.operation.may_overlap:
-            check_overlap(verb, bound.reads, old, out)
+            check_overlap(opname, bound.reads, old, out)
 
 
-def not_a_matrix(verb: str, name: str, x: object) -> errors.ArgumentError:
+def not_a_matrix(opname: str, name: str, x: object) -> errors.ArgumentError:
     """The error of an argument that must be a matrix and is none.
 
     >>> print(not_a_matrix("det", "a", 3.0))
     det: a must be a DistMatrix, got float; ctx.from_global(array, desc) makes one
     """
-    return errors.ArgumentError(f"{verb}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
+    return errors.ArgumentError(f"{opname}: {name} must be a DistMatrix, got {type(x).__name__}; {matrix_remedy(x)}")
 
 
-def check_context(verb: str, x: DistMatrix, runtime: Runtime) -> None:
+def check_context(opname: str, x: DistMatrix, runtime: Runtime) -> None:
     """Raise ArgumentError if a matrix is not of this context (local)."""
     if x.runtime is not runtime:
-        raise errors.ArgumentError(f"{verb}: matrices of different contexts; make all of them with one context")
+        raise errors.ArgumentError(f"{opname}: matrices of different contexts; make all of them with one context")
 
 
-def check_matrix(verb: str, name: str, x: Any, runtime: Runtime) -> None:
+def check_matrix(opname: str, name: str, x: Any, runtime: Runtime) -> None:
     """Raise ArgumentError unless an argument is a matrix of this context, which is open (local)."""
     if not isinstance(x, DistMatrix):
-        raise not_a_matrix(verb, name, x)
-    check_context(verb, x, runtime)
-    x.stored(verb)
+        raise not_a_matrix(opname, name, x)
+    check_context(opname, x, runtime)
+    x.stored(opname)
 
 
-def check_writable(verb: str, x: DistMatrix, name: str = "out") -> None:
+def check_writable(opname: str, x: DistMatrix, name: str = "out") -> None:
     """Raise ArgumentError if the local array of a matrix that is written is read-only (local)."""
-    if not getattr(x.stored(verb).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
+    if not getattr(x.stored(opname).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
         raise errors.ArgumentError(
-            f"{verb}: {name} is made from a read-only array; make it from one that can be written"
+            f"{opname}: {name} is made from a read-only array; make it from one that can be written"
         )
 
 
-def check_operand(verb: str, name: str, x: Any, *, placed: bool) -> None:
+def check_operand(opname: str, name: str, x: Any, *, placed: bool) -> None:
     """Raise ArgumentError unless an operand is a matrix, or if no operand is `placed` in memory a descriptor."""
     if not isinstance(x, DistMatrix if placed else MatrixDescriptor):
         kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
-        raise errors.ArgumentError(f"{verb}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
+        raise errors.ArgumentError(f"{opname}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
 
 
-def check_out(verb: str, out: Any, *, layouts: bool = True) -> None:
+def check_out(opname: str, out: Any, *, layouts: bool = True) -> None:
     """Raise ArgumentError unless `out` is None, a matrix that can be written, or if they are allowed a layout."""
     if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor if layouts else DistMatrix):
         kinds = "a DistMatrix, a MatrixDescriptor or None" if layouts else "a DistMatrix or None"
-        raise errors.ArgumentError(f"{verb}: out must be {kinds}, got {type(out).__name__}")
-    check_not_conjugated(verb, "out", out)
+        raise errors.ArgumentError(f"{opname}: out must be {kinds}, got {type(out).__name__}")
+    check_not_conjugated(opname, "out", out)
 
 
-def common_dtype(verb: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> np.dtype[Any]:
+def common_dtype(opname: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> np.dtype[Any]:
     """The dtype of all matrices of a call: `dtype`, needed with descriptors, or that of the first one."""
     first = next(iter(matrices.values()))
     if isinstance(first, MatrixDescriptor) and dtype is None:
-        raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
+        raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
     given = first.dtype if dtype is None else dtype
-    common = checked_dtype(verb, given, is_argument=dtype is not None, stored=stored)
+    common = checked_dtype(opname, given, is_argument=dtype is not None, stored=stored)
     for name, x in matrices.items():
         if isinstance(x, DistMatrix) and x.dtype != common:
             remedy = f"A.astype({x.dtype.name!r})" if name == "out" else f"{name}.astype({common.name!r})"
             raise errors.DTypeError(
-                f"{verb}: {name} is {x.dtype.name}, {'A is' if dtype is None else 'dtype= says'} {common.name}; "
+                f"{opname}: {name} is {x.dtype.name}, {'A is' if dtype is None else 'dtype= says'} {common.name}; "
                 f"all matrices must have one dtype: convert with {remedy}"
             )
     return common
 
 
 def checked_place(
-    verb: str, runtime: Runtime | None, out: object, name: str = "out"
+    opname: str, runtime: Runtime | None, out: object, name: str = "out"
 ) -> tuple[MatrixDescriptor | None, int]:
     """`new` and `nelements` of `Bound`: `out` may be the layout of a new result, with a leading dimension (local)."""
     if runtime is None or not isinstance(out, MatrixDescriptor) or out.lld is None:
         return None, 0
-    runtime.check_place(verb, out, name)
+    runtime.check_place(opname, out, name)
     return out, runtime.nelements(out)
 
 
-def check_ranks(verb: str, desc: MatrixDescriptor, nprocs: int) -> None:
+def check_ranks(opname: str, desc: MatrixDescriptor, nprocs: int) -> None:
     """Raise LayoutError if the grid of a new matrix has more processes than the context has ranks."""
     if desc.nprocs > nprocs:
         raise errors.LayoutError(
-            f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {nprocs} "
+            f"{opname}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {nprocs} "
             f"rank{'s' * (nprocs > 1)}; use a smaller grid"
         )

@@ -31,10 +31,10 @@ class NotPositiveDefiniteError(_LinAlgError):
     """
 
 
-def not_positive_definite(verb: str, k: int) -> NotPositiveDefiniteError:
+def not_positive_definite(opname: str, k: int) -> NotPositiveDefiniteError:
     """The error of a call that factored a matrix whose leading k x k block is not positive definite."""
     text = (
-        f"{verb}: A is not positive definite: its leading {k} x {k} block is not; factor it with lu_factor, or add a "
+        f"{opname}: A is not positive definite: its leading {k} x {k} block is not; factor it with lu_factor, or add a "
         f"multiple of the identity"
     )
     return NotPositiveDefiniteError(text, k)

@@ -96,7 +96,7 @@ class Operation(ABC, Generic[ResultT]):
     may_overlap: ClassVar[bool] = False  # whether out may share memory with an operand
     keeps_workspace: ClassVar[bool] = False
     """Whether a kept plan keeps its workspace between calls, instead of freeing its buffers after each."""
-    meets: ClassVar[bool] = False
+    needs_agreement: ClassVar[bool] = False
     """Whether peers read what `publish` lays out in memory of the context, though the executor has none that is shared:
     each rank makes it without the others, and an agreement starts each execution."""
     expected: ClassVar[tuple[type[BaseException], ...]] = (errors.WorkspaceError, KeyboardInterrupt)
@@ -118,11 +118,11 @@ class Operation(ABC, Generic[ResultT]):
         """**Collective.** The executor of the plan; WorkspaceError on all ranks if shared memory does not suffice."""
 
     @abstractmethod
-    def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix) -> Any:
+    def arrays(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix) -> Any:
         """The local arrays and scalars of a call, as the executor takes them (local)."""
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+    def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         """The operation of a form, after the checks that need no memory of this rank: they are made once (local)."""
         return cls(*form)
 
@@ -131,7 +131,7 @@ class Operation(ABC, Generic[ResultT]):
         """The form once the ranks know the largest `Bound.fact` of all (global)."""
         return form
 
-    def parts(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Bound[ResultT]:
+    def parts(self, opname: str, runtime: Runtime, bound: Bound[ResultT]) -> Bound[ResultT]:
         """The arguments with this rank's parts of them, and with its `fact`, before the ranks agree (local)."""
         return bound
 
@@ -152,7 +152,9 @@ class Operation(ABC, Generic[ResultT]):
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         """Write the elements of a new result that the executor leaves out (local)."""
 
-    def finish(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix) -> ResultT:
+    def finish(
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix
+    ) -> ResultT:
         """The value of the call, after the closing agreement; raises the errors that all ranks know (global).
 
         Without a result matrix, `result` is what the executor has returned.

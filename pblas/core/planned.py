@@ -110,10 +110,10 @@ class PlanHandle:
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _INTERNAL]
 
-    def _no_context_error(self, verb: str) -> errors.ArgumentError:
+    def _no_context_error(self, opname: str) -> errors.ArgumentError:
         """The error of an operation that was planned without a context."""
         return errors.ArgumentError(
-            f"{verb}: planned from descriptors, without a context; plan with matrices to {verb}"
+            f"{opname}: planned from descriptors, without a context; plan with matrices to {opname}"
         )
 
 
@@ -218,7 +218,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         self.operation.fresh(runtime.backend, result)
         return result
 
-    def begin(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
+    def begin(self, opname: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
         self.operation.begin(runtime.backend.arrays, bound)
         result: Any = bound.out
@@ -226,11 +226,11 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
             result = self.new_result(runtime, bound)
             if self._shared != runtime.backend.shared:  # it made the context switch to messages
                 self.prepare(runtime)
-        x = self.operation.arrays(verb, runtime, self._executor, bound, result)
+        x = self.operation.arrays(opname, runtime, self._executor, bound, result)
         return Begun(result, x, self._executor.publish(x))
 
     def complete(
-        self, verb: str, runtime: Runtime, bound: Bound[ResultT], begun: Begun, *, scratch: bool, closes: bool
+        self, opname: str, runtime: Runtime, bound: Bound[ResultT], begun: Begun, *, scratch: bool, closes: bool
     ) -> ResultT:
         """**Collective.** Run an execution that all ranks have begun.
 
@@ -239,14 +239,14 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         """
         backend, executor = runtime.backend, self._executor
         if executor.prepare(scratch=scratch):
-            backend.agree(f"{verb}: staged")
+            backend.agree(f"{opname}: staged")
         expected = self.operation.expected
         if self._overlaps:
-            with backend.progressing(), runtime.collective_section(verb, expected=expected):
+            with backend.progressing(), runtime.collective_section(opname, expected=expected):
                 value = executor.run(begun.x)
                 backend.arrays.synchronize()
         else:
-            with runtime.collective_section(verb, expected=expected):
+            with runtime.collective_section(opname, expected=expected):
                 value = executor.run(begun.x)
                 backend.arrays.synchronize()
         if executor.peers_read and backend.shared and runtime.nprocs > 1:
@@ -254,41 +254,41 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
             if not bound.is_temporary:
                 runtime.begin_reading()
         if closes or self.operation.closes:
-            runtime.end_reading(verb)
-        return self.operation.finish(verb, runtime, executor, bound, value if begun.result is None else begun.result)
+            runtime.end_reading(opname)
+        return self.operation.finish(opname, runtime, executor, bound, value if begun.result is None else begun.result)
 
     def perform(
-        self, verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool = True
+        self, opname: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool = True
     ) -> ResultT:
         """**Collective.** An execution with an opening agreement of its own; by messages if shared memory is short."""
         if self._executor is not None and self._shared != runtime.backend.shared:
             self.prepare(runtime)
         try:
-            return self._perform_once(verb, runtime, bind, closes=closes)
+            return self._perform_once(opname, runtime, bind, closes=closes)
         except errors.WorkspaceError as caught:
             if not (caught.shared and runtime.give_up_shared_memory()):
                 raise
         self.prepare(runtime)  # here, where no traceback holds the memory
-        return self._perform_once(verb, runtime, bind, closes=closes)
+        return self._perform_once(opname, runtime, bind, closes=closes)
 
     def _perform_once(
-        self, verb: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool
+        self, opname: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool
     ) -> ResultT:
         """**Collective.** `perform`; WorkspaceError on all ranks if shared memory does not suffice.
 
         The agreement also raises an error that any rank found in its matrices.
         """
         if self._is_read(runtime):
-            runtime.end_reading(verb)
+            runtime.end_reading(opname)
         with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
-            with runtime.local_step(verb):
+            with runtime.local_step(opname):
                 if self._executor is None:
                     raise errors.ContextError(f"execute: the planned {self.noun} is closed")
                 bound = bind()
-                begun = self.begin(verb, runtime, bound)
+                begun = self.begin(opname, runtime, bound)
                 text = self._agreement_text(bound)
-            (scratch,) = runtime.backend.agree(f"{verb}{text}", maxima=(int(begun.alone),)).maxima
-        return self.complete(verb, runtime, bound, begun, scratch=bool(scratch), closes=closes)
+            (scratch,) = runtime.backend.agree(f"{opname}{text}", maxima=(int(begun.alone),)).maxima
+        return self.complete(opname, runtime, bound, begun, scratch=bool(scratch), closes=closes)
 
     def _agreement_text(self, bound: Bound[ResultT]) -> str:
         """The arguments of an execution as text; the planned scalars were spelled before (global)."""
@@ -301,13 +301,13 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         """Whether peers may still look up the arrays of the last execution, so that none is published yet (global)."""
         return self._read_since == runtime.next_number()
 
-    def run_locally(self, verb: str, runtime: Runtime, bound: Bound[ResultT]) -> ResultT:
+    def run_locally(self, opname: str, runtime: Runtime, bound: Bound[ResultT]) -> ResultT:
         """**Collective.** An execution that reads no peer's memory, after an agreement on its arguments."""
         if bound.out is None and self._has_result:
             bound = bound._replace(out=self.new_result(runtime, bound))
             if not runtime.backend.shared:  # private memory: another rank may have none
-                runtime.backend.agree(f"{verb}: allocate")
-        return self.complete(verb, runtime, bound, self.begin(verb, runtime, bound), scratch=False, closes=False)
+                runtime.backend.agree(f"{opname}: allocate")
+        return self.complete(opname, runtime, bound, self.begin(opname, runtime, bound), scratch=False, closes=False)
 
     def run(self, bind: Callable[[], Bound[ResultT]]) -> ResultT:
         """**Collective.** The public `execute`: `bind` compares its arguments with the planned ones."""

@@ -28,8 +28,8 @@ class Progress:
     meanwhile. Without progress the block costs nothing.
     """
 
-    def __init__(self, verb: str, runtime: Runtime, target: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        self._verb, self._runtime, self._target, self._clock = verb, runtime, target, clock
+    def __init__(self, opname: str, runtime: Runtime, target: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._opname, self._runtime, self._target, self._clock = opname, runtime, target, clock
         self._is_on = target is not False
         self._interval, self._start, self._last = _INTERVAL, 0.0, 0.0
         self._printed = 0
@@ -37,15 +37,15 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self._is_on:
-            with self._runtime.local_step(self._verb):
+            with self._runtime.local_step(self._opname):
                 if not callable(self._target):
                     if not isinstance(self._target, int):
                         raise errors.ArgumentError(
-                            f"{self._verb}: progress must be True, False or a function, got {self._target!r}"
+                            f"{self._opname}: progress must be True, False or a function, got {self._target!r}"
                         )
-                    self._is_on = checked_flag(self._verb, "progress", self._target)
+                    self._is_on = checked_flag(self._opname, "progress", self._target)
         if self._is_on:
-            self._runtime.agree(f"{self._verb}: progress", {})
+            self._runtime.agree(f"{self._opname}: progress", {})
             self._start = self._last = self._clock()
             if not callable(self._target) and not _is_terminal():
                 self._interval = _INTERVAL_OF_LOGS
@@ -62,10 +62,10 @@ class Progress:
         error, self._error, self._target = self._error, None, None
         try:
             if caught is None:
-                with self._runtime.local_step(f"{self._verb}: progress"):
+                with self._runtime.local_step(f"{self._opname}: progress"):
                     if error is not None:
                         raise error
-                self._runtime.agree(f"end of {self._verb}: progress", {})
+                self._runtime.agree(f"end of {self._opname}: progress", {})
         finally:
             del error
 
@@ -84,10 +84,10 @@ class Progress:
         self._last = now
         try:
             if callable(self._target):
-                with self._runtime.users_function(f"{self._verb}(progress=...)"):
+                with self._runtime.users_function(f"{self._opname}(progress=...)"):
                     self._target(stage, done)
             elif sys.stderr is not None:  # None if the shell has closed it
-                self._print(f"{self._verb}: {stage} {done:4.0%}, {now - self._start:.0f} s")
+                self._print(f"{self._opname}: {stage} {done:4.0%}, {now - self._start:.0f} s")
         except Exception as caught:  # noqa: BLE001 - a user's function; `__exit__` raises it
             self._error = caught
 

@@ -19,104 +19,104 @@ if TYPE_CHECKING:
     from pblas.core.options import MatrixOrArray
 
 
-def runtime_of(verb: str, a: Any) -> Runtime:
+def runtime_of(opname: str, a: Any) -> Runtime:
     """The runtime of a matrix; ArgumentError for any other value, see `fail_without_context` (local)."""
     if not isinstance(a, DistMatrix):
-        fail_without_context(verb, not_a_matrix(verb, "a", a))
+        fail_without_context(opname, not_a_matrix(opname, "a", a))
     return a.runtime
 
 
-def check_matrix(verb: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype[Any] | None = None) -> None:
+def check_matrix(opname: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype[Any] | None = None) -> None:
     """Check an operand: a matrix of this context, of 32 bits at least (local)."""
     if not isinstance(x, DistMatrix):
-        raise not_a_matrix(verb, name.lower(), x)
-    check_context(verb, x, runtime)
-    x.stored(verb)
-    check_dtype(verb, name, x.dtype)
+        raise not_a_matrix(opname, name.lower(), x)
+    check_context(opname, x, runtime)
+    x.stored(opname)
+    check_dtype(opname, name, x.dtype)
     if dtype is not None and x.dtype != dtype:
         raise errors.DTypeError(
-            f"{verb}: A is {dtype.name}, {name} is {x.dtype.name}; both must have one dtype: convert with .astype"
+            f"{opname}: A is {dtype.name}, {name} is {x.dtype.name}; both must have one dtype: convert with .astype"
         )
 
 
-def check_dtype(verb: str, name: str, dtype: Any) -> np.dtype[Any]:
+def check_dtype(opname: str, name: str, dtype: Any) -> np.dtype[Any]:
     """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
-    checked = checked_dtype(verb, dtype)
+    checked = checked_dtype(opname, dtype)
     if checked.itemsize < np.dtype(np.float32).itemsize:
         raise errors.DTypeError(
-            f"{verb}: {name} is {checked.name}, which has too few bits to solve equations; convert with "
+            f"{opname}: {name} is {checked.name}, which has too few bits to solve equations; convert with "
             f".astype('float32')"
         )
     return checked
 
 
-def check_algorithm(verb: str, kind: Kind, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
     """Raise an error for an algorithm that is unknown or does not fit, or a matrix that cannot be factored so."""
     known = get_args(QrAlgorithm if kind == "qr" else FactorizationAlgorithm)
     if algorithm not in known:
         names = ", ".join(map(repr, known))
-        raise errors.ArgumentError(f"{verb}: algorithm must be one of {names}, got {algorithm!r}")
+        raise errors.ArgumentError(f"{opname}: algorithm must be one of {names}, got {algorithm!r}")
     if kind == "cholesky":
-        check_square(verb, desc)
+        check_square(opname, desc)
     if algorithm == "tsqr" and gpus:
-        raise errors.BackendError(f"{verb}: algorithm='tsqr' runs on CPUs, this context is on GPUs; leave it out")
+        raise errors.BackendError(f"{opname}: algorithm='tsqr' runs on CPUs, this context is on GPUs; leave it out")
     if algorithm in ("tsqr", "cholesky") and not desc.m >= desc.n > 0:
         raise errors.ArgumentError(
-            f"{verb}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
+            f"{opname}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
             f"{desc.m} x {desc.n}: leave algorithm out"
         )
 
 
-def check_not_given_up(verb: str, a: DistMatrix, b: DistMatrix | Array, overwrite_a: Any) -> None:
+def check_not_given_up(opname: str, a: DistMatrix, b: DistMatrix | Array, overwrite_a: Any) -> None:
     """Raise ArgumentError if B is in memory of A, which overwrite_a=True gives up (local)."""
     if not overwrite_a or not isinstance(b, DistMatrix):
         return
-    if shares_memory(*(a.runtime.backend.shadow(x.stored(verb)) for x in (a, b))):
-        raise errors.ArgumentError(f"{verb}: B is in memory of A, which overwrite_a=True gives up; pass B.copy()")
+    if shares_memory(*(a.runtime.backend.memory_of(x.stored(opname)) for x in (a, b))):
+        raise errors.ArgumentError(f"{opname}: B is in memory of A, which overwrite_a=True gives up; pass B.copy()")
 
 
-def check_square(verb: str, desc: MatrixDescriptor) -> None:
+def check_square(opname: str, desc: MatrixDescriptor) -> None:
     """Raise DescriptorError unless a matrix is square."""
     if desc.m != desc.n:
-        raise errors.DescriptorError(f"{verb}: A is {desc.m} x {desc.n}; it must be square")
+        raise errors.DescriptorError(f"{opname}: A is {desc.m} x {desc.n}; it must be square")
 
 
-def check_rows(verb: str, shape: tuple[int, int], rows: int, what: str) -> None:
+def check_rows(opname: str, shape: tuple[int, int], rows: int, what: str) -> None:
     """Raise DescriptorError unless B has as many rows as A, which has this shape."""
     m, n = shape
     if rows != m:
-        raise errors.DescriptorError(f"{verb}: A is {m} x {n}, B has {rows} {what}; make them agree")
+        raise errors.DescriptorError(f"{opname}: A is {m} x {n}, B has {rows} {what}; make them agree")
 
 
-def check_out(verb: str, out: Any, a: DistMatrix) -> None:
+def check_out(opname: str, out: Any, a: DistMatrix) -> None:
     """Check the matrix for a result of the shape and dtype of A; it may be A itself (local)."""
-    check_matrix(verb, "out", out, a.runtime, a.dtype)
-    check_not_conjugated(verb, "out", out)
+    check_matrix(opname, "out", out, a.runtime, a.dtype)
+    check_not_conjugated(opname, "out", out)
     if out.shape != a.shape:
         sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, out.shape))
-        raise errors.DescriptorError(f"{verb}: A and out are {sizes}; make them agree")
-    check_writable(verb, out)
+        raise errors.DescriptorError(f"{opname}: A and out are {sizes}; make them agree")
+    check_writable(opname, out)
 
 
 def checked_right(
-    verb: str, b: MatrixOrArray, shape: tuple[int, int], dtype: np.dtype[Any], runtime: Runtime
+    opname: str, b: MatrixOrArray, shape: tuple[int, int], dtype: np.dtype[Any], runtime: Runtime
 ) -> tuple[MatrixOrArray, object]:
     """The right-hand sides of equations with an A of this shape, and their text for the agreement.
 
     An array, which is equal on all ranks, is in host memory and has the dtype of A.
     """
     if isinstance(b, DistMatrix):
-        check_matrix(verb, "B", b, runtime, dtype)
-        check_rows(verb, shape, b.shape[0], "rows")
+        check_matrix(opname, "B", b, runtime, dtype)
+        check_rows(opname, shape, b.shape[0], "rows")
         return b, b.signature()
-    array = runtime.backend.reading(checked_array(verb, "b", b, runtime))
+    array = runtime.backend.reading(checked_array(opname, "b", b, runtime))
     if array.ndim not in (1, 2):
         raise errors.ArgumentError(
-            f"{verb}: b must be a DistMatrix, or an array of one or two dimensions that is equal on all ranks, got "
+            f"{opname}: b must be a DistMatrix, or an array of one or two dimensions that is equal on all ranks, got "
             f"{type(b).__name__} of {array.ndim} dimensions"
         )
-    check_rows(verb, shape, len(array), "elements" if array.ndim == 1 else "rows")
-    return converted_array(verb, "b", array, dtype), array.shape
+    check_rows(opname, shape, len(array), "elements" if array.ndim == 1 else "rows")
+    return converted_array(opname, "b", array, dtype), array.shape
 
 
 def columns_of(b: Array) -> Array:

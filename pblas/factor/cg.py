@@ -43,30 +43,30 @@ class CgArguments:
 
     @classmethod
     def checked(
-        cls, verb: str, runtime: Runtime, a: Any, b: Any, tol: Any, maxiter: Any, preconditioner: Any
+        cls, opname: str, runtime: Runtime, a: Any, b: Any, tol: Any, maxiter: Any, preconditioner: Any
     ) -> CgArguments:
         """The arguments of a call, after all checks of this rank (local)."""
         if isinstance(b, DistMatrix):
-            matrix, vectors, n, dtype = b, None, b.shape[0], check_dtype(verb, "B", b.dtype)
-            check_context(verb, b, runtime)
+            matrix, vectors, n, dtype = b, None, b.shape[0], check_dtype(opname, "B", b.dtype)
+            check_context(opname, b, runtime)
         else:
             assert isinstance(a, DistMatrix), "one of them is"
-            matrix, n, dtype = None, a.shape[0], check_dtype(verb, "A", a.dtype)
-            vectors, _ = checked_right(verb, b, a.shape, dtype, runtime)
+            matrix, n, dtype = None, a.shape[0], check_dtype(opname, "A", a.dtype)
+            vectors, _ = checked_right(opname, b, a.shape, dtype, runtime)
         for name, x in (("A", a), ("preconditioner", preconditioner)):
             if isinstance(x, DistMatrix):
-                _check_operator(verb, name, x, runtime, n, dtype)
+                _check_operator(opname, name, x, runtime, n, dtype)
             elif not callable(x) and not (x is None and name == "preconditioner"):
                 raise errors.ArgumentError(
-                    f"{verb}: {name.lower()} must be a DistMatrix or a function of one, got {type(x).__name__}; "
+                    f"{opname}: {name.lower()} must be a DistMatrix or a function of one, got {type(x).__name__}; "
                     f"{matrix_remedy(x)}"
                 )
         if not _is_number(tol) or not 0 <= tol < math.inf:
-            raise errors.ArgumentError(f"{verb}: tol must be a number of at least 0, got {tol!r}")
+            raise errors.ArgumentError(f"{opname}: tol must be a number of at least 0, got {tol!r}")
         if maxiter is None:
             maxiter = _ITERATIONS * n
         elif not _is_number(maxiter) or int(maxiter) != maxiter or maxiter < 0:
-            raise errors.ArgumentError(f"{verb}: maxiter must be an integer of at least 0, or None, got {maxiter!r}")
+            raise errors.ArgumentError(f"{opname}: maxiter must be an integer of at least 0, or None, got {maxiter!r}")
         return cls(a, matrix, vectors, float(tol), int(maxiter), preconditioner)
 
     def agreed(self) -> dict[str, Any]:
@@ -80,30 +80,32 @@ class CgArguments:
         }
 
 
-def check_product(verb: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
+def check_product(opname: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
     """The value of a user's function: a matrix of the shape and dtype of its argument (local)."""
     if not isinstance(q, DistMatrix):
-        raise errors.ArgumentError(f"{verb}: {name} must return a DistMatrix, got {type(q).__name__}")
-    check_context(verb, q, x.runtime)
+        raise errors.ArgumentError(f"{opname}: {name} must return a DistMatrix, got {type(q).__name__}")
+    check_context(opname, q, x.runtime)
     if q.shape != x.shape:
         sizes = " x ".join(map(str, q.shape))
-        raise errors.DescriptorError(f"{verb}: {name} returned {sizes} of {x.shape[0]} x {x.shape[1]}; keep the shape")
+        raise errors.DescriptorError(
+            f"{opname}: {name} returned {sizes} of {x.shape[0]} x {x.shape[1]}; keep the shape"
+        )
     if q.dtype != x.dtype:
-        raise errors.DTypeError(f"{verb}: {name} returned {q.dtype.name} of {x.dtype.name}; keep the dtype")
+        raise errors.DTypeError(f"{opname}: {name} returned {q.dtype.name} of {x.dtype.name}; keep the dtype")
     return q
 
 
-def _check_operator(verb: str, name: str, x: DistMatrix, runtime: Runtime, n: int, dtype: np.dtype[Any]) -> None:
+def _check_operator(opname: str, name: str, x: DistMatrix, runtime: Runtime, n: int, dtype: np.dtype[Any]) -> None:
     """Raise an error unless a matrix is n x n, of this context and of this dtype."""
-    check_context(verb, x, runtime)
+    check_context(opname, x, runtime)
     if name == "A":
-        check_square(verb, x.desc)
-        check_rows(verb, x.shape, n, "rows")
+        check_square(opname, x.desc)
+        check_rows(opname, x.shape, n, "rows")
     elif x.shape != (n, n):
-        raise errors.DescriptorError(f"{verb}: {name} is {x.shape[0]} x {x.shape[1]}; it must be {n} x {n}, as A")
+        raise errors.DescriptorError(f"{opname}: {name} is {x.shape[0]} x {x.shape[1]}; it must be {n} x {n}, as A")
     if x.dtype != dtype:
         raise errors.DTypeError(
-            f"{verb}: {name} is {x.dtype.name}, B is {dtype.name}; both must have one dtype: convert with .astype"
+            f"{opname}: {name} is {x.dtype.name}, B is {dtype.name}; both must have one dtype: convert with .astype"
         )
 
 

@@ -116,10 +116,10 @@ def cholesky(
     ...     pblas.linalg.cholesky(a).to_global().tolist()
     [[2.0, 0.0], [1.0, 2.0]]
     """
-    verb, runtime = "cholesky", arguments.runtime_of("cholesky", a)
-    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+    opname, runtime = "cholesky", arguments.runtime_of("cholesky", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         factoring = prepared(
-            *(PlannedCholesky, verb, a),
+            *(PlannedCholesky, opname, a),
             algorithm=algorithm,
             upper=upper,
             out=out,
@@ -163,12 +163,12 @@ def cho_factor(
     ...     factor.solve(np.array([8.0, 8.0])).tolist(), float(factor.det())
     ([1.5, 1.0], 16.0)
     """
-    verb, runtime = "cho_factor", arguments.runtime_of("cho_factor", a)
-    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        with runtime.local_step(verb):
-            upper = not checked_flag(verb, "lower", lower)
+    opname, runtime = "cho_factor", arguments.runtime_of("cho_factor", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+        with runtime.local_step(opname):
+            upper = not checked_flag(opname, "lower", lower)
         factoring = prepared(
-            *(PlannedCholesky, verb, a),
+            *(PlannedCholesky, opname, a),
             algorithm=algorithm,
             upper=upper,
             overwrite_a=overwrite_a,
@@ -180,25 +180,25 @@ def cho_factor(
 
 def _triangle(factoring: Factoring, a: DistMatrix, out: DistMatrix | None) -> DistMatrix:
     """**Collective.** L or U, with zeros in the other triangle: in `out`, in A if it is overwritten, or new."""
-    verb, plan, overwriting = factoring.verb, factoring.plan, factoring.overwriting
+    opname, plan, overwriting = factoring.opname, factoring.plan, factoring.overwriting
     w = factoring.factored(a).w
     desc = a.desc.without_lld
     if out is None and overwriting.result:
         out = a
     if out is a and overwriting.in_place:
-        _clear_above_diagonal(verb, w)
+        _clear_above_diagonal(opname, w)
         return a
     if out is None and plan.uplo == "L" and w.desc == desc:
         return w
     if out is not None:
         arrays = w.runtime.backend.arrays
-        arrays.scale(0, out.stored(verb))  # A, which it may be, is not read any more
+        arrays.scale(0, out.stored(opname))  # A, which it may be, is not read any more
         arrays.synchronize()
-    return brought_back(verb, plan, w, desc if out is None else None, out=out)
+    return brought_back(opname, plan, w, desc if out is None else None, out=out)
 
 
 def brought_back(
-    verb: str,
+    opname: str,
     plan: FactorizationPlan,
     w: DistMatrix,
     desc: MatrixDescriptor | None = None,
@@ -206,14 +206,14 @@ def brought_back(
     out: DistMatrix | None = None,
 ) -> DistMatrix:
     """**Collective.** The factor in W: as a new matrix with zeros outside the triangle, or in a triangle of `out`."""
-    return redistributed(verb, w, desc, out=out, trans=plan.trans, uplo=plan.uplo, is_temporary=True)
+    return redistributed(opname, w, desc, out=out, trans=plan.trans, uplo=plan.uplo, is_temporary=True)
 
 
-def _clear_above_diagonal(verb: str, w: DistMatrix) -> None:
+def _clear_above_diagonal(opname: str, w: DistMatrix) -> None:
     """**Collective** after an error. Write zeros above the diagonal of a matrix with whole columns on each rank."""
     runtime = w.runtime
-    with runtime.local_step(verb):
-        local, arrays = w.stored(verb), runtime.backend.arrays
+    with runtime.local_step(opname):
+        local, arrays = w.stored(opname), runtime.backend.arrays
         for panel in panels(w.desc):
             if panel.owner == runtime.rank:
                 columns = local[:, panel.j_loc : panel.j_loc + panel.width]

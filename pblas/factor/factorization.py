@@ -121,20 +121,20 @@ class Factorization(Operation[Factored]):
         return runner
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: RunFactorization, bound: Bound[Factored], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: RunFactorization, bound: Bound[Factored], result: DistMatrix
     ) -> Array:
         executor.progress, _ = bound.local
-        return result.stored(verb)
+        return result.stored(opname)
 
     def finish(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[Factored], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Factored], result: DistMatrix
     ) -> Factored:
         _, check = bound.local
         executor.finish()
         executor.progress = None  # an exception in it keeps frames alive
         if isinstance(executor, RunCholesky):
             if check and executor.info:
-                raise agreed(not_positive_definite(verb, executor.info))
+                raise agreed(not_positive_definite(opname, executor.info))
             return Factored(result, 0 if check else executor.deferred_info())
         if isinstance(executor, RunLu):
             return Factored(result, executor.info, executor.pivots.copy())
@@ -192,7 +192,7 @@ class Factoring(NamedTuple):
     `planned` is an operation of the user that runs it; without `check` nobody looks at INFO at the end.
     """
 
-    verb: str
+    opname: str
     plan: FactorizationPlan
     overwriting: Overwriting = KEPT
     planned: PlannedFactorization | None = None
@@ -203,17 +203,17 @@ class Factoring(NamedTuple):
     def agreed(self, runtime: Runtime) -> Factoring:
         """**Collective.** Agree on the arguments, and on the use of the memory of A."""
         maxima = tuple([int(not may) for may in self.overwriting])
-        lacks = runtime.backend.agree(f"{self.verb}{self.agrees}", maxima=maxima).maxima
+        lacks = runtime.backend.agree(f"{self.opname}{self.agrees}", maxima=maxima).maxima
         return self._replace(agrees="", overwriting=Overwriting(*(not lack for lack in lacks)))
 
     def factored(self, a: DistMatrix) -> Factored:
         """**Collective.** A copy of A in the internal layout, or A itself, factored."""
         plan, agrees = self.plan, self.agrees
         if self.overwriting.in_place:
-            w = DistMatrix(plan.w, a.stored(self.verb), a.runtime)
+            w = DistMatrix(plan.w, a.stored(self.opname), a.runtime)
         else:
             uplo = None if plan.trapezoid is None else plan.trapezoid.uplo
-            w = redistributed(self.verb, a, plan.w, trans=plan.trans, uplo=uplo, agrees=agrees)
+            w = redistributed(self.opname, a, plan.w, trans=plan.trans, uplo=uplo, agrees=agrees)
             agrees = ""
         return self.run(w, agrees)
 
@@ -225,17 +225,17 @@ class Factoring(NamedTuple):
             return Bound(Factorization, form, {}, {}, w, local=(self.progress, self.check))
 
         if self.planned is None:
-            result = step(self.verb, w.runtime, bind, agrees=agrees)
+            result = step(self.opname, w.runtime, bind, agrees=agrees)
         else:
-            result = self.planned.perform(self.verb, w.runtime, bind, closes=False)
+            result = self.planned.perform(self.opname, w.runtime, bind, closes=False)
         if self.progress is not None:
             self.progress(1.0)
         return result
 
 
-def _overwriting(verb: str, a: DistMatrix, plan: FactorizationPlan) -> Overwriting:
+def _overwriting(opname: str, a: DistMatrix, plan: FactorizationPlan) -> Overwriting:
     """What may become of this rank's part of A, if A may be overwritten (local)."""
-    backend, x = a.runtime.backend, a.stored(verb)
+    backend, x = a.runtime.backend, a.stored(opname)
     is_writable = is_writeable(x) and not a.conjugated
     fits = plan.uplo == "L" and a.desc.same_distribution(plan.w)
     if x.size:
@@ -247,7 +247,7 @@ def _overwriting(verb: str, a: DistMatrix, plan: FactorizationPlan) -> Overwriti
 
 def planned(
     cls: type[PlannedT],
-    verb: str,
+    opname: str,
     a: Any,
     *,
     dtype: Any,
@@ -259,24 +259,24 @@ def planned(
     """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI."""
     if isinstance(a, MatrixDescriptor):
         if dtype is None:
-            raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-        checked = arguments.check_dtype(verb, "dtype", dtype)
-        ranks = enough_ranks(verb, nprocs, (a,))
+            raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
+        checked = arguments.check_dtype(opname, "dtype", dtype)
+        ranks = enough_ranks(opname, nprocs, (a,))
         topology = Topology(ranks, shared=True)
-        plan, _ = _chosen(cls.kind, verb, a, checked, ranks, topology, algorithm, upper, returns=returns)
+        plan, _ = _chosen(cls.kind, opname, a, checked, ranks, topology, algorithm, upper, returns=returns)
         bound: Bound[Factored] = Bound(Factorization, (plan, checked), {}, {}, None)
         return cls(Factorization(plan, checked), None, ranks, topology, bound)
-    runtime = arguments.runtime_of(verb, a)
-    with runtime.call(verb):
-        with runtime.local_step(verb):
-            arguments.check_matrix(verb, "A", a, runtime, None if dtype is None else checked_dtype(verb, dtype))
-        call = prepared(cls, verb, a, upper=upper, returns=returns, algorithm=algorithm).agreed(runtime)
-        return made(verb, runtime, Bound(Factorization, (call.plan, a.dtype), {}, {}, None), cls)
+    runtime = arguments.runtime_of(opname, a)
+    with runtime.call(opname):
+        with runtime.local_step(opname):
+            arguments.check_matrix(opname, "A", a, runtime, None if dtype is None else checked_dtype(opname, dtype))
+        call = prepared(cls, opname, a, upper=upper, returns=returns, algorithm=algorithm).agreed(runtime)
+        return made(opname, runtime, Bound(Factorization, (call.plan, a.dtype), {}, {}, None), cls)
 
 
 def prepared(
     cls: type[PlannedFactorization],
-    verb: str,
+    opname: str,
     a: DistMatrix,
     *,
     algorithm: Any = "auto",
@@ -294,28 +294,28 @@ def prepared(
     **Collective** where A may be overwritten: the ranks agree on that at once.
     """
     runtime = a.runtime
-    with runtime.local_step(verb):
-        arguments.check_matrix(verb, "A", a, runtime)
+    with runtime.local_step(opname):
+        arguments.check_matrix(opname, "A", a, runtime)
         if square:
-            arguments.check_square(verb, a.desc)
-        overwrite_a, check = checked_flag(verb, "overwrite_a", overwrite_a), checked_flag(verb, "check", check)
+            arguments.check_square(opname, a.desc)
+        overwrite_a, check = checked_flag(opname, "overwrite_a", overwrite_a), checked_flag(opname, "check", check)
         if out is not None:
-            arguments.check_out(verb, out, a)
+            arguments.check_out(opname, out, a)
         desc = a.desc.without_lld
         plan, uplo = _chosen(
-            cls.kind, verb, desc, a.dtype, runtime.nprocs, runtime.topology, algorithm, upper, returns=returns
+            cls.kind, opname, desc, a.dtype, runtime.nprocs, runtime.topology, algorithm, upper, returns=returns
         )
-        mine = _overwriting(verb, a, plan) if overwrite_a else KEPT
+        mine = _overwriting(opname, a, plan) if overwrite_a else KEPT
         signature = None if out is None else out.signature()
         options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a, "check": check}
         agrees = spelled({**(others or {}), **options, **a.signature()})
-    factoring = Factoring(verb, plan, mine, None, agrees, progress, check)
+    factoring = Factoring(opname, plan, mine, None, agrees, progress, check)
     return factoring.agreed(runtime) if overwrite_a else factoring
 
 
 def _chosen(
     kind: Kind,
-    verb: str,
+    opname: str,
     desc: MatrixDescriptor,
     dtype: np.dtype[Any],
     nprocs: int,
@@ -327,8 +327,8 @@ def _chosen(
 ) -> tuple[FactorizationPlan, Literal["L", "U"]]:
     """The plan of a factorization, and the triangle that is read, after checks (local)."""
     gpus = topology.gpus
-    arguments.check_algorithm(verb, kind, desc, algorithm, gpus=gpus)
-    uplo: Literal["L", "U"] = "U" if checked_flag(verb, "upper", upper) else "L"
+    arguments.check_algorithm(opname, kind, desc, algorithm, gpus=gpus)
+    uplo: Literal["L", "U"] = "U" if checked_flag(opname, "upper", upper) else "L"
     ranks = dtype.name, nprocs, topology.transport(nprocs)
     if kind == "qr":
         return choose_qr(desc, *ranks, algorithm, returns=returns, gpus=gpus), uplo

@@ -174,31 +174,31 @@ class Factor(FactoredMatrix, ABC):
 
     def _solved(self, b: MatrixOrArray, trans: Any, progress: ProgressTarget) -> MatrixOrArray:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
-        verb, runtime = "solve", self._runtime
-        with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-            with runtime.local_step(verb):
-                trans = checked_trans(verb, "trans", trans)
-                self._order(verb)
-                b, signature = arguments.checked_right(verb, b, self.shape, self.dtype, runtime)
+        opname, runtime = "solve", self._runtime
+        with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+            with runtime.local_step(opname):
+                trans = checked_trans(opname, "trans", trans)
+                self._order(opname)
+                b, signature = arguments.checked_right(opname, b, self.shape, self.dtype, runtime)
                 agrees = spelled({"trans": trans, "B": signature, **self._signature})
             if self.info:  # otherwise the first step agrees on the arguments
-                runtime.agree(verb + agrees, {})
-            return self.solution(verb, b, trans, reports.stage("solve"), agrees)
+                runtime.agree(opname + agrees, {})
+            return self.solution(opname, b, trans, reports.stage("solve"), agrees)
 
     def solution(
-        self, verb: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
+        self, opname: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
     ) -> MatrixOrArray:
         """**Collective.** `solve` inside another call, of checked arguments."""
-        self._check_invertible(verb)
+        self._check_invertible(opname)
         right: DistMatrix | Array = b
         if not isinstance(b, DistMatrix):
             right = np.asfortranarray(arguments.columns_of(b))
         triangles, backward = self._triangles(trans), trans != "N"
         options = self._w, right, triangles, self._pivots
-        x = substituted(verb, *options, backward=backward, progress=progress, agrees=agrees)
+        x = substituted(opname, *options, backward=backward, progress=progress, agrees=agrees)
         if isinstance(b, DistMatrix):
             return x
-        return self._runtime.backend.reading(x.stored(verb)).reshape(b.shape).copy()
+        return self._runtime.backend.reading(x.stored(opname)).reshape(b.shape).copy()
 
     def inv(self, *, progress: ProgressTarget = False) -> DistMatrix:
         """**Collective.** The inverse, a new matrix in the layout of A.
@@ -210,49 +210,49 @@ class Factor(FactoredMatrix, ABC):
             DescriptorError: A is not square.
             SingularMatrixError: A is singular.
         """
-        verb, runtime = "inv", self._runtime
-        with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-            with runtime.local_step(verb):
-                self._order(verb)
+        opname, runtime = "inv", self._runtime
+        with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+            with runtime.local_step(opname):
+                self._order(opname)
                 agrees = spelled(self._signature)
             if self.info:  # otherwise the first step agrees on the arguments
-                runtime.agree(verb + agrees, {})
-            return self.inverse(verb, None, reports.stage("invert"), agrees)
+                runtime.agree(opname + agrees, {})
+            return self.inverse(opname, None, reports.stage("invert"), agrees)
 
     def inverse(
-        self, verb: str, out: DistMatrix | None = None, progress: StageReport = None, agrees: str = ""
+        self, opname: str, out: DistMatrix | None = None, progress: StageReport = None, agrees: str = ""
     ) -> DistMatrix:
         """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
-        self._check_invertible(verb)
+        self._check_invertible(opname)
         options = self._w, self._desc, self._triangles("N"), self._pivots
-        return substituted(verb, *options, out=out, progress=progress, agrees=agrees)
+        return substituted(opname, *options, out=out, progress=progress, agrees=agrees)
 
-    def _order(self, verb: str) -> int:
+    def _order(self, opname: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""
         m, n = self.shape
         if m != n:
-            raise errors.DescriptorError(f"{verb}: A is {m} x {n}; it must be square")
-        self._w.stored(verb)
+            raise errors.DescriptorError(f"{opname}: A is {m} x {n}; it must be square")
+        self._w.stored(opname)
         return n
 
-    def _check_invertible(self, verb: str) -> None:
+    def _check_invertible(self, opname: str) -> None:
         """Raise SingularMatrixError, on all ranks, if U has a zero on its diagonal."""
         if self.info:
             k = self.info
             text = (
-                f"{verb}: A is singular: element {k} of the diagonal of U, counted from 1, is 0; the equations have no "
-                f"unique solution"
+                f"{opname}: A is singular: element {k} of the diagonal of U, counted from 1, is 0; the equations have "
+                f"no unique solution"
             )
             raise agreed(SingularMatrixError(text, k))
 
-    def _check_factored(self, verb: str) -> None:
+    def _check_factored(self, opname: str) -> None:
         """Raise an error, on all ranks, if the factorization did not reach its end."""
 
-    def _diagonal(self, verb: str) -> Array:
+    def _diagonal(self, opname: str) -> Array:
         """**Collective.** The diagonal of the factor of a square matrix, equal on all ranks."""
-        with self._runtime.local_step(verb):
-            self._order(verb)
-        self._check_factored(verb)
+        with self._runtime.local_step(opname):
+            self._order(opname)
+        self._check_factored(opname)
         diagonal: Array = self._w.diagonal()
         return diagonal
 
@@ -289,10 +289,10 @@ class CholeskyFactor(Factor):
             diagonal = self._diagonal("det").real
             return Determinant.of(1, np.concatenate([diagonal, diagonal])).value.real
 
-    def _check_factored(self, verb: str) -> None:
+    def _check_factored(self, opname: str) -> None:
         """Raise NotPositiveDefiniteError, on all ranks, if `cho_factor` has not looked at INFO."""
         if self.info:
-            raise agreed(not_positive_definite(verb, self.info))
+            raise agreed(not_positive_definite(opname, self.info))
 
     _check_invertible = _check_factored
 
@@ -355,9 +355,9 @@ class LuFactor(Factor):
         with self._runtime.call("slogdet"), np.errstate(all="ignore"):
             return self.determinant("slogdet").slogdet
 
-    def determinant(self, verb: str) -> Determinant:
+    def determinant(self, opname: str) -> Determinant:
         """**Collective.** The determinant inside another call."""
-        diagonal = self._diagonal(verb)
+        diagonal = self._diagonal(opname)
         exchanges = np.count_nonzero(self.pivots != np.arange(len(self.pivots)))
         return Determinant.of(-1 if exchanges % 2 else 1, diagonal)
 
@@ -381,12 +381,12 @@ class LuFactor(Factor):
         ...     pblas.linalg.lu_factor(ctx.from_global(np.diag([1.0, 4.0]))).rcond()
         0.25
         """
-        verb, runtime = "rcond", self._runtime
-        with runtime.call(verb):
-            with runtime.local_step(verb):
-                n = self._order(verb)
-                size = abs(checked_scalar(verb, "norm", self._norm if norm is None else norm, self.dtype))
-            runtime.agree(verb, {"norm": size, **self._signature})
+        opname, runtime = "rcond", self._runtime
+        with runtime.call(opname):
+            with runtime.local_step(opname):
+                n = self._order(opname)
+                size = abs(checked_scalar(opname, "norm", self._norm if norm is None else norm, self.dtype))
+            runtime.agree(opname, {"norm": size, **self._signature})
             return reciprocal_condition(self.solve, n, self.dtype, 0 if self.info else size)
 
     def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:

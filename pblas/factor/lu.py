@@ -98,10 +98,10 @@ def lu_factor(
     ...     factor.solve(np.array([2.0, 9.0])).tolist(), float(factor.det()), factor.pivots.tolist()
     ([1.0, 1.0], -8.0, [1, 1])
     """
-    verb, runtime = "lu_factor", arguments.runtime_of("lu_factor", a)
-    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+    opname, runtime = "lu_factor", arguments.runtime_of("lu_factor", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         stage = reports.stage("factor")
-        factoring = prepared(PlannedLu, verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)
+        factoring = prepared(PlannedLu, opname, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)
         if factoring.agrees:
             factoring = factoring.agreed(runtime)
         return lu_of(factoring, a, a.norm(1))

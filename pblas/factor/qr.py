@@ -60,7 +60,7 @@ class PlannedQr(PlannedFactorization):
 
 
 def factored(
-    verb: str,
+    opname: str,
     a: DistMatrix,
     *,
     algorithm: Any = "auto",
@@ -70,7 +70,7 @@ def factored(
 ) -> tuple[QrFactor, Overwriting]:
     """**Collective.** The QR factor of a matrix, inside another call, and the use of A's memory; see `prepared`."""
     factoring = prepared(
-        PlannedQr, verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=progress, others=others
+        PlannedQr, opname, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=progress, others=others
     )
     if isinstance(factoring.plan, CholeskyQrPlan):  # A is needed if it is too ill-conditioned
         factoring = factoring._replace(overwriting=factoring.overwriting._replace(in_place=False))
@@ -79,12 +79,12 @@ def factored(
 
 def _factor(factoring: Factoring, a: DistMatrix) -> QrFactor:
     """**Collective.** The QR factor of A; CholeskyQR leaves A as it is."""
-    verb, plan, runtime = factoring.verb, factoring.plan, a.runtime
+    opname, plan, runtime = factoring.opname, factoring.plan, a.runtime
     if not isinstance(plan, CholeskyQrPlan):
         return QrFactor(reflectors(factoring, a), a.desc.without_lld)
     if factoring.agrees:
         factoring = factoring.agreed(runtime)
-    found = orthonormalized(verb, a, plan.w, RunCholeskyQr(plan, runtime.backend, a.dtype))
+    found = orthonormalized(opname, a, plan.w, RunCholeskyQr(plan, runtime.backend, a.dtype))
     if found is None:
         assert plan.fallback is not None, "a plan that is executed has one"
         return _factor(factoring._replace(plan=plan.fallback, planned=None), a)
@@ -95,13 +95,13 @@ def _factor(factoring: Factoring, a: DistMatrix) -> QrFactor:
 
 def reflectors(factoring: Factoring, a: DistMatrix) -> Reflectors:
     """**Collective.** Q and R of A, in a copy of it, or in A itself."""
-    verb, plan, runtime = factoring.verb, factoring.plan, a.runtime
+    opname, plan, runtime = factoring.opname, factoring.plan, a.runtime
     if factoring.overwriting.in_place:
-        w = DistMatrix(plan.w, a.stored(verb), runtime)
+        w = DistMatrix(plan.w, a.stored(opname), runtime)
         agrees = factoring.agrees
     else:
         copied = copied_for_reflectors if isinstance(plan, QrPlan) else redistributed
-        w, agrees = copied(verb, a, plan.w, agrees=factoring.agrees), ""
+        w, agrees = copied(opname, a, plan.w, agrees=factoring.agrees), ""
     result = factoring.run(w, agrees)
     return Reflectors(w, result.tree)
 
@@ -115,17 +115,17 @@ class CopyForReflectors(Redistribution):
         return Redistribution(self.trans, None, self.a, target, self.dtype, self.conjugated).plan(nprocs, topology)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> RedistributionOperands:
-        operands = super().arrays(verb, runtime, executor, bound, result)
+        operands = super().arrays(opname, runtime, executor, bound, result)
         return operands._replace(target=operands.target[: self.a.m])
 
 
-def copied_for_reflectors(verb: str, a: DistMatrix, w: MatrixDescriptor, *, agrees: str = "") -> DistMatrix:
+def copied_for_reflectors(opname: str, a: DistMatrix, w: MatrixDescriptor, *, agrees: str = "") -> DistMatrix:
     """**Collective.** A new matrix with the elements of A in its first rows, in the layout W of a `QrPlan`."""
     form = "N", None, a.desc.without_lld, w, a.dtype, a.conjugated
     scalars = {"alpha": 1.0, "beta": 0.0}
-    return step(verb, a.runtime, lambda: Bound(CopyForReflectors, form, scalars, {"A": a}, None), agrees=agrees)
+    return step(opname, a.runtime, lambda: Bound(CopyForReflectors, form, scalars, {"A": a}, None), agrees=agrees)
 
 
 def plan_qr(
@@ -181,10 +181,10 @@ def qr_factor(
     ...     factor.r().to_global().round(3).tolist()
     [[-5.0, -2.2], [0.0, 0.4]]
     """
-    verb, runtime = "qr_factor", arguments.runtime_of("qr_factor", a)
-    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+    opname, runtime = "qr_factor", arguments.runtime_of("qr_factor", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         stage = reports.stage("factor")
-        return factored(verb, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)[0]
+        return factored(opname, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)[0]
 
 
 @overload
@@ -237,13 +237,13 @@ def qr(
     ...     Q.to_global().round(3).tolist(), R.to_global().round(3).tolist()
     ([[-0.6], [-0.8]], [[-5.0]])
     """
-    verb, runtime = "qr", arguments.runtime_of("qr", a)
-    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        with runtime.local_step(verb):
+    opname, runtime = "qr", arguments.runtime_of("qr", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+        with runtime.local_step(opname):
             if mode not in _MODES:
-                raise errors.ArgumentError(f"{verb}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
+                raise errors.ArgumentError(f"{opname}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
         factor, overwriting = factored(
-            *(verb, a),
+            *(opname, a),
             algorithm=algorithm,
             overwrite_a=overwrite_a,
             progress=reports.stage("factor"),
@@ -251,8 +251,8 @@ def qr(
         )
         is_last = not overwriting.in_place
         if mode == "r":
-            return factor.upper(verb, min(a.shape), is_last=is_last)
+            return factor.upper(opname, min(a.shape), is_last=is_last)
         out = a if overwriting.result and not overwriting.in_place else None
-        q = factor.taken(verb, mode, out, reports.stage("Q"))
+        q = factor.taken(opname, mode, out, reports.stage("Q"))
         k = a.shape[0] if mode == "complete" else min(a.shape)
-        return QrResult(q, factor.upper(verb, k, is_last=is_last))
+        return QrResult(q, factor.upper(opname, k, is_last=is_last))

@@ -56,24 +56,24 @@ class QrFactor(FactoredMatrix):
 
         Source: LAPACK xORMQR, xUNMQR; ScaLAPACK p?ormqr, p?unmqr.
         """
-        verb, runtime = "apply_q", self._runtime
-        with runtime.call(verb):
-            with runtime.local_step(verb):
-                self._w.stored(verb)
-                trans, side = checked_trans(verb, "trans", trans), checked_letter(verb, "side", side, "LR")
-                arguments.check_matrix(verb, "C", c, runtime, self.dtype)
+        opname, runtime = "apply_q", self._runtime
+        with runtime.call(opname):
+            with runtime.local_step(opname):
+                self._w.stored(opname)
+                trans, side = checked_trans(opname, "trans", trans), checked_letter(opname, "side", side, "LR")
+                arguments.check_matrix(opname, "C", c, runtime, self.dtype)
                 m, length = self.shape[0], c.shape[0 if side == "L" else 1]
                 if length != m:
                     what = "rows" if side == "L" else "columns"
-                    raise errors.DescriptorError(f"{verb}: Q is {m} x {m}, C has {length} {what}; make them agree")
-            runtime.agree(verb, {"side": side, "trans": trans, **c.signature(), **self._signature})
-            return self.applied(verb, c, trans, side=side)
+                    raise errors.DescriptorError(f"{opname}: Q is {m} x {m}, C has {length} {what}; make them agree")
+            runtime.agree(opname, {"side": side, "trans": trans, **c.signature(), **self._signature})
+            return self.applied(opname, c, trans, side=side)
 
     def applied(
-        self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
+        self, opname: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
     ) -> DistMatrix:
         """**Collective.** op(Q) C or C op(Q) inside another call, with checked arguments; see `apply_q`."""
-        return multiplied(verb, self._reflectors, c, side=side, trans=trans, progress=progress)
+        return multiplied(opname, self._reflectors, c, side=side, trans=trans, progress=progress)
 
     def q(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** Q, a new matrix.
@@ -90,21 +90,23 @@ class QrFactor(FactoredMatrix):
 
         Source: LAPACK xORGQR, xUNGQR.
         """
-        verb = "q"
-        with self._runtime.call(verb):
-            self._count(verb, mode)
-            return self.formed(verb, mode)
+        opname = "q"
+        with self._runtime.call(opname):
+            self._count(opname, mode)
+            return self.formed(opname, mode)
 
-    def formed(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+    def formed(
+        self, opname: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None
+    ) -> DistMatrix:
         """**Collective.** `q` inside another call, with a checked mode; in `out` if Q has the shape of A."""
         m = self.shape[0]
         shape = m, m if mode == "complete" else min(self.shape)
         out = out if shape == self.shape else None
-        return multiplied(verb, self._reflectors, resized(self._desc, shape), out=out, progress=progress)
+        return multiplied(opname, self._reflectors, resized(self._desc, shape), out=out, progress=progress)
 
-    def taken(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+    def taken(self, opname: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
         """**Collective.** `formed` of a factor that is not used afterwards, whose memory Q may take."""
-        return self.formed(verb, mode, out, progress)
+        return self.formed(opname, mode, out, progress)
 
     def r(self, mode: Mode = "reduced") -> DistMatrix:
         """**Collective.** R, a new matrix with zeros below its diagonal, in a layout as of `q`.
@@ -115,27 +117,27 @@ class QrFactor(FactoredMatrix):
         Raises:
             ArgumentError: another mode.
         """
-        verb = "r"
-        with self._runtime.call(verb):
-            return self.upper(verb, self._count(verb, mode))
+        opname = "r"
+        with self._runtime.call(opname):
+            return self.upper(opname, self._count(opname, mode))
 
-    def upper(self, verb: str, k: int, *, is_last: bool = False) -> DistMatrix:
+    def upper(self, opname: str, k: int, *, is_last: bool = False) -> DistMatrix:
         """**Collective.** The first k rows of R, and zeros below it, inside another call; W is dropped if `is_last`."""
         m, n = self.shape
         desc = resized(self._desc, (k, n))
-        return redistributed(verb, self._w[: min(k, m), :], desc, uplo="U", is_temporary=is_last)
+        return redistributed(opname, self._w[: min(k, m), :], desc, uplo="U", is_temporary=is_last)
 
-    def triangle(self, verb: str) -> DistMatrix:
+    def triangle(self, opname: str) -> DistMatrix:
         """**Collective.** A matrix whose upper triangle is R, inside another call; m >= n."""
         return self._w[: self.shape[1], :]
 
-    def _count(self, verb: str, mode: Any) -> int:
+    def _count(self, opname: str, mode: Any) -> int:
         """**Collective.** The columns of Q and rows of R for a mode, after checks."""
-        with self._runtime.local_step(verb):
-            self._w.stored(verb)
+        with self._runtime.local_step(opname):
+            self._w.stored(opname)
             if mode not in ("reduced", "complete"):
-                raise errors.ArgumentError(f"{verb}: mode must be 'reduced' or 'complete', got {mode!r}")
-        self._runtime.agree(verb, {"mode": mode, **self._signature})
+                raise errors.ArgumentError(f"{opname}: mode must be 'reduced' or 'complete', got {mode!r}")
+        self._runtime.agree(opname, {"mode": mode, **self._signature})
         return self.shape[0] if mode == "complete" else min(self.shape)
 
 
@@ -143,20 +145,20 @@ _NEAR = 0.25  # norm(G - I) of the last Gram matrix at most: its Cholesky factor
 
 
 def orthonormalized(
-    verb: str, a: DistMatrix, desc: MatrixDescriptor, executor: RunCholeskyQr
+    opname: str, a: DistMatrix, desc: MatrixDescriptor, executor: RunCholeskyQr
 ) -> tuple[DistMatrix, Array] | None:
     """**Collective.** Q in rows and R with A = Q R, which is equal on all ranks."""
     runtime, n = a.runtime, a.shape[1]
-    if _is_in_rows(verb, a, desc):
+    if _is_in_rows(opname, a, desc):
         x, w = a, empty(desc, a)
     else:
-        x = w = redistributed(verb, a, desc)
+        x = w = redistributed(opname, a, desc)
     wide = np.result_type(w.dtype, np.float64)
     r: Array = np.eye(n, dtype=wide)
     for k in range(PASSES):
-        with runtime.local_step(verb):
-            own = executor.gram(x.stored(verb))
-        runtime.agree(f"{verb}: Gram matrix", {})
+        with runtime.local_step(opname):
+            own = executor.gram(x.stored(opname))
+        runtime.agree(f"{opname}: Gram matrix", {})
         parts = runtime.backend.gather(own)
         with np.errstate(all="ignore"):
             gram: Any = sum(part.astype(wide) for part in parts)
@@ -167,23 +169,23 @@ def orthonormalized(
         if triangle is None or (k == PASSES - 1 and not is_last):
             return None
         factor = triangle.astype(w.dtype)
-        with runtime.local_step(verb):
-            executor.divide(x.stored(verb), w.stored(verb), factor)
+        with runtime.local_step(opname):
+            executor.divide(x.stored(opname), w.stored(opname), factor)
         x = w
         r = np.triu(factor.astype(wide) @ r)
         if is_last:
             break
-    runtime.agree(f"{verb}: Q", {})
+    runtime.agree(f"{opname}: Q", {})
     return w, r.astype(w.dtype)
 
 
-def _is_in_rows(verb: str, a: DistMatrix, desc: MatrixDescriptor) -> bool:
+def _is_in_rows(opname: str, a: DistMatrix, desc: MatrixDescriptor) -> bool:
     """**Collective.** Whether all ranks have their rows of W in A, stored by columns: then A is not copied."""
-    with a.runtime.local_step(verb):
-        x = a.stored(verb)
+    with a.runtime.local_step(opname):
+        x = a.stored(opname)
         by_columns = not x.size or (x.strides[0] == x.itemsize and x.strides[1] >= x.itemsize * len(x))
         fits = by_columns and not a.conjugated and a.desc.same_distribution(desc)
-    return not a.runtime.agree(f"{verb}: rows of A", {}, maxima=(int(not fits),))[0]
+    return not a.runtime.agree(f"{opname}: rows of A", {}, maxima=(int(not fits),))[0]
 
 
 def _triangle(gram: Array, shift: float) -> Array | None:
@@ -215,73 +217,75 @@ class CholeskyQrFactor(QrFactor):
         self._r = r
 
     def applied(
-        self, verb: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
+        self, opname: str, c: DistMatrix, trans: Trans, progress: StageReport = None, *, side: Side = "L"
     ) -> DistMatrix:
         """**Collective.** op(Q) C or C op(Q) inside another call, with checked arguments; see `apply_q`."""
         desc, conj = c.desc.without_lld, trans == "T" and self.dtype.kind == "c"
         across: Trans = "T" if conj else "C"
         if side == "R":  # C op(Q) = (op(Q)^H C^H)^H, and C Q^T = (Q C^T)^T
-            x = redistributed(verb, c, desc.T, trans=across)
+            x = redistributed(opname, c, desc.T, trans=across)
         else:  # Q^T C = conj(Q^H conj(C))
-            x = redistributed(verb, c.conj() if conj else c, desc)
-        self._multiply(verb, x, adjoint=(trans != "N") == (side == "L"))
+            x = redistributed(opname, c.conj() if conj else c, desc)
+        self._multiply(opname, x, adjoint=(trans != "N") == (side == "L"))
         if side == "R":
-            x = redistributed(verb, x, desc, trans=across, is_temporary=True)
+            x = redistributed(opname, x, desc, trans=across, is_temporary=True)
         elif conj:
-            x = redistributed(verb, x.conj(), desc, is_temporary=True)
+            x = redistributed(opname, x.conj(), desc, is_temporary=True)
         return reported(x, progress)
 
-    def formed(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+    def formed(
+        self, opname: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None
+    ) -> DistMatrix:
         """**Collective.** `q` inside another call, with a checked mode; see `QrFactor.formed`."""
         m, n = self.shape
         if mode == "reduced" or m == n:
-            q = redistributed(verb, self._w, self._desc.without_lld if out is None else None, out=out)
+            q = redistributed(opname, self._w, self._desc.without_lld if out is None else None, out=out)
         else:
-            q = identity(verb, resized(self._desc, (m, m)), self._w)
-            self._multiply(verb, q, adjoint=False)
+            q = identity(opname, resized(self._desc, (m, m)), self._w)
+            self._multiply(opname, q, adjoint=False)
         return reported(q, progress)
 
-    def taken(self, verb: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
+    def taken(self, opname: str, mode: Mode, out: DistMatrix | None = None, progress: StageReport = None) -> DistMatrix:
         """**Collective.** `formed` of a factor that is not used afterwards: W itself, if it has the layout of A."""
         if mode == "complete" or out is not None:
-            return self.formed(verb, mode, out, progress)
+            return self.formed(opname, mode, out, progress)
         if self._w.desc.order == self._desc.order and self._w.desc.same_distribution(self._desc):
-            return reported(DistMatrix(self._desc, self._w.stored(verb), self._runtime), progress)
-        return reported(redistributed(verb, self._w, self._desc, is_temporary=True), progress)
+            return reported(DistMatrix(self._desc, self._w.stored(opname), self._runtime), progress)
+        return reported(redistributed(opname, self._w, self._desc, is_temporary=True), progress)
 
-    def triangle(self, verb: str) -> DistMatrix:
-        return self.upper(verb, self.shape[1])
+    def triangle(self, opname: str) -> DistMatrix:
+        return self.upper(opname, self.shape[1])
 
-    def upper(self, verb: str, k: int, *, is_last: bool = False) -> DistMatrix:
+    def upper(self, opname: str, k: int, *, is_last: bool = False) -> DistMatrix:
         n, like = self.shape[1], self._w
-        r = replicated_matrix(verb, like, self._r)
+        r = replicated_matrix(opname, like, self._r)
         if k == n:
-            return redistributed(verb, r, resized(self._desc, (n, n)), is_temporary=True)
-        result = zeros(verb, resized(self._desc, (k, n)), like)
-        redistributed(verb, r, out=result[:n, :], is_temporary=True)
+            return redistributed(opname, r, resized(self._desc, (n, n)), is_temporary=True)
+        result = zeros(opname, resized(self._desc, (k, n)), like)
+        redistributed(opname, r, out=result[:n, :], is_temporary=True)
         return result
 
-    def _multiply(self, verb: str, x: DistMatrix, *, adjoint: bool) -> None:
+    def _multiply(self, opname: str, x: DistMatrix, *, adjoint: bool) -> None:
         """X := Q X or Q^H X, by two products with Q."""
         if not x.shape[1]:
             return
         n, (signs, middle) = self.shape[1], self._reflector
         top = x[:n, :]
-        diagonal = self._small(verb, np.diag(signs))
+        diagonal = self._small(opname, np.diag(signs))
         if not adjoint:  # D X
-            redistributed(verb, pmatmul(diagonal, top), out=top, is_temporary=True)
+            redistributed(opname, pmatmul(diagonal, top), out=top, is_temporary=True)
         m = middle.conj().T if adjoint else middle
         # Z = M Y^H X, with Y^H X = S Q^H X - X[:n]; then X -= Q S Z, and X[:n] += Z
-        z = pmatmul(self._small(verb, m * signs), pmatmul(self._w.H, x))
-        z = pmatmul(self._small(verb, -m), top, z, beta=1, out=z)
+        z = pmatmul(self._small(opname, m * signs), pmatmul(self._w.H, x))
+        z = pmatmul(self._small(opname, -m), top, z, beta=1, out=z)
         pmatmul(self._w, pmatmul(diagonal, z), x, alpha=-1, beta=1, out=x)
-        pmatmul(self._small(verb, np.eye(n)), z, top, beta=1, out=top)
+        pmatmul(self._small(opname, np.eye(n)), z, top, beta=1, out=top)
         if adjoint:
-            redistributed(verb, pmatmul(diagonal, top), out=top, is_temporary=True)
+            redistributed(opname, pmatmul(diagonal, top), out=top, is_temporary=True)
 
-    def _small(self, verb: str, array: Array) -> DistMatrix:
+    def _small(self, opname: str, array: Array) -> DistMatrix:
         """**Collective.** A small matrix on all ranks."""
-        return replicated_matrix(verb, self._w, np.asfortranarray(array.astype(self.dtype)))
+        return replicated_matrix(opname, self._w, np.asfortranarray(array.astype(self.dtype)))
 
     @cached_property
     def _reflector(self) -> tuple[Array, Array]:

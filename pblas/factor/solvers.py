@@ -74,21 +74,21 @@ def solve(
     ...     pblas.linalg.solve(ctx.from_global(np.array([[0.0, 2.0], [4.0, 5.0]])), np.array([2.0, 9.0])).tolist()
     [1.0, 1.0]
     """
-    verb, runtime = "solve", arguments.runtime_of("solve", a)
-    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        with runtime.local_step(verb):
+    opname, runtime = "solve", arguments.runtime_of("solve", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+        with runtime.local_step(opname):
             if assume_a not in _KINDS:
-                raise errors.ArgumentError(f"{verb}: assume_a must be 'gen' or 'pos', got {assume_a!r}")
-            arguments.check_matrix(verb, "A", a, runtime)
-            arguments.check_square(verb, a.desc)
-            b, signature = arguments.checked_right(verb, b, a.shape, a.dtype, runtime)
-            arguments.check_not_given_up(verb, a, b, overwrite_a)
+                raise errors.ArgumentError(f"{opname}: assume_a must be 'gen' or 'pos', got {assume_a!r}")
+            arguments.check_matrix(opname, "A", a, runtime)
+            arguments.check_square(opname, a.desc)
+            b, signature = arguments.checked_right(opname, b, a.shape, a.dtype, runtime)
+            arguments.check_not_given_up(opname, a, b, overwrite_a)
         others, stage = {"assume_a": assume_a, "B": signature}, reports.stage("factor")
         is_pos = assume_a == "pos"
         kind: type[PlannedFactorization] = PlannedCholesky if is_pos else PlannedLu
-        factored = prepared(kind, verb, a, overwrite_a=overwrite_a, progress=stage, others=others).factored(a)
+        factored = prepared(kind, opname, a, overwrite_a=overwrite_a, progress=stage, others=others).factored(a)
         factor: Factor = (CholeskyFactor if is_pos else LuFactor)(factored, a.desc.without_lld)
-        return factor.solution(verb, b, progress=reports.stage("solve"))
+        return factor.solution(opname, b, progress=reports.stage("solve"))
 
 
 def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = False) -> DistMatrix:
@@ -104,12 +104,12 @@ def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = 
         SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
     """
-    verb, runtime = "inv", arguments.runtime_of("inv", a)
-    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
+    opname, runtime = "inv", arguments.runtime_of("inv", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         stage = reports.stage("factor")
-        factoring = prepared(PlannedLu, verb, a, square=True, overwrite_a=overwrite_a, progress=stage)
+        factoring = prepared(PlannedLu, opname, a, square=True, overwrite_a=overwrite_a, progress=stage)
         out, stage = a if factoring.overwriting.result else None, reports.stage("invert")
-        return lu_of(factoring, a).inverse(verb, out, stage)
+        return lu_of(factoring, a).inverse(opname, out, stage)
 
 
 def det(a: DistMatrix) -> Number:
@@ -159,16 +159,16 @@ def cond(a: DistMatrix, p: float | None = None) -> Real:
         ArgumentError: no norm, or another one.
         BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
     """
-    verb, runtime = "cond", arguments.runtime_of("cond", a)
-    with runtime.call(verb):
-        with runtime.local_step(verb):
+    opname, runtime = "cond", arguments.runtime_of("cond", a)
+    with runtime.call(opname):
+        with runtime.local_step(opname):
             if not isinstance(p, int | float) or p not in (1, inf):
                 raise errors.ArgumentError(
-                    f"{verb}: p must be 1 or inf, got {p!r}; NumPy's default, 2, needs singular values, which pblas "
+                    f"{opname}: p must be 1 or inf, got {p!r}; NumPy's default, 2, needs singular values, which pblas "
                     f"does not compute: pass p=1"
                 )
-        runtime.agree(verb, {"p": p})
-        factor, norm = _factored(verb, a), a.norm(p)
+        runtime.agree(opname, {"p": p})
+        factor, norm = _factored(opname, a), a.norm(p)
         if np.isnan(norm):
             return norm
         if factor.info:
@@ -193,22 +193,22 @@ def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the
     return a.norm(ord)
 
 
-def _factored(verb: str, a: DistMatrix) -> LuFactor:
+def _factored(opname: str, a: DistMatrix) -> LuFactor:
     """**Collective.** The LU factor of a square matrix."""
-    return lu_of(prepared(PlannedLu, verb, a, square=True), a)
+    return lu_of(prepared(PlannedLu, opname, a, square=True), a)
 
 
 _SHIFTS = 32, 64, 128, 256, 512, 1024
 """Exponents by which a matrix is scaled down, one after the other, until no element of U overflows."""
 
 
-def _determinant(verb: str, a: DistMatrix) -> Determinant:
+def _determinant(opname: str, a: DistMatrix) -> Determinant:
     """**Collective.** The determinant of a square matrix, also if elements of its U are too large for its dtype."""
-    det = _factored(verb, a).determinant(verb)
+    det = _factored(opname, a).determinant(opname)
     for shift in _SHIFTS:
         if np.isfinite(det.mantissa) or not np.isfinite(a.norm("max")):
             break
-        det = _factored(verb, elementwise("x * s", x=a, s=2.0**-shift)).determinant(verb)
+        det = _factored(opname, elementwise("x * s", x=a, s=2.0**-shift)).determinant(opname)
         det = det._replace(exponent=det.exponent + shift * a.shape[0])
     return det
 
@@ -264,22 +264,22 @@ def lstsq(
     >>> x.round(3).tolist(), residuals.round(3).tolist(), rank
     ([0.833, 1.5], [0.167], 2)
     """
-    verb, runtime = "lstsq", arguments.runtime_of("lstsq", a)
-    with runtime.call(verb), Progress(verb, runtime, progress) as reports:
-        with runtime.local_step(verb):
-            arguments.check_matrix(verb, "A", a, runtime)
+    opname, runtime = "lstsq", arguments.runtime_of("lstsq", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+        with runtime.local_step(opname):
+            arguments.check_matrix(opname, "A", a, runtime)
             m, n = a.shape
-            b, signature = arguments.checked_right(verb, b, a.shape, a.dtype, runtime)
-            arguments.check_not_given_up(verb, a, b, overwrite_a)
-            overwrite_a = checked_flag(verb, "overwrite_a", overwrite_a)
-        runtime.agree(verb, {"overwrite_a": overwrite_a})  # with it a norm comes before the factorization
-        scaled = _scaled_factor(verb, a, overwrite_a, reports.stage("factor"), signature)
+            b, signature = arguments.checked_right(opname, b, a.shape, a.dtype, runtime)
+            arguments.check_not_given_up(opname, a, b, overwrite_a)
+            overwrite_a = checked_flag(opname, "overwrite_a", overwrite_a)
+        runtime.agree(opname, {"overwrite_a": overwrite_a})  # with it a norm comes before the factorization
+        scaled = _scaled_factor(opname, a, overwrite_a, reports.stage("factor"), signature)
         stage = reports.stage("solve")
         if isinstance(b, DistMatrix):
-            x, residuals = _solved(verb, scaled, a, b, stage)
+            x, residuals = _solved(opname, scaled, a, b, stage)
             return LstsqResult(x, residuals, min(m, n), None)
-        columns = replicated_matrix(verb, a, arguments.columns_of(b))
-        solution, residuals = _solved(verb, scaled, a, columns, stage)
+        columns = replicated_matrix(opname, a, arguments.columns_of(b))
+        solution, residuals = _solved(opname, scaled, a, columns, stage)
         array = solution.to_global(None)
         assert array is not None, "on all ranks"
         return LstsqResult(array.reshape(n, *b.shape[1:]), residuals, min(m, n), None)
@@ -306,14 +306,14 @@ def orth(a: DistMatrix) -> DistMatrix:
     ...     abs(pblas.linalg.orth(ctx.from_global(np.array([[3.0], [4.0]]))).to_global()).round(3).tolist()
     [[0.6], [0.8]]
     """
-    verb, runtime = "orth", arguments.runtime_of("orth", a)
-    with runtime.call(verb):
+    opname, runtime = "orth", arguments.runtime_of("orth", a)
+    with runtime.call(opname):
         m, n = a.shape
         # With m < n the columns of R^H, with A^H = Q R, span the same space as those of A
-        factor = factored(verb, a if m >= n else factored(verb, a.H)[0].upper(verb, m).H)[0]
-        _check_rank(verb, np.abs(factor.upper(verb, min(m, n)).diagonal()), a.shape)
-        q = factor.formed(verb, "reduced")
-        return q if m >= n else redistributed(verb, q, resized(a.desc, (m, m)), is_temporary=True)
+        factor = factored(opname, a if m >= n else factored(opname, a.H)[0].upper(opname, m).H)[0]
+        _check_rank(opname, np.abs(factor.upper(opname, min(m, n)).diagonal()), a.shape)
+        q = factor.formed(opname, "reduced")
+        return q if m >= n else redistributed(opname, q, resized(a.desc, (m, m)), is_temporary=True)
 
 
 class _Scaled(NamedTuple):
@@ -325,13 +325,13 @@ class _Scaled(NamedTuple):
     scale: float
 
 
-def _scaled_factor(verb: str, a: DistMatrix, overwrite_a: Any, progress: StageReport, signature: object) -> _Scaled:
+def _scaled_factor(opname: str, a: DistMatrix, overwrite_a: Any, progress: StageReport, signature: object) -> _Scaled:
     """**Collective.** The QR factor of a matrix of full rank, scaled if its elements are close to the limits."""
 
     def of(x: DistMatrix, scale: float) -> _Scaled:
         x = x if x.shape[0] >= x.shape[1] else x.H
-        factor, _ = factored(verb, x, overwrite_a=overwrite_a, progress=progress, others={"B": signature})
-        r = factor.triangle(verb)
+        factor, _ = factored(opname, x, overwrite_a=overwrite_a, progress=progress, others={"B": signature})
+        r = factor.triangle(opname)
         return _Scaled(factor, r, np.abs(r.diagonal()), scale)
 
     scaled = of(*(in_range(a) if overwrite_a else (a, 1.0)))
@@ -340,38 +340,38 @@ def _scaled_factor(verb: str, a: DistMatrix, overwrite_a: Any, progress: StageRe
         x, scale = in_range(a)
         if scale != 1:
             scaled = of(x, scale)
-    _check_rank(verb, scaled.diagonal, a.shape)
+    _check_rank(opname, scaled.diagonal, a.shape)
     return scaled
 
 
 def _solved(
-    verb: str, scaled: _Scaled, a: DistMatrix, b: DistMatrix, progress: StageReport
+    opname: str, scaled: _Scaled, a: DistMatrix, b: DistMatrix, progress: StageReport
 ) -> tuple[DistMatrix, Array]:
     """**Collective.** X and the squared norms of the columns of B - A X."""
     (m, n), (factor, r, _, scale) = a.shape, scaled
     residuals = np.empty(0, np.zeros(0, a.dtype).real.dtype)
     b, of_b = in_range(b)
     if m < n:
-        z = zeros(verb, resized(b.desc, (n, b.shape[1])), b)
-        triangle_solved(verb, r, b, uplo="U", trans="C", out=z[:m, :])
-        x = factor.applied(verb, z, "N", progress)
+        z = zeros(opname, resized(b.desc, (n, b.shape[1])), b)
+        triangle_solved(opname, r, b, uplo="U", trans="C", out=z[:m, :])
+        x = factor.applied(opname, z, "N", progress)
     else:
-        y = factor.applied(verb, b, "C", progress)
+        y = factor.applied(opname, b, "C", progress)
         if m > n:
             with np.errstate(all="ignore"):
                 residuals = (y[n:, :].norm(axis=0) / residuals.dtype.type(of_b)) ** 2
-        x = triangle_solved(verb, r, y[:n, :], uplo="U", out=resized(b.desc, (n, b.shape[1])))
+        x = triangle_solved(opname, r, y[:n, :], uplo="U", out=resized(b.desc, (n, b.shape[1])))
     return x if scale == of_b else elementwise("x * s", x=x, s=scale / of_b, out=x), residuals
 
 
-def _check_rank(verb: str, diagonal: Array, shape: tuple[int, int]) -> None:
+def _check_rank(opname: str, diagonal: Array, shape: tuple[int, int]) -> None:
     """Raise SingularMatrixError, on all ranks, if a size of R's diagonal, equal on all ranks, is negligible."""
     limit = np.finfo(diagonal.dtype).eps * max(shape) * diagonal.max(initial=0)
     negligible = np.flatnonzero(diagonal <= limit)  # NaN is not: it becomes the result
     if negligible.size:
         k = int(negligible[0]) + 1
         text = (
-            f"{verb}: A does not have full rank: element {k} of the diagonal of R, counted from 1, is negligible; "
+            f"{opname}: A does not have full rank: element {k} of the diagonal of R, counted from 1, is negligible; "
             f"leave out rows or columns that depend on others, or scale those that are tiny"
         )
         raise agreed(SingularMatrixError(text, k))

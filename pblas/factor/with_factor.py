@@ -68,18 +68,18 @@ class Substitution(WithFactor):
         return RunSubstitution(plan, backend, self.dtype)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> SubstitutionOperands:
         progress, array, pivots, backward = bound.local
-        w, b = (x.stored(verb) for x in (bound.reads["W"], bound.reads.get("B", result)))
+        w, b = (x.stored(opname) for x in (bound.reads["W"], bound.reads.get("B", result)))
         right, conj = (b if self.begins == "B" else None), self.conjugated and self.dtype.kind == "c"
         return SubstitutionOperands(
-            w, right, result.stored(verb), False, (conj, False), progress, array, pivots, backward
+            w, right, result.stored(opname), False, (conj, False), progress, array, pivots, backward
         )
 
 
 def substituted(
-    verb: str,
+    opname: str,
     w: DistMatrix,
     b: DistMatrix | MatrixDescriptor | Array,
     triangles: tuple[Triangle, ...],
@@ -107,7 +107,7 @@ def substituted(
             form = w.desc, desc, w.dtype, False, "array", triangles
         return Bound(Substitution, form, {}, reads, out, local=(progress, array, pivots, backward))
 
-    return reported(step(verb, w.runtime, bind, agrees=agrees), progress)
+    return reported(step(opname, w.runtime, bind, agrees=agrees), progress)
 
 
 class Reflectors(NamedTuple):
@@ -143,19 +143,19 @@ class ProductWithQ(WithFactor):
         return RunPanelReflectors(plan, backend, self.dtype)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> ReflectorsOperands:
         c, (tree, progress) = bound.reads.get("C"), bound.local
-        x, right = result.stored(verb), None if c is None else c.stored(verb)
-        is_turned, is_complex = self.side == "R", self.dtype.kind == "c"
-        if is_turned:  # X = C^H
+        x, right = result.stored(opname), None if c is None else c.stored(opname)
+        is_transposed, is_complex = self.side == "R", self.dtype.kind == "c"
+        if is_transposed:  # X = C^H
             x, right = x.T, None if right is None else right.T
-        conj = is_complex and self.conjugated != is_turned, is_complex and is_turned
-        return ReflectorsOperands(bound.reads["Q"].stored(verb), right, x, result is c, conj, progress, tree)
+        conj = is_complex and self.conjugated != is_transposed, is_complex and is_transposed
+        return ReflectorsOperands(bound.reads["Q"].stored(opname), right, x, result is c, conj, progress, tree)
 
 
 def multiplied(
-    verb: str,
+    opname: str,
     q: Reflectors,
     c: DistMatrix | MatrixDescriptor,
     *,
@@ -176,7 +176,7 @@ def multiplied(
         form = q.w.desc.without_lld, *right, side, trans, q.tree is not None
         return Bound(ProductWithQ, form, {}, reads, out, local=(q.tree, progress))
 
-    return reported(step(verb, q.w.runtime, bind), progress)
+    return reported(step(opname, q.w.runtime, bind), progress)
 
 
 def empty(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
@@ -184,19 +184,19 @@ def empty(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     return DistMatrix(desc, like.runtime.empty(like.runtime.local_memory(desc, like.dtype)), like.runtime)
 
 
-def zeros(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+def zeros(opname: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** A new matrix of zeros, of the dtype of another one."""
     x = empty(desc, like)
-    with x.runtime.local_step(verb):
-        x.runtime.backend.clear(x.stored(verb))
+    with x.runtime.local_step(opname):
+        x.runtime.backend.clear(x.stored(opname))
     return x
 
 
-def identity(verb: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
+def identity(opname: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** The first columns of the identity, of the dtype of another matrix."""
     x = empty(desc, like)
-    with x.runtime.local_step(verb):
-        set_identity(x.runtime.backend, desc, x.stored(verb))
+    with x.runtime.local_step(opname):
+        set_identity(x.runtime.backend, desc, x.stored(opname))
     return x
 
 

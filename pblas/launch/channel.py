@@ -43,14 +43,14 @@ def _dumps(value: object, callback: Callable[[pickle.PickleBuffer], object] | No
     return file.getvalue()
 
 
-def packed(verb: str, value: Any, what: str) -> Frames:
+def packed(opname: str, value: Any, what: str) -> Frames:
     """A value as a message."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         head = _dumps(value, buffers.append)
     except Exception as caught:
         remedy = "" if find_spec("cloudpickle") else "; pip install cloudpickle, which sends more functions and classes"
-        text = f"{verb}: {what} cannot be sent: {type(caught).__name__}: {caught}{remedy}"
+        text = f"{opname}: {what} cannot be sent: {type(caught).__name__}: {caught}{remedy}"
         raise errors.ArgumentError(text) from caught
     return [head, *(buffer.raw() for buffer in buffers)]
 

@@ -45,24 +45,24 @@ def rank_variable() -> str | None:
     return next((name for name in _RANKS if name in os.environ), None)
 
 
-def refuse_inside_a_job(verb: str) -> None:
+def refuse_inside_a_job(opname: str) -> None:
     """Raise BackendError if this process is a rank itself."""
     name = rank_variable()
     if name is not None:
         raise errors.BackendError(
-            f"{verb}: this process is a rank of an MPI job already ({name}={os.environ[name]}), and a rank starts "
+            f"{opname}: this process is a rank of an MPI job already ({name}={os.environ[name]}), and a rank starts "
             f"no ranks. Call it from a plain `python script.py` or a notebook; in a job use pblas.Context()"
         )
 
 
-def launcher(verb: str) -> list[str]:
+def launcher(opname: str) -> list[str]:
     """The command that starts ranks: MPIEXEC, or the mpiexec of this Python's environment, or that on the path."""
     chosen = os.environ.get("MPIEXEC")
     beside = Path(sys.executable).parent / "mpiexec"
     command = shlex.split(chosen) if chosen else [str(beside) if beside.exists() else "mpiexec"]
     if not command or shutil.which(command[0]) is None:
         raise errors.BackendError(
-            f"{verb}: there is no {command[0] if command else chosen!r} to start ranks: pip install mpi4py mpich, or "
+            f"{opname}: there is no {command[0] if command else chosen!r} to start ranks: pip install mpi4py mpich, or "
             f"name that of your MPI, as MPIEXEC=/usr/bin/mpiexec"
         )
     return command
@@ -95,7 +95,7 @@ class Job:
     """Ranks that wait for functions.
 
     Args:
-        verb: the public call, for messages of errors.
+        opname: the public call, for messages of errors.
         ranks: number of ranks, at least 1.
         options: arguments of `Context`.
 
@@ -106,11 +106,11 @@ class Job:
         The exception of `Context`.
     """
 
-    def __init__(self, verb: str, ranks: int, options: dict[str, Any]) -> None:
-        setup = packed(verb, options, "an option of the context")
-        command = launcher(verb)
+    def __init__(self, opname: str, ranks: int, options: dict[str, Any]) -> None:
+        setup = packed(opname, options, "an option of the context")
+        command = launcher(opname)
         self._command = command[0]
-        self._verb, self._nranks, self._owner = verb, ranks, os.getpid()
+        self._opname, self._nranks, self._owner = opname, ranks, os.getpid()
         self._patience = options.get("timeout", TIMEOUT)
         self._selector = selectors.DefaultSelector()
         self._channels: list[Channel] = []
@@ -151,7 +151,7 @@ class Job:
         sizes = {unpacked(outcome.frames) for outcome in outcomes.values()}
         if sizes != {self._nranks}:
             raise errors.BackendError(
-                f"{self._verb}: {self._command} started {self._nranks} ranks, but MPI sees jobs of {sizes.pop()}: it "
+                f"{self._opname}: {self._command} started {self._nranks} ranks, but MPI sees jobs of {sizes.pop()}: it "
                 f"and the MPI library of mpi4py do not belong together. MPIEXEC=... names another mpiexec"
             )
         self._channels = [self._channels[place] for place in sorted(outcomes, key=lambda place: outcomes[place].rank)]
@@ -169,7 +169,7 @@ class Job:
             status = self._process.poll()
             if status is not None or time.monotonic() > end:
                 what = "did not start in time" if status is None else f"did not start (exit status {status})"
-                raise errors.BackendError(f"{self._verb}: the {self._nranks} ranks {what}: {self._log_text()}")
+                raise errors.BackendError(f"{self._opname}: the {self._nranks} ranks {what}: {self._log_text()}")
 
     def _add(self, stream: socket.socket) -> None:
         """Take the connection and the output of a rank."""
@@ -186,24 +186,24 @@ class Job:
             self._outputs.append(output)
             self._selector.register(output, selectors.EVENT_READ)
 
-    def check_owner(self, verb: str) -> None:
+    def check_owner(self, opname: str) -> None:
         """Refuse a fork of the process that started the ranks: its messages would mix with those of that process."""
         if os.getpid() != self._owner:
             raise errors.ContextError(
-                f"{verb}: the ranks belong to process {self._owner}, and this is its fork {os.getpid()}; make another "
-                f"pblas.Pool here, or call it there"
+                f"{opname}: the ranks belong to process {self._owner}, and this is its fork {os.getpid()}; make "
+                f"another pblas.Pool here, or call it there"
             )
 
-    def call(self, verb: str, frames: Frames, timeout: float | None) -> list[Any]:
+    def call(self, opname: str, frames: Frames, timeout: float | None) -> list[Any]:
         """The value of each rank, for a call that all ranks make."""
-        self._verb = verb
+        self._opname = opname
         try:
             outcomes = self._exchange(frames, math.inf if timeout is None else timeout, self._patience)
         except BaseException:  # Ctrl-C too
             self.end(graceful=False)
             raise
         if lost := next((outcome.lost for outcome in outcomes.values() if outcome.lost), ""):
-            text = f"{verb}: the ranks have a new context, and lost the attributes of the old one: {lost}"
+            text = f"{opname}: the ranks have a new context, and lost the attributes of the old one: {lost}"
             warnings.warn(text, errors.PblasWarning, stacklevel=3)
         failures = {rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None}
         if failures:
@@ -258,7 +258,7 @@ class Job:
         text = f"rank {ranks} of {self._nranks} did not return within {timeout:g} s; no rank is left"
         failures = {rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None}
         if not failures:
-            raise errors.PeerTimeout(f"{self._verb}: {text}")
+            raise errors.PeerTimeout(f"{self._opname}: {text}")
         error = first_error(failures, self._nranks)
         error.add_note(f"After this exception {text}: they may have waited for the rank that raised it.")
         raise error
@@ -270,8 +270,8 @@ class Job:
             status = str(self._process.wait(_END_SECONDS))
         self._forward_arrived()
         error = errors.ContextError(
-            f"{self._verb}: rank {rank} of {self._nranks} died, with exit status {status}, and no rank is left; start "
-            f"others with pblas.Pool or pblas.run"
+            f"{self._opname}: rank {rank} of {self._nranks} died, with exit status {status}, and no rank is left; "
+            f"start others with pblas.Pool or pblas.run"
         )
         error.add_note(self._log_text())
         raise error

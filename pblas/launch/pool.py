@@ -158,24 +158,24 @@ def run(
         job.end()
 
 
-def _job(verb: str, ranks: Any, options: dict[str, Any]) -> Job:
+def _job(opname: str, ranks: Any, options: dict[str, Any]) -> Job:
     """Start ranks."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-        raise errors.ArgumentError(f"{verb}: ranks must be an integer of at least 1, got {ranks!r}")
-    refuse_inside_a_job(verb)
-    return Job(verb, ranks, options)
+        raise errors.ArgumentError(f"{opname}: ranks must be an integer of at least 1, got {ranks!r}")
+    refuse_inside_a_job(opname)
+    return Job(opname, ranks, options)
 
 
-def _packed_call(verb: str, function: Any, args: Any, kwargs: Any, timeout: Any) -> Frames:
+def _packed_call(opname: str, function: Any, args: Any, kwargs: Any, timeout: Any) -> Frames:
     """A call as a message."""
     if not callable(function):
-        raise errors.ArgumentError(f"{verb}: function must be callable, got {function!r}")
+        raise errors.ArgumentError(f"{opname}: function must be callable, got {function!r}")
     if not isinstance(args, tuple | list):
         raise errors.ArgumentError(
-            f"{verb}: args must be a tuple or a list, got {args!r}; for one argument x, args=(x,)"
+            f"{opname}: args must be a tuple or a list, got {args!r}; for one argument x, args=(x,)"
         )
     if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise errors.ArgumentError(f"{verb}: kwargs must be a dict, got {kwargs!r}")
+        raise errors.ArgumentError(f"{opname}: kwargs must be a dict, got {kwargs!r}")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
-        raise errors.ArgumentError(f"{verb}: timeout must be a positive number of seconds or None, got {timeout!r}")
-    return packed(verb, (function, tuple(args), dict(kwargs or {})), "the function or an argument of it")
+        raise errors.ArgumentError(f"{opname}: timeout must be a positive number of seconds or None, got {timeout!r}")
+    return packed(opname, (function, tuple(args), dict(kwargs or {})), "the function or an argument of it")

@@ -128,7 +128,7 @@ def plan_matmul(
     >>> plan_matmul(512, 512, 65536, nprocs=8).plan.name
     'GemmReduceScatter'
     """
-    verb = "plan_matmul"
+    opname = "plan_matmul"
     modes = tf32, fast_accumulate, autotune
     options = ProductOptions(transa, transb, overlap, chunks, *modes, strict, memory_nbytes, queue)
     scales = scale_a, scale_b, scale_d, amax
@@ -137,15 +137,15 @@ def plan_matmul(
     )
     matrices = {"a": a, "b": b, "c": c, "out": out}
     if not any(isinstance(x, DistMatrix) for x in matrices.values()):
-        return _plan_layouts(verb, arguments)
-    runtime = runtime_of(verb, matrices)
+        return _plan_layouts(opname, arguments)
+    runtime = runtime_of(opname, matrices)
     if not runtime.topology.push:
-        return planned(verb, PlannedMatmul, Product.bind, matrices, arguments)
-    with runtime.call(verb):
-        bound, operation = _agreed(verb, runtime, partial(Product.bind, verb, runtime, arguments))
+        return planned(opname, PlannedMatmul, Product.bind, matrices, arguments)
+    with runtime.call(opname):
+        bound, operation = _agreed(opname, runtime, partial(Product.bind, opname, runtime, arguments))
         if operation.is_pushed:
-            return _pushed(verb, runtime, bound, operation)
-        return made(verb, runtime, bound, PlannedMatmul)
+            return _pushed(opname, runtime, bound, operation)
+        return made(opname, runtime, bound, PlannedMatmul)
 
 
 def pmatmul(
@@ -200,48 +200,48 @@ def pmatmul(
 
     Source: PBLAS, p?gemm.
     """
-    verb = "pmatmul"
+    opname = "pmatmul"
     options = ProductOptions(transa, transb, overlap, chunks, tf32, fast_accumulate, strict=strict)
     scales = scale_a, scale_b, scale_d, amax
     arguments = ProductCall(a, b, c, out, alpha, beta, options, epilogue, scales, out_dtype, wire_dtype)
     matrices = {"a": a, "b": b, "c": c, "out": out}
-    runtime = runtime_of(verb, matrices)
+    runtime = runtime_of(opname, matrices)
     if not runtime.topology.push:
-        return call(verb, Product.bind, matrices, arguments)
-    with runtime.call(verb):
-        return _pushed_now(verb, runtime, arguments)
+        return call(opname, Product.bind, matrices, arguments)
+    with runtime.call(opname):
+        return _pushed_now(opname, runtime, arguments)
 
 
-def _plan_layouts(verb: str, arguments: ProductCall) -> PlannedMatmul:
+def _plan_layouts(opname: str, arguments: ProductCall) -> PlannedMatmul:
     """The planned product of a call with descriptors or sizes: it cannot be executed."""
     if any(isinstance(x, Integral) for x in arguments[:3]):
-        arguments = arguments.with_layouts(verb)
-    arguments.check_kinds(verb, placed=False)
-    ranks = enough_ranks(verb, arguments.nprocs, [desc for desc in arguments[:4] if desc is not None])
+        arguments = arguments.with_layouts(opname)
+    arguments.check_kinds(opname, placed=False)
+    ranks = enough_ranks(opname, arguments.nprocs, [desc for desc in arguments[:4] if desc is not None])
     hardware = None if arguments.hardware is None else find_hardware(arguments.hardware)
     topology = Topology(ranks, shared=True) if hardware is None else hardware.topology
-    bound = Product.bind(verb, None, arguments, ranks)
-    operation = Product.made(verb, bound.form, ranks, topology)
+    bound = Product.bind(opname, None, arguments, ranks)
+    operation = Product.made(opname, bound.form, ranks, topology)
     if hardware is not None:
-        operation = replace(operation, chosen=operation.spec.choose(verb, operation.d, ranks, topology, hardware))
+        operation = replace(operation, chosen=operation.spec.choose(opname, operation.d, ranks, topology, hardware))
     return PlannedMatmul(operation, None, ranks, topology, bound)
 
 
-def _pushed_now(verb: str, runtime: Runtime, arguments: ProductCall) -> DistMatrix:
+def _pushed_now(opname: str, runtime: Runtime, arguments: ProductCall) -> DistMatrix:
     """**Collective.** A product where ranks may push data, by a kept plan if all ranks have one that serves `out`."""
 
     def bind() -> Bound[DistMatrix]:
-        bound = Product.bind(verb, runtime, arguments)
+        bound = Product.bind(opname, runtime, arguments)
         kept = runtime.kept.get(_key(bound), PushedMatmul)
         return bound._replace(fact=int(kept is None or not kept.serves(bound.out)))
 
-    bound, operation = _agreed(verb, runtime, bind)
+    bound, operation = _agreed(opname, runtime, bind)
     if not operation.is_pushed:
-        return step(verb, runtime, lambda: bound._replace(fact=0))
+        return step(opname, runtime, lambda: bound._replace(fact=0))
     key = _key(bound)
     pushed = None if bound.fact else runtime.kept.get(key, PushedMatmul)
     if pushed is None:
-        pushed = _pushed(verb, runtime, bound, operation)
+        pushed = _pushed(opname, runtime, bound, operation)
         pushed.forget_operands()
     runtime.kept.keep(key, pushed)
     extras: Extras = bound.local
@@ -249,8 +249,8 @@ def _pushed_now(verb: str, runtime: Runtime, arguments: ProductCall) -> DistMatr
     return pushed.launch(Execution(a, b, bound.old, bound.out, extras.operands, scales=extras.scales))
 
 
-def _agreed(verb: str, runtime: Runtime, bind: Callable[[], Bound[DistMatrix]]) -> tuple[Bound[DistMatrix], Product]:
-    bound, operation = agreed(verb, runtime, bind)
+def _agreed(opname: str, runtime: Runtime, bind: Callable[[], Bound[DistMatrix]]) -> tuple[Bound[DistMatrix], Product]:
+    bound, operation = agreed(opname, runtime, bind)
     assert isinstance(operation, Product), "bound above"
     return bound, operation
 
@@ -260,9 +260,9 @@ def _key(bound: Bound[DistMatrix]) -> tuple[object, ...]:
     return *bound.key, bound.scalars["alpha"], bound.scalars["beta"]
 
 
-def _pushed(verb: str, runtime: Runtime, bound: Bound[DistMatrix], operation: Product) -> PushedMatmul:
+def _pushed(opname: str, runtime: Runtime, bound: Bound[DistMatrix], operation: Product) -> PushedMatmul:
     spec, operands = operation.spec, (*bound.reads.values(), bound.old, bound.out)
-    plan = spec.choose(verb, operation.d, runtime.nprocs, runtime.topology, measured=runtime.measured)
+    plan = spec.choose(opname, operation.d, runtime.nprocs, runtime.topology, measured=runtime.measured)
 
     def pushed(plan: ProductPlan) -> PushedMatmul:
         chosen = replace(operation, chosen=plan)
@@ -275,5 +275,5 @@ def _pushed(verb: str, runtime: Runtime, bound: Bound[DistMatrix], operation: Pr
         plan = tuned(runtime, spec, plan, operation.d, pushed, operands)
     planned = pushed(plan)
     planned.rehearse(*operands, autotune=autotune)
-    runtime.agree(f"{verb}: workspace", {})
+    runtime.agree(f"{opname}: workspace", {})
     return planned

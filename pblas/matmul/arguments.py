@@ -40,22 +40,22 @@ class ProductOptions(NamedTuple):
     memory_nbytes: int | None = None
     queue: int | None = None
 
-    def checked(self, verb: str) -> ProductOptions:
+    def checked(self, opname: str) -> ProductOptions:
         """The options with one value for each meaning, checked on this rank."""
         if all(map(operator.is_, self, _DEFAULTS)):  # most calls
             return self
         checked = self._replace(
-            transa=checks.checked_trans(verb, "transa", self.transa),
-            transb=checks.checked_trans(verb, "transb", self.transb),
-            overlap=checked_flag(verb, "overlap", self.overlap),
-            chunks=checks.checked_positive(verb, "chunks", self.chunks),
-            tf32=checked_flag(verb, "tf32", self.tf32),
-            fast_accumulate=checked_flag(verb, "fast_accumulate", self.fast_accumulate),
-            autotune=checked_flag(verb, "autotune", self.autotune),
-            strict=checked_flag(verb, "strict", self.strict),
-            memory_nbytes=checks.checked_positive(verb, "memory_nbytes", self.memory_nbytes),
+            transa=checks.checked_trans(opname, "transa", self.transa),
+            transb=checks.checked_trans(opname, "transb", self.transb),
+            overlap=checked_flag(opname, "overlap", self.overlap),
+            chunks=checks.checked_positive(opname, "chunks", self.chunks),
+            tf32=checked_flag(opname, "tf32", self.tf32),
+            fast_accumulate=checked_flag(opname, "fast_accumulate", self.fast_accumulate),
+            autotune=checked_flag(opname, "autotune", self.autotune),
+            strict=checked_flag(opname, "strict", self.strict),
+            memory_nbytes=checks.checked_positive(opname, "memory_nbytes", self.memory_nbytes),
         )
-        return checked._replace(queue=_checked_queue(verb, self.queue, overlap=checked.overlap))
+        return checked._replace(queue=_checked_queue(opname, self.queue, overlap=checked.overlap))
 
 
 _DEFAULTS = ProductOptions()
@@ -79,65 +79,65 @@ class ProductCall(NamedTuple):
     nprocs: Any = None
     hardware: Any = None
 
-    def check_kinds(self, verb: str, *, placed: bool) -> None:
+    def check_kinds(self, opname: str, *, placed: bool) -> None:
         """Raise ArgumentError unless all operands are matrices, or all are descriptors if none is `placed`."""
         for name, x in (("a", self.a), ("b", self.b), ("c", self.c)):
             if name != "c" or x is not None:
-                checks.check_operand(verb, name, x, placed=placed)
-        checks.check_out(verb, self.out)
+                checks.check_operand(opname, name, x, placed=placed)
+        checks.check_out(opname, self.out)
         for name, value in (("nprocs", self.nprocs), ("hardware", self.hardware)) if placed else ():
             if value is not None:
-                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors or sizes; leave it out")
+                raise errors.ArgumentError(f"{opname}: {name} is for planning from descriptors or sizes; leave it out")
 
-    def dtypes(self, verb: str) -> ProductDtypes:
+    def dtypes(self, opname: str) -> ProductDtypes:
         """The dtypes of the matrices, and of partial products, checked on this rank.
 
         D has the dtype of out, else out_dtype, else that of C, else the default for A.
         """
         if isinstance(self.a, MatrixDescriptor):
             if self.dtype is None:
-                raise errors.DTypeError(f"{verb}: descriptors have no dtype; pass dtype='float64'")
-            a = b = checked_dtype(verb, self.dtype, is_argument=True, stored=True)
+                raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
+            a = b = checked_dtype(opname, self.dtype, is_argument=True, stored=True)
         else:
             a, b = self.a.dtype, self.b.dtype
-            if self.dtype is not None and a != checked_dtype(verb, self.dtype, is_argument=True, stored=True):
-                raise errors.DTypeError(f"{verb}: A is {a.name}, dtype= says {self.dtype}; leave dtype out")
+            if self.dtype is not None and a != checked_dtype(opname, self.dtype, is_argument=True, stored=True):
+                raise errors.DTypeError(f"{opname}: A is {a.name}, dtype= says {self.dtype}; leave dtype out")
         c, out = (x.dtype if isinstance(x, DistMatrix) else None for x in (self.c, self.out))
-        asked = None if self.out_dtype is None else checked_dtype(verb, self.out_dtype, is_argument=True)
+        asked = None if self.out_dtype is None else checked_dtype(opname, self.out_dtype, is_argument=True)
         if None not in (asked, out) and asked != out:
-            raise errors.DTypeError(f"{verb}: out is {out}, out_dtype= says {self.out_dtype}; leave out_dtype out")
+            raise errors.DTypeError(f"{opname}: out is {out}, out_dtype= says {self.out_dtype}; leave out_dtype out")
         d = out or asked or c or RESULTS[a][0]
-        dtypes = ProductDtypes(a, b, c or d, d, checked_wire(verb, self.wire_dtype, d))
+        dtypes = ProductDtypes(a, b, c or d, d, checked_wire(opname, self.wire_dtype, d))
         if not a is b is dtypes.c is d is RESULTS[a][0]:  # otherwise all have one dtype
-            dtypes.check(verb, "out" if out else "out_dtype" if asked else "C" if c else "D")
+            dtypes.check(opname, "out" if out else "out_dtype" if asked else "C" if c else "D")
         return dtypes
 
-    def factors(self, verb: str, dtype: np.dtype[Any]) -> tuple[complex, complex]:
+    def factors(self, opname: str, dtype: np.dtype[Any]) -> tuple[complex, complex]:
         given = float(self.c is not None) if self.beta is None else self.beta
-        alpha, beta = checked_factor(verb, "alpha", self.alpha, dtype), checked_factor(verb, "beta", given, dtype)
+        alpha, beta = checked_factor(opname, "alpha", self.alpha, dtype), checked_factor(opname, "beta", given, dtype)
         if beta != 0 and self.c is None:
-            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
+            raise errors.ArgumentError(f"{opname}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
         return alpha, beta
 
-    def with_layouts(self, verb: str) -> ProductCall:
+    def with_layouts(self, opname: str) -> ProductCall:
         """A call with sizes (m, n, k), rewritten with chosen layouts of A, B and D."""
         for name, value, least in (("m", self.a, 0), ("n", self.b, 0), ("k", self.c, 0), ("nprocs", self.nprocs, 1)):
             if not checks.is_integer(value, least):
                 raise errors.ArgumentError(
-                    f"{verb}: {name} must be an integer >= {least}, got {value!r}; "
+                    f"{opname}: {name} must be an integer >= {least}, got {value!r}; "
                     f"plan_matmul(m, n, k, nprocs=8) chooses the layouts"
                 )
         if self.out is not None:
             raise errors.ArgumentError(
-                f"{verb}: out= gives a layout, but with sizes the planner chooses all layouts; leave out= out, or "
+                f"{opname}: out= gives a layout, but with sizes the planner chooses all layouts; leave out= out, or "
                 f"pass descriptors of A and B"
             )
         options = self.options
-        memory_nbytes = checks.checked_positive(verb, "memory_nbytes", options.memory_nbytes)
+        memory_nbytes = checks.checked_positive(opname, "memory_nbytes", options.memory_nbytes)
         requested = "float64" if self.dtype is None else self.dtype
-        dtype = checked_dtype(verb, requested, is_argument=True, stored=True)
+        dtype = checked_dtype(opname, requested, is_argument=True, stored=True)
         asked = self.out_dtype
-        result = RESULTS[dtype][0] if asked is None else checked_dtype(verb, asked, is_argument=True)
+        result = RESULTS[dtype][0] if asked is None else checked_dtype(opname, asked, is_argument=True)
         m, n, k, nprocs = map(int, (self.a, self.b, self.c, self.nprocs))
         dtype_d = _other(result, dtype)
         a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes, dtype_d=dtype_d)
@@ -183,34 +183,34 @@ class ProductForm(NamedTuple):
         """Whether D is beta C, without a multiplication: alpha, m, n or k is 0. With m or n = 0, D has no elements."""
         return not self.multiplies or 0 in (*self.op_a.shape, self.op_b.n)
 
-    def output(self, verb: str, nprocs: int) -> MatrixDescriptor:
+    def output(self, opname: str, nprocs: int) -> MatrixDescriptor:
         """Descriptor of D: that of out, else that of C, else the descriptor with the cheapest plan."""
         (m, k), (k_b, n), (transa, transb, *_) = self.op_a.shape, self.op_b.shape, self.options
         if k != k_b:
             raise errors.DescriptorError(
-                f"{verb}: A and B disagree on K: op(A) is {m} x {k} (transa={transa!r}), "
+                f"{opname}: A and B disagree on K: op(A) is {m} x {k} (transa={transa!r}), "
                 f"op(B) is {k_b} x {n} (transb={transb!r}); columns of op(A) must equal rows of op(B)"
             )
         for name, desc in (("C", self.c), ("out", self.out)):
             if desc is not None and desc.shape != (m, n):
                 raise errors.DescriptorError(
-                    f"{verb}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; give {name} this shape"
+                    f"{opname}: {name} is {desc.m} x {desc.n}, op(A) op(B) is {m} x {n}; give {name} this shape"
                 )
         if self.adds and self.c and self.out and not self.c.same_distribution(self.out):
             raise errors.DescriptorError(
-                f"{verb}: C and out are distributed differently: {shared_descriptor(self.c)}, "
+                f"{opname}: C and out are distributed differently: {shared_descriptor(self.c)}, "
                 f"{shared_descriptor(self.out)}; give them one layout"
             )
         given = self.out or self.c
         if given is not None:
-            checks.check_ranks(verb, given, nprocs)
+            checks.check_ranks(opname, given, nprocs)
             return given
         order: Literal["F", "C"] = "C" if self.a.order == self.b.order == "C" else "F"
         return choose_output(self.dtypes.a.name, self.op_a, self.op_b, nprocs=nprocs, order=order, others=self._others)
 
     def choose(
         self,
-        verb: str,
+        opname: str,
         d: MatrixDescriptor,
         nprocs: int,
         topology: Topology,
@@ -245,7 +245,7 @@ class ProductForm(NamedTuple):
                 strict=options.strict,
             )
         except errors.PlanError as error:
-            raise errors.PlanError(f"{verb}: {error}") from None
+            raise errors.PlanError(f"{opname}: {error}") from None
 
     @property
     def _others(self) -> tuple[str, str]:
@@ -311,7 +311,7 @@ def _other(dtype: np.dtype[Any], first: np.dtype[Any]) -> str:
     return "" if dtype == first else dtype.name
 
 
-def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
+def checked_wire(opname: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
     """The dtype in which partial products travel: `wire_dtype`, or by default that of the matrices.
 
     >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
@@ -321,22 +321,22 @@ def checked_wire(verb: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[A
         return dtype
     total = accumulator_dtype(dtype)
     try:
-        wire = checked_dtype(verb, wire_dtype)
+        wire = checked_dtype(opname, wire_dtype)
     except errors.DTypeError:
         wire = None
     if wire is None or wire not in (dtype, total):
         names = " or ".join(dict.fromkeys((dtype.name, total.name)))
-        raise errors.DTypeError(f"{verb}: wire_dtype must be None or {names}, got {wire_dtype}")
+        raise errors.DTypeError(f"{opname}: wire_dtype must be None or {names}, got {wire_dtype}")
     return wire
 
 
-def _checked_queue(verb: str, queue: Any, *, overlap: bool) -> int | None:
+def _checked_queue(opname: str, queue: Any, *, overlap: bool) -> int | None:
     if queue is None:
         return None
     if not checks.is_integer(queue, 0) or queue >= MAX_QUEUES:
-        raise errors.ArgumentError(f"{verb}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
+        raise errors.ArgumentError(f"{opname}: queue must be None or an integer of 0..{MAX_QUEUES - 1}, got {queue!r}")
     if not overlap:
         raise errors.ArgumentError(
-            f"{verb}: queue= requires overlap=True: with overlap=False the waiting kernels occupy the whole GPU"
+            f"{opname}: queue= requires overlap=True: with overlap=False the waiting kernels occupy the whole GPU"
         )
     return int(queue)

@@ -38,7 +38,7 @@ class Scales:
 
     @classmethod
     def checked(
-        cls, verb: str, runtime: Runtime | None, dtype: np.dtype[Any], a: Any, b: Any, d: Any, amax: Any
+        cls, opname: str, runtime: Runtime | None, dtype: np.dtype[Any], a: Any, b: Any, d: Any, amax: Any
     ) -> Scales | None:
         """The scales of a call, checked on this rank; None if it has none."""
         if a is b is d is amax is None:
@@ -47,22 +47,22 @@ class Scales:
         names = [name for name, value in given.items() if value is not None]
         if dtype not in FLOAT8:
             raise errors.DTypeError(
-                f"{verb}: {names[0]} is for matrices of 8 bits, A is {dtype.name}; "
+                f"{opname}: {names[0]} is for matrices of 8 bits, A is {dtype.name}; "
                 f"use alpha= or an epilogue for factors, and D.norm('max')"
             )
-        values = {name: _checked(verb, runtime, name, given[name], is_result=name == "amax") for name in names}
+        values = {name: _checked(opname, runtime, name, given[name], is_result=name == "amax") for name in names}
         return cls(values.get("scale_a", 1.0), values.get("scale_b", 1.0), values.get(SCALE_D), values.get("amax"))
 
-    def replaced(self, verb: str, runtime: Runtime, a: Any, b: Any, d: Any, amax: Any) -> Scales:
+    def replaced(self, opname: str, runtime: Runtime, a: Any, b: Any, d: Any, amax: Any) -> Scales:
         """These scales, some of them replaced for one execution by others of the same kinds (local)."""
         values: dict[str, Any] = {}
         for name, key, value in (("scale_a", "a", a), ("scale_b", "b", b), (SCALE_D, "d", d), ("amax", "amax", amax)):
             if value is not None:
-                values[key] = _checked(verb, runtime, name, value, is_result=name == "amax")
+                values[key] = _checked(opname, runtime, name, value, is_result=name == "amax")
         before, new = self.d, values.get("d")
         if new is not None and (before is None or is_array(before) != is_array(new)):
             planned = "none" if before is None else "an array" if is_array(before) else "a number"
-            raise errors.ArgumentError(f"{verb}: {SCALE_D} is {_kind(new)}, planned was {planned}; plan anew")
+            raise errors.ArgumentError(f"{opname}: {SCALE_D} is {_kind(new)}, planned was {planned}; plan anew")
         return replace(self, **values)
 
     def arguments(self) -> dict[str, Any]:
@@ -86,15 +86,15 @@ class Scales:
         a, b = (next(arrays) if is_array(x) else x for x in (self.a, self.b))
         return replace(self, a=a, b=b)
 
-    def check_apart(self, verb: str, runtime: Runtime, out: Array) -> None:
+    def check_apart(self, opname: str, runtime: Runtime, out: Array) -> None:
         """Raise ArgumentError if an array of these overlaps the memory of D (local)."""
-        shadow = runtime.backend.shadow
+        memory_of = runtime.backend.memory_of
         for name, x in (("scale_a", self.a), ("scale_b", self.b), (SCALE_D, self.d), ("amax", self.amax)):
-            if is_array(x) and out.size and shares_memory(shadow(x), shadow(out)):
-                raise errors.ArgumentError(f"{verb}: {name} overlaps out; give it memory of its own")
+            if is_array(x) and out.size and shares_memory(memory_of(x), memory_of(out)):
+                raise errors.ArgumentError(f"{opname}: {name} overlaps out; give it memory of its own")
 
 
-def scaled(verb: str, epilogue: Any, scale_d: Any) -> Any:
+def scaled(opname: str, epilogue: Any, scale_d: Any) -> Any:
     """An epilogue followed by a multiplication with scale_d; `epilogue` itself if that is None.
 
     >>> scaled("pmatmul", "relu(x)", 0.5)
@@ -108,9 +108,9 @@ def scaled(verb: str, epilogue: Any, scale_d: Any) -> Any:
     if not isinstance(first, Epilogue):
         return first  # the checks of the epilogue raise
     if first.is_rmsnorm:
-        raise errors.ArgumentError(f"{verb}: scale_d= and 'rmsnorm' exclude each other; scale its weight instead")
+        raise errors.ArgumentError(f"{opname}: scale_d= and 'rmsnorm' exclude each other; scale its weight instead")
     if SCALE_D in first.operands:
-        raise errors.ArgumentError(f"{verb}: the epilogue has an operand {SCALE_D}; rename it, or leave scale_d= out")
+        raise errors.ArgumentError(f"{opname}: the epilogue has an operand {SCALE_D}; rename it, or leave scale_d= out")
     return Epilogue(f"({first.expression}) * {SCALE_D}", **first.operands, **{SCALE_D: scale_d})
 
 
@@ -118,27 +118,27 @@ def _kind(value: Any) -> Any:
     return "an array" if is_array(value) else value
 
 
-def _checked(verb: str, runtime: Runtime | None, name: str, value: Any, *, is_result: bool) -> Any:
+def _checked(opname: str, runtime: Runtime | None, name: str, value: Any, *, is_result: bool) -> Any:
     """A number as float, or an array of one float32 as one of shape (1,) in the same memory (local)."""
     if not has_memory(value) or isinstance(value, np.generic):
         if is_result:
-            raise errors.ArgumentError(f"{verb}: {name} must be an array of one float32, got {value!r}")
-        return float(checked_scalar(verb, name, value, FLOAT32).real)
+            raise errors.ArgumentError(f"{opname}: {name} must be an array of one float32, got {value!r}")
+        return float(checked_scalar(opname, name, value, FLOAT32).real)
     if runtime is None:
-        raise errors.ArgumentError(f"{verb}: {name} is an array; plan with matrices, or pass a number")
+        raise errors.ArgumentError(f"{opname}: {name} is an array; plan with matrices, or pass a number")
     backend = runtime.backend
     array = backend.as_array(value)
     if array.size != 1 or array.dtype != FLOAT32:
         raise errors.ArgumentError(
-            f"{verb}: {name} must be a number or an array of one float32, got {array.dtype.name} of shape "
+            f"{opname}: {name} must be a number or an array of one float32, got {array.dtype.name} of shape "
             f"{tuple(array.shape)}"
         )
     if not backend.is_here(array):
         if is_result:
-            raise errors.ArgumentError(f"{verb}: {name} must be an array in the memory of the GPU")
+            raise errors.ArgumentError(f"{opname}: {name} must be an array in the memory of the GPU")
         return float(array.reshape(1)[0])
     if is_result and not getattr(array.flags, "writeable", True):
-        raise errors.ArgumentError(f"{verb}: {name} is read-only; pass an array that can be written")
+        raise errors.ArgumentError(f"{opname}: {name} is read-only; pass an array that can be written")
     return array.reshape(1)
 
 
@@ -163,24 +163,24 @@ class ProductEpilogue:
     shape: tuple[int, int] | None = None  # shape of this rank's part of D; None before planning (local)
 
     @classmethod
-    def checked(cls, verb: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:
+    def checked(cls, opname: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:
         """The caller's epilogue, an expression or an `Epilogue`, for a D of this dtype and layout (global)."""
         epilogue = Epilogue(value) if isinstance(value, str) else value
         if not isinstance(epilogue, Epilogue):
             remedy = "; apply a function to D.local after the product" if callable(value) else ""
             raise errors.ArgumentError(
-                f"{verb}: epilogue must be None, an expression or an Epilogue, got {value!r}{remedy}"
+                f"{opname}: epilogue must be None, an expression or an Epilogue, got {value!r}{remedy}"
             )
-        epilogue.check(verb, dtype)
+        epilogue.check(opname, dtype)
         if epilogue.is_rmsnorm and not (desc.columns.is_replicated or desc.columns.is_whole):
             raise errors.ArgumentError(
-                f"{verb}: 'rmsnorm' needs whole rows, D is cut along its columns; lay D out by rows, or replicated"
+                f"{opname}: 'rmsnorm' needs whole rows, D is cut along its columns; lay D out by rows, or replicated"
             )
         return cls(epilogue, dtype, desc)
 
-    def planned(self, verb: str, runtime: Runtime, out: Array | None) -> ProductEpilogue:
+    def planned(self, opname: str, runtime: Runtime, out: Array | None) -> ProductEpilogue:
         """The epilogue with checked operands; executions must pass operands of the same kinds (local)."""
-        kinds = _kinds(self.operands(verb, runtime, None, out))
+        kinds = _kinds(self.operands(opname, runtime, None, out))
         kinds = {name: kinds[name] for name in self.epilogue.operands}
         return replace(self, kinds=kinds, shape=self.desc.local_shape(runtime.rank))
 
@@ -228,7 +228,7 @@ class ProductEpilogue:
         return f"in the GEMM (cuBLASLt: {name.lower().replace('_', ' + ')})"
 
     def operands(
-        self, verb: str, runtime: Runtime, replacements: Mapping[str, Any] | None, out: Array | None
+        self, opname: str, runtime: Runtime, replacements: Mapping[str, Any] | None, out: Array | None
     ) -> CheckedOperands:
         """The checked operands on this rank: numbers and arrays, by name (local)."""
         if isinstance(replacements, CheckedOperands):
@@ -236,19 +236,19 @@ class ProductEpilogue:
         epilogue, operands = self.epilogue, CheckedOperands()
         if replacements is not None and not isinstance(replacements, Mapping):
             raise errors.ArgumentError(
-                f"{verb}: operands must be a dict from names to values, got {type(replacements).__name__}"
+                f"{opname}: operands must be a dict from names to values, got {type(replacements).__name__}"
             )
         if replacements is not None and replacements.keys() != epilogue.operands.keys():
             names = ", ".join(epilogue.operands) or "none"
             raise errors.ArgumentError(
-                f"{verb}: operands must have the planned names, {names}; got {list(replacements)}"
+                f"{opname}: operands must have the planned names, {names}; got {list(replacements)}"
             )
         values = epilogue.operands if replacements is None else replacements
         for name in epilogue.operands:  # in the planned order, which recorded graphs rely on
             value = values[name]
-            what = f"{verb}: epilogue {epilogue.expression!r}: {name}"
+            what = f"{opname}: epilogue {epilogue.expression!r}: {name}"
             if _is_number(value) and (not epilogue.is_rmsnorm or name == "eps"):
-                operands[name] = checked_scalar(f"{verb}: epilogue {epilogue.expression!r}", name, value, self.dtype)
+                operands[name] = checked_scalar(f"{opname}: epilogue {epilogue.expression!r}", name, value, self.dtype)
                 continue
             allowed = _KINDS[name] if epilogue.is_rmsnorm else (_ROW, _FULL)
             x = operands[name] = self._array(what, runtime, value, allowed)
@@ -259,13 +259,13 @@ class ProductEpilogue:
                     )
                 if not getattr(x.flags, "writeable", True):
                     raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it; pass a copy")
-            shadow = runtime.backend.shadow
-            if out is not None and out.size and shares_memory(shadow(x), shadow(out)):
+            memory_of = runtime.backend.memory_of
+            if out is not None and out.size and shares_memory(memory_of(x), memory_of(out)):
                 raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")
         kinds = _kinds(operands)
         if self.kinds and kinds != self.kinds:  # kernels are made when a product is planned
             name = next(name for name, kind in kinds.items() if kind != self.kinds[name])
-            what = f"{verb}: epilogue {epilogue.expression!r}: {name} is {kinds[name]}"
+            what = f"{opname}: epilogue {epilogue.expression!r}: {name} is {kinds[name]}"
             raise errors.DTypeError(f"{what}, planned as {self.kinds[name]}; plan anew, or convert it")
         if epilogue.is_rmsnorm:
             operands.setdefault("eps", 1e-6)
@@ -273,7 +273,7 @@ class ProductEpilogue:
             by_rows = residual is None or residual.shape[1] <= 1 or residual.strides[1] == residual.itemsize
             if runtime.backend.gpus and (self.desc.order != "C" or not by_rows):
                 raise errors.ArgumentError(
-                    f"{verb}: 'rmsnorm' needs contiguous rows on GPUs; give D, and a residual, order='C'"
+                    f"{opname}: 'rmsnorm' needs contiguous rows on GPUs; give D, and a residual, order='C'"
                 )
         return operands
 

@@ -63,14 +63,14 @@ class Product(Operation[DistMatrix]):
     chosen: ProductPlan
 
     @classmethod
-    def bind(cls, verb: str, runtime: Runtime | None, call: ProductCall, nprocs: int = 0) -> Bound[DistMatrix]:
+    def bind(cls, opname: str, runtime: Runtime | None, call: ProductCall, nprocs: int = 0) -> Bound[DistMatrix]:
         """The arguments of a product, checked on this rank; `made` checks its form."""
         a, b, c, out = matrices = call[:4]
-        call.check_kinds(verb, placed=runtime is not None)
-        options, dtypes = call.options.checked(verb), call.dtypes(verb)
-        alpha, beta = call.factors(verb, dtypes.d)
-        check_not_conjugated(verb, "C", c)
-        check_not_conjugated(verb, "out", out)
+        call.check_kinds(opname, placed=runtime is not None)
+        options, dtypes = call.options.checked(opname), call.dtypes(opname)
+        alpha, beta = call.factors(opname, dtypes.d)
+        check_not_conjugated(opname, "C", c)
+        check_not_conjugated(opname, "out", out)
         desc_a, desc_b, desc_c, desc_out = (x.desc if isinstance(x, DistMatrix) else x for x in matrices)
         form = ProductForm(
             options,
@@ -87,34 +87,34 @@ class Product(Operation[DistMatrix]):
         written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS
         (scale_a, scale_b, scale_d, amax), scales, value = call.scales, None, call.epilogue
         if not (scale_a is scale_b is scale_d is amax is None):
-            scales = Scales.checked(verb, runtime, dtypes.a, scale_a, scale_b, scale_d, amax)
+            scales = Scales.checked(opname, runtime, dtypes.a, scale_a, scale_b, scale_d, amax)
         if scales is not None:
             scalars |= scales.arguments()
             form, extras = form._replace(scales=scales.kinds), Extras(scales=scales)
-            value = scaled(verb, value, scales.d)
+            value = scaled(opname, value, scales.d)
         if value is not None:
-            desc_d = form.output(verb, nprocs if runtime is None else runtime.nprocs)
-            epilogue, operands = ProductEpilogue.checked(verb, value, dtypes.d, desc_d), None
+            desc_d = form.output(opname, nprocs if runtime is None else runtime.nprocs)
+            epilogue, operands = ProductEpilogue.checked(opname, value, dtypes.d, desc_d), None
             if runtime is not None:
-                local = None if written is None else written.stored(verb)
-                epilogue = epilogue.planned(verb, runtime, local)
-                operands = epilogue.operands(verb, runtime, None, local)
+                local = None if written is None else written.stored(opname)
+                epilogue = epilogue.planned(opname, runtime, local)
+                operands = epilogue.operands(opname, runtime, None, local)
                 scalars |= numbers(operands)
             expression, kinds = epilogue.epilogue.expression, tuple(sorted(epilogue.kinds.items()))
             form, extras = form._replace(expression=expression, kinds=kinds), Extras(epilogue, operands, scales)
         new, nelements = None if written is not None else desc_out or desc_c, 0
         if new is not None and new.lld is not None and runtime is not None:
-            runtime.check_place(verb, new, "out")
+            runtime.check_place(opname, new, "out")
             nelements = runtime.nelements(new)
         else:
             new = None
         return Bound(cls, form, scalars, {"A": a, "B": b}, written, c, new, nelements, local=extras)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+    def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         spec = ProductForm(*form)
-        desc_d = spec.output(verb, nprocs)
-        return cls(spec, desc_d, spec.choose(verb, desc_d, nprocs, topology))
+        desc_d = spec.output(opname, nprocs)
+        return cls(spec, desc_d, spec.choose(opname, desc_d, nprocs, topology))
 
     @property
     def text(self) -> str:
@@ -138,13 +138,13 @@ class Product(Operation[DistMatrix]):
         arrays.begin(bound.local.stream, self.modes, autotune=self.spec.options.autotune)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> Operands:
         a, b, scalars = bound.reads["A"], bound.reads["B"], bound.scalars
         return self.operands(runtime, a, b, bound.old, result, scalars["alpha"], scalars["beta"], bound.local)
 
     def finish(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> DistMatrix:
         self.complete(runtime, result, bound.local)
         return result
@@ -341,9 +341,9 @@ class PlannedMatmul(Planned[DistMatrix]):
         runtime = self._runtime
         if runtime is None:
             raise self._no_context_error("execute")
-        verb = self._call if execution.call is None else execution.call[0]
+        opname = self._call if execution.call is None else execution.call[0]
         with runtime.call("execute"):
-            return self.perform(verb, runtime, lambda: self._bound(runtime, execution))
+            return self.perform(opname, runtime, lambda: self._bound(runtime, execution))
 
     def _bound(self, runtime: Runtime, execution: Execution) -> Bound[DistMatrix]:
         """The arguments of an execution, compared with the planned ones on this rank."""

@@ -114,10 +114,10 @@ class PushedMatmul(PlannedMatmul):
         with runtime.call("execute", self._begin):
             return self._run(runtime, execution)
 
-    def _begin(self, verb: str) -> None:
+    def _begin(self, opname: str) -> None:
         """Raise ContextError if the context is closed; the engine finds out whether it is broken (local)."""
         if self._runtime is not None and self._runtime.closed:
-            self._runtime.check_open(verb)
+            self._runtime.check_open(opname)
 
     def _run(self, runtime: Runtime, execution: Execution) -> DistMatrix:
         """**Collective.** `launch`, inside a collective call."""
@@ -226,13 +226,13 @@ class PushedMatmul(PlannedMatmul):
         layouts = tuple((runtime.backend.address(x) % _ALIGNMENT, x.shape, x.strides) for x in arrays)
         return arrays, _MemoryLayout(in_place, reads_c, bound, layouts, numbers)
 
-    def _new_d(self, verb: str, runtime: Runtime) -> DistMatrix:
+    def _new_d(self, opname: str, runtime: Runtime) -> DistMatrix:
         """A new D; WorkspaceError if this rank has no memory for it (local)."""
         place = self._new_place
         try:
             local = runtime.backend.engine(self.plan.queue).matrix(place.shape, place.strides, place.dtype)
         except MemoryError as caught:
             raise errors.WorkspaceError(
-                f"{verb}: no memory for D, {place.nbytes} bytes: {caught}; use more ranks, or smaller matrices"
+                f"{opname}: no memory for D, {place.nbytes} bytes: {caught}; use more ranks, or smaller matrices"
             ) from None
         return DistMatrix(self._new, local, runtime)

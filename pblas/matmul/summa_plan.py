@@ -168,7 +168,7 @@ class Summa(ProductPlan):
     is_pushed: ClassVar[bool] = False
     by_owner: ClassVar[bool] = False
     """Whether each panel is cut from the K indices of one process column of op(A) and one process row of op(B)."""
-    in_turn: ClassVar[bool] = False
+    is_skewed: ClassVar[bool] = False
     """Whether ranks begin with panels of different owners, so that no owner serves all ranks at once."""
     is_read_in_place: ClassVar[bool] = False  # whether each panel is contiguous on one rank
 
@@ -249,7 +249,7 @@ class Summa(ProductPlan):
 
     def network_nbytes(self, node: range) -> int:
         """Bytes that the ranks `node` of a node receive from other nodes: panels once for all ranks that need them."""
-        cuboids, sums, relays = self.cuboids, self.sums, not self.in_turn
+        cuboids, sums, relays = self.cuboids, self.sums, not self.is_skewed
         pairs = (self.a, cuboids.a), (self.b, cuboids.b)
         nbytes = self.itemsize * sum(network_count(*pair, self.hosts, node, relays=relays) for pair in pairs)
         if self.in_place:
@@ -264,7 +264,7 @@ class Summa(ProductPlan):
     def _slow(self, place: Placement, across: Split, width: int) -> float:
         """`Phase.slow` of an operand cut along `across`: ranks that need a panel over those that have it."""
         p1, p2, p3 = self.cuboids.extents
-        if self.in_turn:
+        if self.is_skewed:
             return 1.0
         run = across.max_count if self.by_owner else across.nb
         # The next panel is in flight at the same time, sometimes from the next owner.
@@ -288,7 +288,7 @@ class Summa(ProductPlan):
     def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
         """Elements of workspace for an operand: `panels` at a time, messages, and a copy that peers can read."""
         count = panels
-        if self.transport == "mixed" and not self.in_turn:  # a host receives once what several of its ranks need
+        if self.transport == "mixed" and not self.is_skewed:  # a host receives once what several of its ranks need
             count += panels * 3 // 2
         if self.transport != "message":
             count += place.rows.max_count * place.columns.max_count
@@ -397,7 +397,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         )
 
     @property
-    def in_turn(self) -> bool:  # type: ignore[override]  # a class attribute in the base
+    def is_skewed(self) -> bool:  # type: ignore[override]  # a class attribute in the base
         """Whether ranks begin with panels of different owners, so that no owner serves all ranks at once."""
         return self.is_read_in_place and self.cuboids.k.nprocs == 1
 
@@ -416,7 +416,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         """
         a, b = self.a, self.b
         in_a, in_b = a.coordinates(rank), b.coordinates(rank)
-        if not self.in_turn or in_a is None or in_b is None:
+        if not self.is_skewed or in_a is None or in_b is None:
             return 0
         p = a.columns.nprocs
         return in_a[1] if p == 2 else (in_a[1] + in_b[0]) % p

@@ -207,10 +207,10 @@ class RunSummaC(RunSumma):
         sent_first = []
         for l, of_layer in panels.items():
             for s, panel in enumerate(of_layer):
-                target, movement = panel_of(panel, l, self._buffers[x], None if self._plan.in_turn else s % SLOTS)
+                target, movement = panel_of(panel, l, self._buffers[x], None if self._plan.is_skewed else s % SLOTS)
                 if l == layer:
                     own_panels[s] = target, movement
-                if self._plan.in_turn and panel.owner == own_part:
+                if self._plan.is_skewed and panel.owner == own_part:
                     sent_first.append(movement)
                 else:
                     steps[s].append(movement)

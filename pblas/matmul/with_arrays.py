@@ -46,12 +46,12 @@ class Replication(Operation[DistMatrix]):
     conjugated: bool
 
     @classmethod
-    def bind(cls, verb: str, runtime: Runtime, like: DistMatrix, array: Any) -> Bound[DistMatrix]:
+    def bind(cls, opname: str, runtime: Runtime, like: DistMatrix, array: Any) -> Bound[DistMatrix]:
         """The arguments, checked on this rank; the new matrix gets the dtype of `like`."""
-        elements = checked_array(verb, "the array", array, runtime)
+        elements = checked_array(opname, "the array", array, runtime)
         if elements.ndim != 2:
-            raise errors.ArgumentError(f"{verb}: the array has {elements.ndim} dimensions; expected 2")
-        elements = converted_array(verb, "the array", elements, like.dtype)
+            raise errors.ArgumentError(f"{opname}: the array has {elements.ndim} dimensions; expected 2")
+        elements = converted_array(opname, "the array", elements, like.dtype)
         m, n = elements.shape
         desc = MatrixDescriptor.replicated(m, n, runtime.nprocs)
         return Bound(
@@ -73,9 +73,9 @@ class Replication(Operation[DistMatrix]):
         return RunReplication(backend)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> tuple[Array, Array]:
-        return bound.local, result.stored(verb)
+        return bound.local, result.stored(opname)
 
 
 class RunReplication(Exchanging):
@@ -94,6 +94,6 @@ class RunReplication(Exchanging):
         self._backend.copy(*x)
 
 
-def replicated_matrix(verb: str, like: DistMatrix, array: Any) -> DistMatrix:
+def replicated_matrix(opname: str, like: DistMatrix, array: Any) -> DistMatrix:
     """**Collective.** A replicated matrix of the dtype of `like`, from an array that all ranks have."""
-    return call(verb, Replication.bind, {"A": like}, like, array)
+    return call(opname, Replication.bind, {"A": like}, like, array)

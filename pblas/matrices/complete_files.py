@@ -37,15 +37,15 @@ class Header:
         return self.dtype.kind == "V" and self.dtype.names is None and self.dtype.name != "bfloat16"
 
 
-def checked_path(verb: str, path: object) -> str:
+def checked_path(opname: str, path: object) -> str:
     """A path as text."""
     if not isinstance(path, str | os.PathLike) or not isinstance(text := os.fspath(path), str) or "\0" in text:
-        raise ArgumentError(f"{verb}: path must be a str or a pathlib.Path, got {path!r}")
+        raise ArgumentError(f"{opname}: path must be a str or a pathlib.Path, got {path!r}")
     try:
         os.fsencode(text)
     except UnicodeEncodeError as caught:
         raise ArgumentError(
-            f"{verb}: path must be text that the file system can store, got {path!r}: {caught}"
+            f"{opname}: path must be text that the file system can store, got {path!r}: {caught}"
         ) from None
     return text
 

@@ -159,12 +159,12 @@ class Constructors(Creation):
             ArgumentError: not a matrix.
             DTypeError: a dtype that pblas does not multiply.
         """
-        verb = "replicate"
-        with self.runtime.local_step(verb):
-            source = self._checked_matrix(verb, array)
+        opname = "replicate"
+        with self.runtime.local_step(opname):
+            source = self._checked_matrix(opname, array)
             m, n = source.shape
             desc = MatrixDescriptor.replicated(m, n, self.runtime.nprocs)
-        return self._distributed(verb, source, desc, None, None)
+        return self._distributed(opname, source, desc, None, None)
 
     @collective
     def from_parts(self, x_local: Array, axis: int = 0) -> DistMatrix:
@@ -192,38 +192,39 @@ class Constructors(Creation):
         ...     ctx.from_parts(np.ones((2, 3))).shape == (2 * ctx.nprocs, 3)
         True
         """
-        verb, runtime = "from_parts", self.runtime
+        opname, runtime = "from_parts", self.runtime
         requested: Any = axis
-        with runtime.local_step(verb):
-            part = self._checked_matrix(verb, x_local)
-            dtype = checked_dtype(verb, part.dtype, stored=True)
+        with runtime.local_step(opname):
+            part = self._checked_matrix(opname, x_local)
+            dtype = checked_dtype(opname, part.dtype, stored=True)
             if isinstance(requested, bool) or not isinstance(requested, int | np.integer) or axis not in (0, 1):
-                raise errors.ArgumentError(f"{verb}: axis must be 0 (rows) or 1 (columns), got {axis!r}")
+                raise errors.ArgumentError(f"{opname}: axis must be 0 (rows) or 1 (columns), got {axis!r}")
             length, width = int(part.shape[axis]), int(part.shape[1 - axis])
-        runtime.agree(verb, {"axis": int(axis), "dtype": dtype.name})
+        runtime.agree(opname, {"axis": int(axis), "dtype": dtype.name})
         sizes = runtime.backend.gather((length, width))
-        with runtime.local_step(verb):
+        with runtime.local_step(opname):
             lengths = [size[0] for size in sizes]
             widths = {width for length, width in sizes if length} or {max(width for _, width in sizes)}
             if len(widths) > 1:
                 name = "columns" if axis == 0 else "rows"
                 raise errors.DescriptorError(
-                    f"{verb}: parts have {min(widths)} to {max(widths)} {name}; make them agree, or pass an empty part"
+                    f"{opname}: parts have {min(widths)} to {max(widths)} {name}; make them agree, or pass an "
+                    f"empty part"
                 )
             total, across = sum(lengths), max(widths)
             if axis == 0:
                 desc = MatrixDescriptor.row_wise(total, across, runtime.nprocs)
             else:
                 desc = MatrixDescriptor.column_wise(across, total, runtime.nprocs)
-        runtime.agree(f"{verb}: sizes", {})
-        local = self._memory(verb, desc, dtype, desc.max_local_nelements)
+        runtime.agree(f"{opname}: sizes", {})
+        local = self._memory(opname, desc, dtype, desc.max_local_nelements)
         source = runtime.backend.reading(part)
-        with runtime.backend.writing(local) as target, runtime.collective_section(verb):
+        with runtime.backend.writing(local) as target, runtime.collective_section(opname):
             split = desc.rows if axis == 0 else desc.columns
             exchange(runtime, *((source, target) if axis == 0 else (source.T, target.T)), lengths, split)
         return DistMatrix(desc, local, runtime)
 
-    def _filled(self, verb: str, desc: Layout, value: Any, dtype: DTypeLike | None) -> DistMatrix:
+    def _filled(self, opname: str, desc: Layout, value: Any, dtype: DTypeLike | None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal."""
         if dtype is None:
             own = getattr(value, "dtype", None)
@@ -236,13 +237,13 @@ class Constructors(Creation):
             )
 
         def checked() -> dict[str, Any]:
-            return {"value": checked_scalar(verb, "value", value, checked_dtype(verb, dtype, stored=True))}
+            return {"value": checked_scalar(opname, "value", value, checked_dtype(opname, dtype, stored=True))}
 
-        matrix = self._new(verb, desc, dtype, checked)
+        matrix = self._new(opname, desc, dtype, checked)
         runtime = self.runtime
-        with runtime.local_step(verb), runtime.backend.writing(matrix.local) as part, np.errstate(all="ignore"):
+        with runtime.local_step(opname), runtime.backend.writing(matrix.local) as part, np.errstate(all="ignore"):
             part[...] = value
-        runtime.agree(f"{verb}: fill", {})
+        runtime.agree(f"{opname}: fill", {})
         return matrix
 
 

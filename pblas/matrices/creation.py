@@ -77,42 +77,42 @@ class Creation:
         """
         return self._distributed("from_global", array, desc, root, dtype)
 
-    def _distributed(self, verb: str, array: Any, desc: Any, root: int | None, dtype: DTypeLike | None) -> DistMatrix:
+    def _distributed(self, opname: str, array: Any, desc: Any, root: int | None, dtype: DTypeLike | None) -> DistMatrix:
         """**Collective.** `from_global`, under the name of the call that the user made."""
         by_function, backend = callable(array), self.runtime.backend
         has_array = not by_function and (root is None or root == self.runtime.rank)
         source, dtype_index = None, -1
         if desc is None and not by_function:
-            desc = self._shape_of(verb, array, root)
-        with self.runtime.local_step(verb):
-            desc = self._checked_desc(verb, desc)
-            check_root(verb, root, self.runtime.nprocs)
+            desc = self._shape_of(opname, array, root)
+        with self.runtime.local_step(opname):
+            desc = self._checked_desc(opname, desc)
+            check_root(opname, root, self.runtime.nprocs)
             if by_function or dtype is not None:
                 wanted = np.float64 if dtype is None else dtype
-                dtype_index = STORED.index(checked_dtype(verb, wanted, is_argument=True, stored=True))
+                dtype_index = STORED.index(checked_dtype(opname, wanted, is_argument=True, stored=True))
             if has_array:
-                source = self._checked_matrix(verb, array)
+                source = self._checked_matrix(opname, array)
                 if dtype is None:
-                    dtype_index = STORED.index(checked_dtype(verb, source.dtype, stored=True))
+                    dtype_index = STORED.index(checked_dtype(opname, source.dtype, stored=True))
                 else:
-                    _check_conversion(verb, source.dtype, STORED[dtype_index])
+                    _check_conversion(opname, source.dtype, STORED[dtype_index])
                 if source.shape != desc.shape:
                     shape = f"{source.shape[0]} x {source.shape[1]}"
                     raise errors.DescriptorError(
-                        f"{verb}: the array is {shape}, the descriptor {desc.m} x {desc.n}; make them agree"
+                        f"{opname}: the array is {shape}, the descriptor {desc.m} x {desc.n}; make them agree"
                     )
         known = dtype_index >= 0 and (root is None or by_function or dtype is not None)
         arguments = {"desc": shared_descriptor(desc), "root": root, "a function": by_function}
         arguments["dtype"] = STORED[dtype_index].name if known else "the array's"
-        largest = self.runtime.agree(verb, arguments, maxima=(dtype_index, self.runtime.nelements(desc)))
-        local = self._memory(verb, desc, STORED[largest[0]], largest[1])
+        largest = self.runtime.agree(opname, arguments, maxima=(dtype_index, self.runtime.nelements(desc)))
+        local = self._memory(opname, desc, STORED[largest[0]], largest[1])
         if source is not None:
             source = backend.reading(source)
         with backend.writing(local) as part:
             if by_function:
-                self._fill_by(verb, array, part, desc)
+                self._fill_by(opname, array, part, desc)
             else:
-                with self.runtime.collective_section(verb):
+                with self.runtime.collective_section(opname):
                     if root is None:
                         assert source is not None, "every rank has the array"
                         part[...] = transfer.part_of(source, desc, self.runtime.rank)
@@ -120,16 +120,16 @@ class Creation:
                         transfer.scatter(self.runtime, source, desc, part, root)
         return DistMatrix(desc, local, self.runtime)
 
-    def _shape_of(self, verb: str, array: Any, root: int | None) -> tuple[int, int]:
+    def _shape_of(self, opname: str, array: Any, root: int | None) -> tuple[int, int]:
         """**Collective.** The shape of the array of `root`, or of all ranks."""
         shape = -1, -1
-        with self.runtime.local_step(verb):
-            check_root(verb, root, self.runtime.nprocs)
+        with self.runtime.local_step(opname):
+            check_root(opname, root, self.runtime.nprocs)
             if root is None or root == self.runtime.rank:
-                m, n = self._checked_matrix(verb, array).shape
+                m, n = self._checked_matrix(opname, array).shape
                 shape = m, n
         arguments: dict[str, Any] = {"root": root, "shape": shape if root is None else "the array's"}
-        m, n = self.runtime.agree(f"{verb}: shape", arguments, maxima=shape)
+        m, n = self.runtime.agree(f"{opname}: shape", arguments, maxima=shape)
         return m, n
 
     @collective
@@ -151,16 +151,16 @@ class Creation:
             LayoutError: wrong local shape, strides that do not fit the order, or lld too small.
             DTypeError: a dtype that pblas does not multiply.
         """
-        verb = "from_local"
-        with self.runtime.local_step(verb):
-            desc = self._checked_desc(verb, desc)
-            part = self._checked_matrix(verb, array)
-            checked_dtype(verb, part.dtype, stored=True)
+        opname = "from_local"
+        with self.runtime.local_step(opname):
+            desc = self._checked_desc(opname, desc)
+            part = self._checked_matrix(opname, array)
+            checked_dtype(opname, part.dtype, stored=True)
             self._check_local(part, desc, copy)
         arguments = {"desc": shared_descriptor(desc), "copy": copy, "dtype": part.dtype.name}
-        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
+        largest = self.runtime.agree(opname, arguments, maxima=(self.runtime.nelements(desc),))[0]
         if copy:
-            local = self._memory(verb, desc, part.dtype, largest)
+            local = self._memory(opname, desc, part.dtype, largest)
             self.runtime.backend.copy(part, local)
             part = local
         return DistMatrix(desc, part, self.runtime)
@@ -268,43 +268,43 @@ class Creation:
             DescriptorError: the matrix in the file has another shape.
             DTypeError: a dtype that pblas does not multiply; dtype= converts it.
         """
-        verb = "load"
-        with self.runtime.local_step(verb):
-            desc = None if desc is None else self._checked_desc(verb, desc)
-            path = checked_path(verb, path)
-            dataset = files.checked_dataset(verb, path, dataset)
+        opname = "load"
+        with self.runtime.local_step(opname):
+            desc = None if desc is None else self._checked_desc(opname, desc)
+            path = checked_path(opname, path)
+            dataset = files.checked_dataset(opname, path, dataset)
             header = files.read_header(path, dataset)
             raw = header.is_raw
             if raw and dtype is None:
                 nbytes = header.dtype.itemsize
                 raise errors.DTypeError(
-                    f"{verb}: {path} holds raw elements of {nbytes} bytes; pass their dtype, as dtype='bfloat16'"
+                    f"{opname}: {path} holds raw elements of {nbytes} bytes; pass their dtype, as dtype='bfloat16'"
                 )
             if dtype is None and header.dtype.kind in "biufc" and header.dtype.newbyteorder("=") not in DTYPES:
                 fitting = "complex128" if header.dtype.kind == "c" else "float64"
                 raise errors.DTypeError(
-                    f"{verb}: {path} holds {header.dtype.name} elements, which pblas does not multiply; "
+                    f"{opname}: {path} holds {header.dtype.name} elements, which pblas does not multiply; "
                     f"pass dtype={fitting!r} to convert them"
                 )
             native = header.dtype.newbyteorder("=")
             asked = native if dtype is None else dtype
-            wanted = checked_dtype(f"{verb} {path}", asked, is_argument=dtype is not None, stored=True)
+            wanted = checked_dtype(f"{opname} {path}", asked, is_argument=dtype is not None, stored=True)
             if raw and wanted.itemsize != header.dtype.itemsize:
-                raise errors.DTypeError(f"{verb} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
+                raise errors.DTypeError(f"{opname} {path}: raw {header.dtype.itemsize}-byte elements are not {dtype}")
             if not raw:
-                _check_conversion(f"{verb} {path}", header.dtype, wanted)
+                _check_conversion(f"{opname} {path}", header.dtype, wanted)
             if desc is None:
-                desc = self._checked_desc(verb, header.shape)
+                desc = self._checked_desc(opname, header.shape)
             if header.shape != desc.shape:
                 shape = f"{header.shape[0]} x {header.shape[1]}"
                 raise errors.DescriptorError(
-                    f"{verb}: {path} holds a {shape} matrix, the descriptor is {desc.m} x {desc.n}; make them agree"
+                    f"{opname}: {path} holds a {shape} matrix, the descriptor is {desc.m} x {desc.n}; make them agree"
                 )
         stored = f"{header.dtype.str} in order {header.order}, from byte {header.offset}"  # of a copy on another node
         arguments = {"path": path, "dataset": dataset, "desc": shared_descriptor(desc), "dtype": wanted.name}
         arguments["stored"] = stored
-        largest = self.runtime.agree(verb, arguments, maxima=(self.runtime.nelements(desc),))[0]
-        local = self._memory(verb, desc, wanted, largest)
+        largest = self.runtime.agree(opname, arguments, maxima=(self.runtime.nelements(desc),))[0]
+        local = self._memory(opname, desc, wanted, largest)
         with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
             files.read_part(path, header, desc, self.runtime.rank, part)
         self.runtime.agree("load: read the parts", {})
@@ -313,51 +313,51 @@ class Creation:
         return matrix
 
     def _new(
-        self, verb: str, desc: Layout, dtype: DTypeLike, arguments: Callable[[], dict[str, Any]] = dict
+        self, opname: str, desc: Layout, dtype: DTypeLike, arguments: Callable[[], dict[str, Any]] = dict
     ) -> DistMatrix:
         """**Collective.** An uninitialised matrix; `arguments` checks further ones, on which the ranks agree."""
-        with self.runtime.local_step(verb):
-            desc = self._checked_desc(verb, desc)
+        with self.runtime.local_step(opname):
+            desc = self._checked_desc(opname, desc)
             call_args = arguments()
-            checked = checked_dtype(verb, dtype, is_argument=True, stored=True)
+            checked = checked_dtype(opname, dtype, is_argument=True, stored=True)
         call_args |= {"desc": shared_descriptor(desc), "dtype": checked.name}
-        largest = self.runtime.agree(verb, call_args, maxima=(self.runtime.nelements(desc),))[0]
-        return DistMatrix(desc, self._memory(verb, desc, checked, largest), self.runtime)
+        largest = self.runtime.agree(opname, call_args, maxima=(self.runtime.nelements(desc),))[0]
+        return DistMatrix(desc, self._memory(opname, desc, checked, largest), self.runtime)
 
-    def _memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
+    def _memory(self, opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""
         if desc.m * desc.n * dtype.itemsize >= _LARGE_NBYTES and not self.runtime.backend.gpus:
-            self._check_memory(verb, desc, dtype)
+            self._check_memory(opname, desc, dtype)
         local = self.runtime.empty(self.runtime.local_memory(desc, dtype, nelements))
         if not self.runtime.backend.shared:  # private memory: another rank may have none
-            self.runtime.agree(f"{verb}: allocate", {})
+            self.runtime.agree(f"{opname}: allocate", {})
         return local
 
-    def _check_memory(self, verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> None:
+    def _check_memory(self, opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> None:
         """**Collective.** Raise WorkspaceError if a host has too little memory for the parts of its ranks.
 
         The system promises memory that it does not have, and ends processes that write to it.
         """
         runtime = self.runtime
-        with runtime.local_step(verb):
+        with runtime.local_step(opname):
             shapes = [desc.local_shape(rank) for rank in runtime.backend.peers.node]
             needed, free = dtype.itemsize * sum(m * n for m, n in shapes), free_nbytes()
             if needed > free:
                 raise errors.WorkspaceError(
-                    f"{verb}: no memory for {needed:,} bytes, the parts of the {len(shapes)} ranks of a host, where "
+                    f"{opname}: no memory for {needed:,} bytes, the parts of the {len(shapes)} ranks of a host, where "
                     f"{int(free):,} bytes are free; use more hosts, a smaller matrix or a shorter dtype"
                 )
-        runtime.agree(f"{verb}: memory", {})
+        runtime.agree(f"{opname}: memory", {})
 
-    def _fill_by(self, verb: str, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
+    def _fill_by(self, opname: str, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
         """**Collective.** local := entries(i, j), a function of the user, which may fail on some ranks only."""
-        step = f"{verb}: evaluate the function"
+        step = f"{opname}: evaluate the function"
 
         def checked(i: Array, j: Array) -> Array:
-            with self.runtime.users_function(verb):
+            with self.runtime.users_function(opname):
                 value = entries(i, j)
             block = np.asarray(value)
-            context = f"{verb}: the function f(i, j) returned {type(value).__name__}"
+            context = f"{opname}: the function f(i, j) returned {type(value).__name__}"
             _check_conversion(context, block.dtype, local.dtype)
             return block
 
@@ -367,23 +367,23 @@ class Creation:
             except errors.DTypeError:
                 raise
             except Exception as caught:
-                text = f"{verb}: the function f(i, j) raised {type(caught).__name__}: {caught}"
+                text = f"{opname}: the function f(i, j) raised {type(caught).__name__}: {caught}"
                 raise errors.ArgumentError(text) from caught
         self.runtime.agree(step, {})
 
-    def _checked_matrix(self, verb: str, array: Any) -> Array:
+    def _checked_matrix(self, opname: str, array: Any) -> Array:
         """An array of two dimensions, in host or GPU memory."""
         if isinstance(array, DistMatrix):
-            raise errors.ArgumentError(f"{verb}: expected an array, got a DistMatrix; A.to_global() collects it")
+            raise errors.ArgumentError(f"{opname}: expected an array, got a DistMatrix; A.to_global() collects it")
         if array is None:
-            remedy = _FOR_NONE[verb]
-            raise errors.ArgumentError(f"{verb}: the array is None on rank {self.runtime.rank}; pass {remedy}")
-        matrix = checked_array(verb, "array", array, self.runtime)
+            remedy = _FOR_NONE[opname]
+            raise errors.ArgumentError(f"{opname}: the array is None on rank {self.runtime.rank}; pass {remedy}")
+        matrix = checked_array(opname, "array", array, self.runtime)
         if matrix.ndim != 2:
             got = f"an array of {matrix.ndim} dimension{'s' if matrix.ndim != 1 else ''}"
             if matrix.ndim == 0:
                 got = f"{type(array).__name__} {array!r:.40}"
-            raise errors.ArgumentError(f"{verb}: expected a matrix (2 dimensions), got {got}; use reshape(m, n)")
+            raise errors.ArgumentError(f"{opname}: expected a matrix (2 dimensions), got {got}; use reshape(m, n)")
         return matrix
 
     def _check_local(self, part: Array, desc: MatrixDescriptor, copy: bool) -> None:
@@ -406,7 +406,7 @@ class Creation:
             if backend.address(part) % part.dtype.alignment:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
-    def _checked_desc(self, verb: str, desc: Any) -> MatrixDescriptor:
+    def _checked_desc(self, opname: str, desc: Any) -> MatrixDescriptor:
         """A descriptor that a new matrix of this context can have; the default one for a shape (m, n)."""
         if isinstance(desc, tuple | list) and len(desc) == 2:
             m, n = desc
@@ -414,9 +414,9 @@ class Creation:
         if not isinstance(desc, MatrixDescriptor):
             got = repr(desc)[:60] if isinstance(desc, int | tuple | list) else type(desc).__name__
             raise errors.ArgumentError(
-                f"{verb}: desc must be a MatrixDescriptor or a shape, as (3, 4) for 3 rows, got {got}"
+                f"{opname}: desc must be a MatrixDescriptor or a shape, as (3, 4) for 3 rows, got {got}"
             )
-        self.runtime.check_place(verb, desc, "the matrix")
+        self.runtime.check_place(opname, desc, "the matrix")
         return desc
 
 
@@ -438,13 +438,16 @@ def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None
         local[:, start : start + width] = entries(i[:, None], j[None, start : start + width])
 
 
-def _check_conversion(verb: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
+def _check_conversion(opname: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
     """Raise DTypeError unless elements of one dtype can be converted to another: numbers, and not complex to real."""
     if source.kind not in "biufc" and source not in STORED:
-        raise errors.DTypeError(f"{verb}: elements of dtype {source} are not numbers; convert with .astype('float64')")
+        raise errors.DTypeError(
+            f"{opname}: elements of dtype {source} are not numbers; convert with .astype('float64')"
+        )
     if source.kind == "c" and target.kind != "c":
         raise errors.DTypeError(
-            f"{verb}: complex numbers would lose their imaginary part as {target.name}; pass a complex dtype, or x.real"
+            f"{opname}: complex numbers would lose their imaginary part as {target.name}; pass a complex dtype, or "
+            f"x.real"
         )
 
 

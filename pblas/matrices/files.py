@@ -26,7 +26,7 @@ _GAP_NBYTES = 1 << 14
 """Elements of other ranks are read too where they are fewer between two of this rank: a call takes as long."""
 
 
-def format_of(verb: str, path: str) -> Literal["npy", "hdf5"]:
+def format_of(opname: str, path: str) -> Literal["npy", "hdf5"]:
     """The format of a new file, by the suffix of its path.
 
     >>> format_of("save", "a/b.h5")
@@ -41,18 +41,18 @@ def format_of(verb: str, path: str) -> Literal["npy", "hdf5"]:
     if suffix in _HDF5:
         return "hdf5"
     name, ends = Path(path).name, f"ends in {suffix!r}" if suffix else "has no ending"
-    raise ArgumentError(f"{verb}: {path} {ends}; a matrix is saved as .npy or .h5: pass {Path(name).stem + '.npy'!r}")
+    raise ArgumentError(f"{opname}: {path} {ends}; a matrix is saved as .npy or .h5: pass {Path(name).stem + '.npy'!r}")
 
 
-def checked_dataset(verb: str, path: str, dataset: Any) -> str | None:
+def checked_dataset(opname: str, path: str, dataset: Any) -> str | None:
     """The name of a dataset in an HDF5 file, or None."""
     if dataset is None:
         return None
     if Path(path).suffix.lower() not in _HDF5:
-        raise ArgumentError(f"{verb}: dataset={dataset!r} is for .h5 files; leave it out for {path}")
+        raise ArgumentError(f"{opname}: dataset={dataset!r} is for .h5 files; leave it out for {path}")
     pieces = dataset.strip("/").split("/") if isinstance(dataset, str) else [""]
     if any(piece in ("", ".", "..") for piece in pieces) or "\0" in dataset:
-        raise ArgumentError(f"{verb}: dataset must be a name, as 'data' or 'group/data', got {dataset!r}")
+        raise ArgumentError(f"{opname}: dataset must be a name, as 'data' or 'group/data', got {dataset!r}")
     return str(dataset)
 
 

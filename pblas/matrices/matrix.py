@@ -126,29 +126,29 @@ class DistMatrix(Operators):
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _INTERNAL]
 
-    def stored(self, verb: str) -> Array:
+    def stored(self, opname: str) -> Array:
         """This rank's local array as it is in memory, not conjugated (local).
 
         Args:
-            verb: name of the call, for messages.
+            opname: name of the call, for messages.
 
         Raises:
             ContextError: the context is closed.
         """
         if self._local is None:
-            self.runtime.check_open(verb)
-            raise errors.ContextError(f"{verb}: the matrix is closed; use matrices before their context closes")
+            self.runtime.check_open(opname)
+            raise errors.ContextError(f"{opname}: the matrix is closed; use matrices before their context closes")
         return self._local
 
-    def computed(self, verb: str) -> Array:
+    def computed(self, opname: str) -> Array:
         """`stored`, for calls that compute with the elements (local).
 
         Raises:
             ContextError: the context is closed.
             DTypeError: elements of 8 bits, which pblas moves, converts and multiplies only.
         """
-        checked_dtype(verb, self.dtype)
-        return self.stored(verb)
+        checked_dtype(opname, self.dtype)
+        return self.stored(opname)
 
     @property
     def T(self) -> DistMatrix:
@@ -198,17 +198,17 @@ class DistMatrix(Operators):
 
     def _element(self, key: Any) -> float | complex:
         """**Collective.** A[i, j] as a Python number, on all ranks; the key is two integers."""
-        verb, runtime = "DistMatrix[i, j]", self.runtime
+        opname, runtime = "DistMatrix[i, j]", self.runtime
         value: Any = None
-        with runtime.call(verb):
-            with runtime.local_step(verb):
+        with runtime.call(opname):
+            with runtime.local_step(opname):
                 chosen = indexing.selection(self.shape, key)
-                stored, owner = self.stored(verb), self.desc.owner(chosen.i0, chosen.j0)
+                stored, owner = self.stored(opname), self.desc.owner(chosen.i0, chosen.j0)
                 if owner == runtime.rank:
                     i_loc, j_loc = self.desc.local_index(chosen.i0, chosen.j0)
                     element = runtime.backend.reading(stored[i_loc : i_loc + 1, j_loc : j_loc + 1])[0, 0]
                     value = complex(element) if self.dtype.kind == "c" else float(element)
-            runtime.agree(verb, {"i": chosen.i0, "j": chosen.j0, **self.signature()})
+            runtime.agree(opname, {"i": chosen.i0, "j": chosen.j0, **self.signature()})
             number: float | complex = runtime.backend.broadcast_object(value, owner)
         return number.conjugate() if self.conjugated else number
 

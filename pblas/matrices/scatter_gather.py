@@ -78,14 +78,14 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
                 backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
 
 
-def empty_whole(verb: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
+def empty_whole(opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
     """An uninitialised array for a whole matrix, m x n in the descriptor's order (local)."""
     try:
         return np.empty(desc.shape, dtype, order=desc.order)
     except (MemoryError, ValueError):  # ValueError: more bytes than an address can count
         nbytes = desc.m * desc.n * dtype.itemsize
         raise WorkspaceError(
-            f"{verb}: no memory for a matrix of {desc.m} x {desc.n}, {nbytes:,} bytes; work on A.local, or A.save it"
+            f"{opname}: no memory for a matrix of {desc.m} x {desc.n}, {nbytes:,} bytes; work on A.local, or A.save it"
         ) from None
 
 

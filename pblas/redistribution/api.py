@@ -47,7 +47,7 @@ class Redistribution(Operation[DistMatrix]):
     @classmethod
     def bind(
         cls,
-        verb: str,
+        opname: str,
         runtime: Runtime | None,
         a: Any,
         desc: Any = None,
@@ -59,52 +59,52 @@ class Redistribution(Operation[DistMatrix]):
         diagonal: Any = 0,
         dtype: DTypeLike | None = None,
     ) -> Bound[DistMatrix]:
-        trans = checks.checked_trans(verb, "trans", trans)
+        trans = checks.checked_trans(opname, "trans", trans)
         if uplo is not None and not (isinstance(uplo, str) and uplo in ("U", "L")):
-            raise errors.ArgumentError(f"{verb}: uplo must be None, 'U' or 'L', got {uplo!r}")
+            raise errors.ArgumentError(f"{opname}: uplo must be None, 'U' or 'L', got {uplo!r}")
         if isinstance(diagonal, bool) or not isinstance(diagonal, int | np.integer):
-            raise errors.ArgumentError(f"{verb}: diagonal must be an integer, got {diagonal!r}")
+            raise errors.ArgumentError(f"{opname}: diagonal must be an integer, got {diagonal!r}")
         if diagonal and uplo is None:
-            raise errors.ArgumentError(f"{verb}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
+            raise errors.ArgumentError(f"{opname}: diagonal is {diagonal} but uplo is None; pass uplo='U' or 'L'")
         trapezoid = None if uplo is None else Trapezoid(str(uplo), int(diagonal))  # type: ignore[arg-type]  # U or L
         placed = isinstance(out, DistMatrix)
         if not isinstance(a, DistMatrix) and (placed or not isinstance(a, MatrixDescriptor)):
-            raise checks.not_a_matrix(verb, "a", a)
+            raise checks.not_a_matrix(opname, "a", a)
         if (desc is None) == (out is None):
             which = "neither" if out is None else "both"
-            raise errors.ArgumentError(f"{verb}: {which} of desc and out given; pass desc= for a new B, or out=B")
+            raise errors.ArgumentError(f"{opname}: {which} of desc and out given; pass desc= for a new B, or out=B")
         if desc is not None and not isinstance(desc, MatrixDescriptor):
-            raise errors.ArgumentError(f"{verb}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
+            raise errors.ArgumentError(f"{opname}: desc must be a MatrixDescriptor, got {type(desc).__name__}")
         if out is not None and not placed:
             raise errors.ArgumentError(
-                f"{verb}: out must be a DistMatrix, got {type(out).__name__}; for a new matrix pass desc="
+                f"{opname}: out must be a DistMatrix, got {type(out).__name__}; for a new matrix pass desc="
             )
         desc_a, conjugated = (a.desc, a.conjugated) if isinstance(a, DistMatrix) else (a, False)
         desc_b = out.desc if desc is None else desc
-        dtype = checks.common_dtype(verb, {"A": a, "out": out}, dtype, stored=True)
-        checks.check_not_conjugated(verb, "out", out)
-        alpha = checked_factor(verb, "alpha", alpha, dtype)
-        beta = checked_factor(verb, "beta", beta, dtype)
+        dtype = checks.common_dtype(opname, {"A": a, "out": out}, dtype, stored=True)
+        checks.check_not_conjugated(opname, "out", out)
+        alpha = checked_factor(opname, "alpha", alpha, dtype)
+        beta = checked_factor(opname, "beta", beta, dtype)
         if dtype in FLOAT8 and (alpha, beta) != (1, 0):
             raise errors.DTypeError(
-                f"{verb}: alpha is {alpha!r}, beta is {beta!r}, but {dtype.name} matrices are only moved; leave both "
+                f"{opname}: alpha is {alpha!r}, beta is {beta!r}, but {dtype.name} matrices are only moved; leave both "
                 f"out, or convert with A.astype('float32')"
             )
         if beta != 0 and out is None:
-            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no B to scale; pass out=")
+            raise errors.ArgumentError(f"{opname}: beta is {beta!r} but there is no B to scale; pass out=")
         (m, n), (m_b, n_b) = desc_a.shape if trans == "N" else desc_a.shape[::-1], desc_b.shape
         if (m, n) != (m_b, n_b):
             raise errors.DescriptorError(
-                f"{verb}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
+                f"{opname}: op(A) is {m} x {n} (trans={trans!r}), B is {m_b} x {n_b}; make them agree"
             )
-        new, nelements = checks.checked_place(verb, runtime, desc, "B")
+        new, nelements = checks.checked_place(opname, runtime, desc, "B")
         form = trans, trapezoid, desc_a.without_lld, desc_b.without_lld, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha, "beta": beta}, {"A": a}, out, new=new, nelements=nelements)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+    def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
-        checks.check_ranks(verb, operation.b, nprocs)
+        checks.check_ranks(opname, operation.b, nprocs)
         return operation
 
     @property
@@ -125,12 +125,12 @@ class Redistribution(Operation[DistMatrix]):
         )
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> RedistributionOperands:
-        a = bound.reads["A"].stored(verb)
+        a = bound.reads["A"].stored(opname)
         conj = self.dtype.kind == "c" and (self.trans == "C") != self.conjugated
         scaling = Scaling(bound.scalars["alpha"], bound.scalars["beta"], conj)
-        return RedistributionOperands(a if self.trans == "N" else a.T, result.stored(verb), scaling)
+        return RedistributionOperands(a if self.trans == "N" else a.T, result.stored(opname), scaling)
 
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         if self.trapezoid is not None:
@@ -138,7 +138,7 @@ class Redistribution(Operation[DistMatrix]):
 
 
 def redistributed(
-    verb: str,
+    opname: str,
     a: DistMatrix,
     desc: MatrixDescriptor | None = None,
     *,
@@ -152,10 +152,10 @@ def redistributed(
     """**Collective.** `redistribute` as a step of a call, which drops A if it `is_temporary`: see `core.call.step`."""
 
     def bind() -> Bound[DistMatrix]:
-        bound = Redistribution.bind(verb, a.runtime, a, desc, out, trans, uplo=uplo, diagonal=diagonal)
+        bound = Redistribution.bind(opname, a.runtime, a, desc, out, trans, uplo=uplo, diagonal=diagonal)
         return bound._replace(is_temporary=is_temporary)
 
-    return step(verb, a.runtime, bind, agrees=agrees)
+    return step(opname, a.runtime, bind, agrees=agrees)
 
 
 class PlannedRedistribution(Planned[DistMatrix]):
@@ -238,12 +238,14 @@ def plan_redistribution(
     >>> plan_redistribution(rows, columns, dtype="float64").plan.max_received_nbytes
     96
     """
-    verb = "plan_redistribution"
+    opname = "plan_redistribution"
     if isinstance(a, MatrixDescriptor) and out is None:
-        bound = Redistribution.bind(verb, None, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
-        return planned_without_context(verb, bound, PlannedRedistribution, nprocs, bound.form[2:4])
+        bound = Redistribution.bind(opname, None, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
+        return planned_without_context(opname, bound, PlannedRedistribution, nprocs, bound.form[2:4])
     bind, matrices = Redistribution.bind, {"a": a, "out": out}
-    return planned(verb, PlannedRedistribution, bind, matrices, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
+    return planned(
+        opname, PlannedRedistribution, bind, matrices, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype
+    )
 
 
 def redistribute(

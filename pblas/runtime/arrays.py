@@ -14,32 +14,32 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 
-def checked_array(verb: str, name: str, value: Any, runtime: Runtime) -> Array:
+def checked_array(opname: str, name: str, value: Any, runtime: Runtime) -> Array:
     """An array of numbers, or a number, as an array in the memory of the backend or of the host (local)."""
     if hasattr(value, "toarray"):  # SciPy's and CuPy's sparse matrices
         raise errors.ArgumentError(
-            f"{verb}: expected a dense array, got a sparse {type(value).__name__}; pass its .toarray()"
+            f"{opname}: expected a dense array, got a sparse {type(value).__name__}; pass its .toarray()"
         )
     try:
         array = runtime.backend.as_array(float(value) if type(value) is int else value)
     except OverflowError:
-        raise errors.ArgumentError(f"{verb}: {name} is too large for any dtype of pblas") from None
+        raise errors.ArgumentError(f"{opname}: {name} is too large for any dtype of pblas") from None
     except errors.ArgumentError as caught:
-        raise errors.ArgumentError(f"{verb}: {name}: {caught}") from None
+        raise errors.ArgumentError(f"{opname}: {name}: {caught}") from None
     except (TypeError, ValueError) as caught:
-        raise errors.ArgumentError(f"{verb}: {name} is not an array: {caught}") from None
+        raise errors.ArgumentError(f"{opname}: {name} is not an array: {caught}") from None
     if array.dtype.kind not in "biufc" and array.dtype not in STORED:
         raise errors.DTypeError(
-            f"{verb}: {name} has elements of dtype {array.dtype}, not numbers; convert with .astype('float64')"
+            f"{opname}: {name} has elements of dtype {array.dtype}, not numbers; convert with .astype('float64')"
         )
     return array
 
 
-def converted_array(verb: str, name: str, x: Array, dtype: np.dtype[Any], *, rounds: bool = False) -> Array:
+def converted_array(opname: str, name: str, x: Array, dtype: np.dtype[Any], *, rounds: bool = False) -> Array:
     """An array in the dtype of a matrix, which holds its elements, or `rounds` them as an assignment does (local)."""
     if x.dtype.kind == "c" and dtype.kind != "c":
         raise errors.DTypeError(
-            f"{verb}: {name} is {x.dtype.name}, the matrix {dtype.name}; pass its real part, or a complex matrix"
+            f"{opname}: {name} is {x.dtype.name}, the matrix {dtype.name}; pass its real part, or a complex matrix"
         )
     with np.errstate(all="ignore"):
         converted = x.astype(dtype, copy=False)
@@ -48,6 +48,6 @@ def converted_array(verb: str, name: str, x: Array, dtype: np.dtype[Any], *, rou
     if x.dtype.kind in "iu" and bool((converted.real.astype(np.float64) == x).all()):
         return converted
     raise errors.DTypeError(
-        f"{verb}: {name} is {x.dtype.name}, the matrix {dtype.name}, in which elements would be rounded; pass "
+        f"{opname}: {name} is {x.dtype.name}, the matrix {dtype.name}, in which elements would be rounded; pass "
         f"np.asarray({name}, {dtype.name!r}), or convert the matrix with .astype"
     )

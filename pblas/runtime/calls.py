@@ -37,22 +37,22 @@ class Calls:
         self._handler: Any = None
         self._start = 0.0  # time when the outermost call began, if calls are timed for the log (local)
 
-    def enter(self, verb: str) -> None:
+    def enter(self, opname: str) -> None:
         """Begin a call, perhaps inside another one (local)."""
         if os.getpid() != self._pid:
             raise errors.ContextError(
-                f"{verb}: the context belongs to the process {self._pid}, and this is its fork {os.getpid()}: it would "
-                f"speak in the name of rank {self.backend.rank}; send arrays to that process instead"
+                f"{opname}: the context belongs to the process {self._pid}, and this is its fork {os.getpid()}: it "
+                f"would speak in the name of rank {self.backend.rank}; send arrays to that process instead"
             )
         if not self._thread.acquire(blocking=False):
             raise errors.ContextError(
-                f"{verb}: the context is used by two threads at once; make a context for each thread, or let them take "
-                f"turns"
+                f"{opname}: the context is used by two threads at once; make a context for each thread, or let them "
+                f"take turns"
             )
         if self.users:
             self._thread.release()
             raise errors.ContextError(
-                f"{verb}: {self.users} calls a function of yours, which makes this collective call; the ranks do not "
+                f"{opname}: {self.users} calls a function of yours, which makes this collective call; the ranks do not "
                 f"call the function at the same time. Compute what it needs before"
             )
         self._depth += 1
@@ -66,7 +66,7 @@ class Calls:
                 self._handler = handler
                 _signal.signal(SIGINT, self._defer)
 
-    def leave(self, verb: str, caught: BaseException | None) -> None:
+    def leave(self, opname: str, caught: BaseException | None) -> None:
         """End a call, with its exception if there is one (local)."""
         if self._depth > 1:
             try:
@@ -76,10 +76,12 @@ class Calls:
             return
         if self._start:
             ms = 1e3 * (time.perf_counter() - self._start)
-            log.write(log.DEBUG, self.backend.rank, "%s: %.3f ms%s", verb, ms, "" if caught is None else ", it raised")
+            log.write(
+                log.DEBUG, self.backend.rank, "%s: %.3f ms%s", opname, ms, "" if caught is None else ", it raised"
+            )
         try:
             if caught is not None:
-                self._fail(verb, caught)
+                self._fail(opname, caught)
             elif self.backend.agreement.interrupted and (self.backend.size == 1 or self.closed):
                 self.backend.agreement.interrupted = False
                 raise KeyboardInterrupt
@@ -93,21 +95,21 @@ class Calls:
             finally:
                 self._thread.release()
 
-    def end_reading(self, verb: str) -> None:
+    def end_reading(self, opname: str) -> None:
         """**Collective.** See `Runtime.end_reading`."""
         if self.read_since == self.backend.agreement.ncalls:
-            self.backend.agree(f"end of {verb}")
+            self.backend.agree(f"end of {opname}")
 
-    def _fail(self, verb: str, caught: BaseException) -> None:
+    def _fail(self, opname: str, caught: BaseException) -> None:
         """Raise on all ranks an exception that no agreement has raised; return if the ranks have it already (local)."""
         agreement = self.backend.agreement
         if is_agreed(caught) or agreement.broken is not None or self.closed:
             return
         error: errors.PblasError | KeyboardInterrupt
         if isinstance(caught, Exception):
-            error = local_error(verb, caught)
+            error = local_error(opname, caught)
         else:
-            text = f"{verb}: {type(caught).__name__} in the middle of it"
+            text = f"{opname}: {type(caught).__name__} in the middle of it"
             error = KeyboardInterrupt(text) if isinstance(caught, KeyboardInterrupt) else errors.PblasError(text)
         cause = None if error is caught else caught
         if self.backend.size == 1:
@@ -136,17 +138,17 @@ class Calls:
 class CollectiveCall:
     """A with block around a collective call: see `Calls`."""
 
-    __slots__ = ("_begin", "_calls", "_verb")
+    __slots__ = ("_begin", "_calls", "_opname")
 
-    def __init__(self, calls: Calls, verb: str, begin: Callable[[str], object]) -> None:
-        self._calls, self._verb, self._begin = calls, verb, begin
+    def __init__(self, calls: Calls, opname: str, begin: Callable[[str], object]) -> None:
+        self._calls, self._opname, self._begin = calls, opname, begin
 
     def __enter__(self) -> None:
-        self._calls.enter(self._verb)
+        self._calls.enter(self._opname)
         try:
-            self._begin(self._verb)
+            self._begin(self._opname)
         except BaseException as caught:
-            self._calls.leave(self._verb, caught)
+            self._calls.leave(self._opname, caught)
             raise
 
     def __exit__(
@@ -156,13 +158,13 @@ class CollectiveCall:
         if calls.read_since >= 0:
             try:
                 if (caught is None or is_agreed(caught)) and calls.backend.agreement.broken is None:
-                    calls.end_reading(self._verb)
+                    calls.end_reading(self._opname)
             except BaseException as failed:
-                calls.leave(self._verb, failed)
+                calls.leave(self._opname, failed)
                 raise
             finally:
                 calls.read_since = -1
-        calls.leave(self._verb, caught)
+        calls.leave(self._opname, caught)
 
 
 def collective(method: Callable[P, R]) -> Callable[P, R]:
@@ -171,14 +173,14 @@ def collective(method: Callable[P, R]) -> Callable[P, R]:
     Arguments that the method does not take, as a misspelt keyword, raise a TypeError on this rank alone, as for any
     function of Python: the call has not begun, no rank learns of it, and the context stays usable.
     """
-    verb = method.__name__
+    opname = method.__name__
 
     @wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not args:
             return method(*args, **kwargs)  # raises TypeError: `self` is missing
         owner: Any = args[0]
-        with owner.runtime.call(verb):
+        with owner.runtime.call(opname):
             try:
                 return method(*args, **kwargs)
             except TypeError as error:

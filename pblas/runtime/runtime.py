@@ -121,35 +121,35 @@ class Runtime:
         self._calls.read_since = self.backend.agreement.ncalls
         return self._calls.read_since
 
-    def end_reading(self, verb: str) -> None:
+    def end_reading(self, opname: str) -> None:
         """**Collective.** Agree unless there was an agreement since `begin_reading`; then no peer reads memory here."""
-        self._calls.end_reading(verb)
+        self._calls.end_reading(opname)
 
-    def call(self, verb: str, begin: Callable[[str], object] | None = None) -> CollectiveCall:
+    def call(self, opname: str, begin: Callable[[str], object] | None = None) -> CollectiveCall:
         """A with block around a public collective call, which may be a part of another one (local).
 
         In the outermost block one thread uses the context, a SIGINT waits for the next agreement, and an exception that
         no agreement has raised breaks the context: all ranks raise it. Local work that may fail is therefore done in a
         `local_step`, after which the context stays usable.
         """
-        return CollectiveCall(self._calls, verb, begin or self.check_open)
+        return CollectiveCall(self._calls, opname, begin or self.check_open)
 
     @contextmanager
-    def users_function(self, verb: str) -> Iterator[None]:
+    def users_function(self, opname: str) -> Iterator[None]:
         """A with block in which a function of the user runs: a collective call in it raises ContextError (local)."""
-        self._calls.users = verb
+        self._calls.users = opname
         try:
             yield
         finally:
             self._calls.users = ""
 
-    def check_open(self, verb: str) -> None:
+    def check_open(self, opname: str) -> None:
         """Raise ContextError if the context is closed or broken, without communication (local)."""
         if self.closed:
-            raise errors.ContextError(f"{verb}: the context is closed; use its matrices inside its with block")
+            raise errors.ContextError(f"{opname}: the context is closed; use its matrices inside its with block")
         if self.backend.agreement.broken is not None:
             raise errors.ContextError(
-                f"{verb}: the context is broken since this happened: {self.backend.agreement.broken}"
+                f"{opname}: the context is broken since this happened: {self.backend.agreement.broken}"
             )
         self.backend.check()
 
@@ -159,39 +159,39 @@ class Runtime:
         agreement.broken = agreement.broken or reason
 
     def collective_section(
-        self, verb: str, *, expected: tuple[type[BaseException], ...] = ()
+        self, opname: str, *, expected: tuple[type[BaseException], ...] = ()
     ) -> AbstractContextManager[None]:
         """A with block in which ranks exchange messages; an exception in it breaks the context (local).
 
         Infinities and NaN are results, so NumPy does not warn about them in the block: the warning might be an error on
         one rank only. `expected` are exceptions that agreements raise in it before the first message.
         """
-        return _CollectiveSection(self, verb, expected)
+        return _CollectiveSection(self, opname, expected)
 
     def agree(
         self,
-        verb: str,
+        opname: str,
         arguments: Mapping[str, Any] | str,
         error: errors.PblasError | None = None,
         maxima: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
-        """**Collective.** All ranks call the same verb with equal arguments, or all raise the same exception."""
-        self.check_open(verb)
+        """**Collective.** All ranks call the same operation with equal arguments, or all raise the same exception."""
+        self.check_open(opname)
         try:
-            call = verb + (arguments if isinstance(arguments, str) else spelled(arguments))
+            call = opname + (arguments if isinstance(arguments, str) else spelled(arguments))
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
-            call, error = verb, error or local_error(verb, caught)
+            call, error = opname, error or local_error(opname, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima
 
-    def fail(self, verb: str, error: errors.PblasError) -> NoReturn:
+    def fail(self, opname: str, error: errors.PblasError) -> NoReturn:
         """**Collective.** Raise an error of this rank's on all ranks, which agree on this call."""
-        self.agree(verb, {}, error)
+        self.agree(opname, {}, error)
         raise AssertionError("an agreement with an error raises")
 
-    def local_step(self, verb: str) -> LocalStep:
+    def local_step(self, opname: str) -> LocalStep:
         """A with block of local work: an exception of the block is agreed on and raised on every rank (local)."""
-        self.backend.arena.frozen = verb
-        return LocalStep(self.fail, verb)
+        self.backend.arena.frozen = opname
+        return LocalStep(self.fail, opname)
 
     def gathered(self, number: int) -> list[int]:
         """**Collective.** An integer of each rank, in the order of ranks."""
@@ -205,22 +205,22 @@ class Runtime:
         """
         self.backend.reject(error)
 
-    def building(self, verb: str) -> AbstractContextManager[None]:
+    def building(self, opname: str) -> AbstractContextManager[None]:
         """A with block that allocates memory of a plan: a local step if no rank shares memory with another (local).
 
         Ranks that share memory allocate in the same order. A rank that fails in between has to break the context.
         """
-        return nullcontext() if self.backend.shared else self.local_step(verb)
+        return nullcontext() if self.backend.shared else self.local_step(opname)
 
-    def rejecting(self, verb: str) -> LocalStep:
+    def rejecting(self, opname: str) -> LocalStep:
         """As `local_step`, in a call that starts without an agreement: see `reject` (local)."""
-        return LocalStep(lambda _, error: self.reject(error), verb)
+        return LocalStep(lambda _, error: self.reject(error), opname)
 
-    def check_place(self, verb: str, desc: MatrixDescriptor, name: str) -> None:
+    def check_place(self, opname: str, desc: MatrixDescriptor, name: str) -> None:
         """Raise LayoutError if a new matrix needs too many ranks, or its lld is too small on this rank (local)."""
         if desc.nprocs > self.nprocs:
             raise errors.LayoutError(
-                f"{verb}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} "
+                f"{opname}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} "
                 f"rank{'s' * (self.nprocs > 1)}; use a smaller grid"
             )
         desc.check_lld(self.rank, name)
@@ -297,8 +297,8 @@ def spelled(arguments: Mapping[str, Any]) -> str:
 class _CollectiveSection(AbstractContextManager[None]):
     """The result of `Runtime.collective_section`; a generator would cost as much time as a message."""
 
-    def __init__(self, runtime: Runtime, verb: str, expected: tuple[type[BaseException], ...]) -> None:
-        self._runtime, self._verb, self._expected = runtime, verb, expected
+    def __init__(self, runtime: Runtime, opname: str, expected: tuple[type[BaseException], ...]) -> None:
+        self._runtime, self._opname, self._expected = runtime, opname, expected
         self._quiet = np.errstate(all="ignore")
 
     def __enter__(self) -> None:
@@ -310,17 +310,17 @@ class _CollectiveSection(AbstractContextManager[None]):
         self._quiet.__exit__(kind, caught, traceback)
         # `Runtime.call` aborts the call for any other exception.
         if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
-            self._runtime.mark_broken(f"{self._verb}: {type(caught).__name__} in the middle of it")
+            self._runtime.mark_broken(f"{self._opname}: {type(caught).__name__} in the middle of it")
 
 
-def check_root(verb: str, root: Any, nprocs: int) -> None:
+def check_root(opname: str, root: Any, nprocs: int) -> None:
     """Raise ArgumentError unless root is None or a rank, 0 to nprocs - 1."""
     is_rank = isinstance(root, int | np.integer) and not isinstance(root, bool) and 0 <= root < nprocs
     if root is not None and not is_rank:
-        raise errors.ArgumentError(f"{verb}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
+        raise errors.ArgumentError(f"{opname}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
 
 
-def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False, stored: bool = False) -> np.dtype[Any]:
+def checked_dtype(opname: str, dtype: Any, *, is_argument: bool = False, stored: bool = False) -> np.dtype[Any]:
     """A value as one of the dtypes that pblas computes with, or stores.
 
     >>> checked_dtype("zeros", "bfloat16")
@@ -341,7 +341,7 @@ def checked_dtype(verb: str, dtype: Any, *, is_argument: bool = False, stored: b
             remedy = f"of {checked.name} pblas has products and conversions: convert with .astype('float32')"
         if is_argument:
             remedy = "pass dtype='float64'"
-        raise errors.DTypeError(f"{verb}: dtype must be one of {names}, got {dtype}; {remedy}")
+        raise errors.DTypeError(f"{opname}: dtype must be one of {names}, got {dtype}; {remedy}")
     return checked
 
 
@@ -355,39 +355,39 @@ def name_of(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def checked_flag(verb: str, name: str, value: Any) -> bool:
+def checked_flag(opname: str, name: str, value: Any) -> bool:
     """A value as a bool; ArgumentError unless it is True, False, 1 or 0."""
     if not isinstance(value, int | np.bool_) or value not in (0, 1):
-        raise errors.ArgumentError(f"{verb}: {name} must be True or False, got {value!r}")
+        raise errors.ArgumentError(f"{opname}: {name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def checked_scalar(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+def checked_scalar(opname: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
     """A scalar factor for matrices of a dtype, real if the dtype is real.
 
     >>> checked_scalar("pmatmul", "alpha", np.int8(2), np.dtype("float32"))
     2.0
     """
     if isinstance(value, _BOOLS) or not isinstance(value, _NUMBERS):
-        raise errors.ArgumentError(f"{verb}: {name} must be a number, got {value!r}")
+        raise errors.ArgumentError(f"{opname}: {name} must be a number, got {value!r}")
     try:
         number = complex(value)
     except OverflowError:
-        raise errors.ArgumentError(f"{verb}: {name} is too large for any dtype of pblas") from None
+        raise errors.ArgumentError(f"{opname}: {name} is too large for any dtype of pblas") from None
     if dtype.kind == "c":
         return number
     if number.imag != 0:
-        raise errors.ArgumentError(f"{verb}: {name} is {value!r}, the matrices are {dtype.name}; it must be real")
+        raise errors.ArgumentError(f"{opname}: {name} is {value!r}, the matrices are {dtype.name}; it must be real")
     return number.real
 
 
-def checked_factor(verb: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+def checked_factor(opname: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
     """As `checked_scalar`, for alpha and beta: -0.0 becomes 0.0, which does the same.
 
     >>> checked_factor("pmatmul", "beta", -0.0, np.dtype("float32"))
     0.0
     """
-    return checked_scalar(verb, name, value, dtype) + 0.0
+    return checked_scalar(opname, name, value, dtype) + 0.0
 
 
 def shared_descriptor(desc: MatrixDescriptor) -> str:
@@ -404,7 +404,7 @@ OPEN: WeakSet[Runtime] = WeakSet()
 """Runtimes of the contexts that this process has made and not dropped; closed ones may be among them (local)."""
 
 
-def fail_without_context(verb: str, error: errors.PblasError) -> NoReturn:
+def fail_without_context(opname: str, error: errors.PblasError) -> NoReturn:
     """Raise an error of a collective call whose arguments belong to no context. **Collective** if one is open.
 
     Other ranks may have called with matrices. If this process has one usable context, all ranks raise the error there.
@@ -412,6 +412,6 @@ def fail_without_context(verb: str, error: errors.PblasError) -> NoReturn:
     """
     usable = [runtime for runtime in OPEN if not runtime.closed and runtime.backend.agreement.broken is None]
     if len(usable) == 1:
-        with usable[0].call(verb):
-            usable[0].fail(verb, error)
+        with usable[0].call(opname):
+            usable[0].fail(opname, error)
     raise error

@@ -63,8 +63,8 @@ def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
 class Findings:
     """The wrong argument of a call on this rank; of several, the one with the lowest position."""
 
-    def __init__(self, verb: str) -> None:
-        self.verb: str = verb
+    def __init__(self, opname: str) -> None:
+        self.opname: str = opname
         self.text: str = ""
         self._place = _FAR
 
@@ -87,7 +87,7 @@ class Findings:
     def error(self) -> PblasArgumentError:
         """The exception to raise, with ScaLAPACK's error number."""
         position, entry = divmod(self._place, 100)
-        return PblasArgumentError(f"{self.verb}: {self.text}", -(self._place if entry else position))
+        return PblasArgumentError(f"{self.opname}: {self.text}", -(self._place if entry else position))
 
 
 class Call:
@@ -99,7 +99,7 @@ class Call:
 
     def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
         letters = prefix[1:]
-        self.verb: str = prefix + routine.name
+        self.opname: str = prefix + routine.name
         self.routine: Routine = routine
         self.dtype: np.dtype[Any] = TYPES[letters]
         self._values = dict(zip(routine.arguments, values, strict=True))
@@ -110,9 +110,9 @@ class Call:
         self._grids: dict[str, ProcessGrid] = {}  # of the operands that this process has a part of
         self._locals: dict[str, Local] = {}
         self._matrices: list[DistMatrix] = []
-        self._findings = Findings(self.verb)
+        self._findings = Findings(self.opname)
         self.grid: ProcessGrid = self._agreement_grid(self._findings)
-        self._call = self.runtime.call(self.verb, self._begin)
+        self._call = self.runtime.call(self.opname, self._begin)
 
     def __enter__(self) -> Self:
         self._call.__enter__()
@@ -127,12 +127,12 @@ class Call:
         finally:
             self._call.__exit__(kind, caught, traceback)
 
-    def _begin(self, verb: str) -> None:
+    def _begin(self, opname: str) -> None:
         """**Collective.** Check the arguments."""
-        self.runtime.check_open(verb)
+        self.runtime.check_open(opname)
         findings, routine = self._findings, self.routine
         names = [operand.name for operand in routine.operands]
-        with LocalStep(lambda _, error: self._refuse(findings, error), self.verb):
+        with LocalStep(lambda _, error: self._refuse(findings, error), self.opname):
             if not findings:
                 self._check_values(findings)
             for operand in routine.operands if not findings else ():
@@ -167,7 +167,7 @@ class Call:
 
     def local_step(self) -> LocalStep:
         """A with block of local work: see `Runtime.local_step` (local)."""
-        return self.runtime.local_step(self.verb)
+        return self.runtime.local_step(self.opname)
 
     def matrix(self, name: str) -> DistMatrix:
         """sub(X) of an operand X, on its grid (local)."""
@@ -205,7 +205,7 @@ class Call:
                 workspace = self._values.get(name)
                 if isinstance(workspace, np.ndarray) and workspace.size:
                     workspace.flat[0] = 1
-        self.runtime.agree(f"{self.verb}: sizes of workspaces", {})
+        self.runtime.agree(f"{self.opname}: sizes of workspaces", {})
         return True
 
     def _shared(self) -> dict[str, Any]:
@@ -222,14 +222,14 @@ class Call:
         """
         shared, error = ({}, findings.error) if findings else (self._shared(), None)
         with suppress(PblasArgumentError):  # on every rank
-            return self.runtime.agree(self.verb, shared, error, tuple(reads))
-        lowest = self.runtime.agree(self.verb, {}, None, (findings.urgency,))[0]
-        self.runtime.agree(self.verb, {}, error if findings.urgency == lowest else None)
+            return self.runtime.agree(self.opname, shared, error, tuple(reads))
+        lowest = self.runtime.agree(self.opname, {}, None, (findings.urgency,))[0]
+        self.runtime.agree(self.opname, {}, error if findings.urgency == lowest else None)
         raise AssertionError("one rank has the lowest position, and its error raises")
 
     def _refuse(self, findings: Findings, error: PblasError) -> None:
         """**Collective.** Raise an unexpected error of the checks on all ranks; it comes before all findings."""
-        findings.add(str(error).removeprefix(f"{self.verb}: "), 0)
+        findings.add(str(error).removeprefix(f"{self.opname}: "), 0)
         self._agree(findings, [])
 
     # Checks, all of them local: they add wrong arguments to `findings`
@@ -462,7 +462,7 @@ class Call:
                 x = self._submatrix(operand.name)
                 if operand is target or not (x.size and z.size):
                     continue
-                if shares_memory(self.runtime.backend.shadow(x), self.runtime.backend.shadow(z)):
+                if shares_memory(self.runtime.backend.memory_of(x), self.runtime.backend.memory_of(z)):
                     text = f"sub({target.name}) must not share memory with sub({operand.name})"
                     findings.add(text, target.position)
 

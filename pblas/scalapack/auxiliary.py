@@ -51,9 +51,9 @@ def pxlansy(call: Call) -> Real:
         return _result(call, 0.0)
     kind, is_hermitian = _ORD[call["NORM"]], call.routine is routines.LANHE
     if kind in (1, math.inf):
-        verb = "ahemv" if is_hermitian else "asymv"
+        opname = "ahemv" if is_hermitian else "asymv"
         ones = np.ones(a.shape[0], call.dtype)
-        return _result(call, product(Product(verb, a, ones, uplo=call["UPLO"], absolute="abs")).max())
+        return _result(call, product(Product(opname, a, ones, uplo=call["UPLO"], absolute="abs")).max())
     diagonal = a.diagonal()
     sizes = np.abs(diagonal.real if is_hermitian else diagonal)
     beside = _triangle(a, call["UPLO"], 1).norm(kind)
@@ -98,12 +98,12 @@ def pxlaset(call: Call) -> None:
         rows, columns = global_indices(a.desc, call.runtime.rank)
         distance = columns[None, :] - rows[:, None]
         inside = {"A": np.isfinite(distance), "U": distance >= 0, "L": distance <= 0}[call["UPLO"]]
-        stored = a.stored(call.verb)
+        stored = a.stored(call.opname)
         elements = call.runtime.backend.reading(stored).copy()
         elements[inside] = call["ALPHA"]
         elements[distance == 0] = call["BETA"]
         call.runtime.backend.copy(elements, stored)
-    call.runtime.agree(f"{call.verb}: assign", {})
+    call.runtime.agree(f"{call.opname}: assign", {})
 
 
 @of_types(routines.LACPY)

@@ -123,36 +123,36 @@ def pxlapiv(call: PivotedCall) -> None:
         pivots = call.collected_pivots()
         (a,) = call.operands()
         rows = a if call["ROWCOL"] == "R" else a.T
-        in_place.exchange_rows(call.verb, rows, pivots, backward=call["DIREC"] == "B")
+        in_place.exchange_rows(call.opname, rows, pivots, backward=call["DIREC"] == "B")
 
 
 def _factor_cholesky(call: Call) -> int:
     """**Collective.** Factor sub(A)."""
-    return in_place.factor_cholesky(call.verb, call.operands()[0], call["UPLO"]) if call["N"] else 0
+    return in_place.factor_cholesky(call.opname, call.operands()[0], call["UPLO"]) if call["N"] else 0
 
 
 def _solve_cholesky(call: Call) -> None:
     """**Collective.** Solve in sub(B)."""
     if not call.is_empty:
         a, b = call.operands()
-        in_place.solve_cholesky(call.verb, a, b, call["UPLO"])
+        in_place.solve_cholesky(call.opname, a, b, call["UPLO"])
 
 
 def _factor_lu(call: PivotedCall) -> tuple[int, Any]:
     """**Collective.** Factor sub(A), and write IPIV; INFO and the pivots."""
     if 0 in (call["N"], call["M"] if "M" in call.routine.arguments else 1):
         return 0, None
-    info, pivots = in_place.factor_lu(call.verb, call.operands()[0])
+    info, pivots = in_place.factor_lu(call.opname, call.operands()[0])
     with call.local_step():
         call.store_pivots(pivots)
-    call.runtime.agree(f"{call.verb}: IPIV", {})
+    call.runtime.agree(f"{call.opname}: IPIV", {})
     return info, pivots
 
 
 def _solve_lu(call: Call, pivots: Any, trans: Trans) -> None:
     """**Collective.** Solve in sub(B)."""
     a, b = call.operands()
-    in_place.solve_lu(call.verb, a, pivots, b, trans)
+    in_place.solve_lu(call.opname, a, pivots, b, trans)
 
 
 @of_types(routines.POTRI)
@@ -164,7 +164,7 @@ def pxpotri(call: Call) -> int:
 
     Source: ScaLAPACK, p?potri.
     """
-    return _inverted(call, lambda a: in_place.invert_cholesky(call.verb, a, call["UPLO"]))
+    return _inverted(call, lambda a: in_place.invert_cholesky(call.opname, a, call["UPLO"]))
 
 
 @of_types(routines.GETRI, call=PivotedCall)
@@ -181,7 +181,7 @@ def pxgetri(call: PivotedCall) -> int:
     """
     if call.answers_query():
         return 0
-    return _inverted(call, lambda a: in_place.invert_lu(call.verb, a, call.collected_pivots()))
+    return _inverted(call, lambda a: in_place.invert_lu(call.opname, a, call.collected_pivots()))
 
 
 @of_types(routines.TRTRI)
@@ -193,7 +193,7 @@ def pxtrtri(call: Call) -> int:
 
     Source: ScaLAPACK, p?trtri.
     """
-    return _inverted(call, lambda a: in_place.invert_triangle(call.verb, a, call["UPLO"], unit=call["DIAG"] == "U"))
+    return _inverted(call, lambda a: in_place.invert_triangle(call.opname, a, call["UPLO"], unit=call["DIAG"] == "U"))
 
 
 @of_types(routines.POCON, routines.POCON_COMPLEX)

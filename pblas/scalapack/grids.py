@@ -61,7 +61,9 @@ def find(ictxt: Any) -> ProcessGrid | None:
         return None
 
 
-def checked_integer(verb: str, name: str, value: Any, position: int, least: int | None, most: int | None = None) -> int:
+def checked_integer(
+    opname: str, name: str, value: Any, position: int, least: int | None, most: int | None = None
+) -> int:
     """An argument as an integer from `least` to `most`; None for no limit (local).
 
     Raises:
@@ -76,7 +78,7 @@ def checked_integer(verb: str, name: str, value: Any, position: int, least: int 
     except TypeError:
         number = None
     if number is None or (least is not None and number < least) or (most is not None and number > most):
-        raise PblasArgumentError(f"{verb}: {name} must be an integer{limits}, got {value!r}", -position)
+        raise PblasArgumentError(f"{opname}: {name} must be an integer{limits}, got {value!r}", -position)
     return number
 
 
@@ -268,20 +270,20 @@ def exit(notdone: int = 0) -> None:  # noqa: A001 - as in BLACS
         gridexit(handle)
 
 
-def _grid(verb: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: Any) -> Grid:
+def _grid(opname: str, nprow: Any, npcol: Any, position: int, nprocs: int, order: Any) -> Grid:
     """The grid, with its sizes checked against the number of ranks."""
-    checked_integer(verb, "NPROW", nprow, position, 1)
-    checked_integer(verb, "NPCOL", npcol, position + 1, 1)
+    checked_integer(opname, "NPROW", nprow, position, 1)
+    checked_integer(opname, "NPCOL", npcol, position + 1, 1)
     if nprow * npcol > nprocs:
         raise PblasArgumentError(
-            f"{verb}: the grid is {nprow} x {npcol}, the communicator has {nprocs} ranks; start more, or use fewer",
+            f"{opname}: the grid is {nprow} x {npcol}, the communicator has {nprocs} ranks; start more, or use fewer",
             -position,
         )
     return Grid(int(nprow), int(npcol), order)
 
 
 def _new_handle(
-    verb: str, ictxt: Any, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]
+    opname: str, ictxt: Any, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]
 ) -> int:
     """**Collective.** A new handle for a grid; `arranged(nprocs)` returns the grid and its ranks."""
     from pblas.backends.mpi import rendezvous
@@ -289,12 +291,12 @@ def _new_handle(
 
     is_comm = hasattr(ictxt, "Get_rank")
     comm = world(ictxt if is_comm else None)
-    with LocalStep(lambda _, error: rendezvous(comm, verb, TIMEOUT, error), verb):
+    with LocalStep(lambda _, error: rendezvous(comm, opname, TIMEOUT, error), opname):
         if not is_comm and ictxt is not None and not (isinstance(ictxt, int | np.integer) and ictxt == 0):
-            raise PblasArgumentError(f"{verb}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
+            raise PblasArgumentError(f"{opname}: ICTXT must be 0, None or a communicator, got {ictxt!r}", -1)
         grid, ranks = arranged(comm.Get_size())
-        _check_options(verb, options)
-    rendezvous(comm, f"{verb}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", TIMEOUT))
+        _check_options(opname, options)
+    rendezvous(comm, f"{opname}\ngrid={grid!r}\nranks={ranks!r}", options.get("timeout", TIMEOUT))
     part = subset(comm, ranks)
     if part is None:
         return OUTSIDE
@@ -303,7 +305,7 @@ def _new_handle(
     return handle
 
 
-def _check_options(verb: str, options: dict[str, Any]) -> None:
+def _check_options(opname: str, options: dict[str, Any]) -> None:
     """Check the options of a context on every rank, also on ranks outside the grid (local).
 
     Raises:
@@ -311,12 +313,12 @@ def _check_options(verb: str, options: dict[str, Any]) -> None:
     """
     for name in options:
         if name not in _OPTIONS:
-            raise PblasArgumentError(f"{verb}: there is no option {name!r}; the options are {', '.join(_OPTIONS)}")
+            raise PblasArgumentError(f"{opname}: there is no option {name!r}; the options are {', '.join(_OPTIONS)}")
     settings = {name: value for name, value in (_OPTIONS | options).items() if name != "debug"}
     try:
         checked_name(**settings)
     except PblasError as caught:
-        raise PblasArgumentError(f"{verb}: {str(caught).removeprefix('Context: ')}") from None
+        raise PblasArgumentError(f"{opname}: {str(caught).removeprefix('Context: ')}") from None
 
 
 _OPTIONS: dict[str, Any] = {

@@ -54,14 +54,14 @@ def barrier(ictxt: int, scope: str = "A") -> None:
     _comm("barrier", ictxt, scope).Barrier()
 
 
-def _comm(verb: str, ictxt: Any, scope: Any) -> MPI.Intracomm:
+def _comm(opname: str, ictxt: Any, scope: Any) -> MPI.Intracomm:
     """**Collective** over the scope, when called first. The communicator of a scope."""
     grid = find(ictxt)
     if grid is None:
-        raise PblasArgumentError(f"{verb}: ICTXT must be the handle of a grid of this process, got {ictxt!r}", -1)
+        raise PblasArgumentError(f"{opname}: ICTXT must be the handle of a grid of this process, got {ictxt!r}", -1)
     letter = _letter(scope) if isinstance(scope, str) else ""
     if letter not in ("A", "R", "C"):
-        raise PblasArgumentError(f"{verb}: SCOPE must begin with 'A', 'R' or 'C', got {scope!r}", -2)
+        raise PblasArgumentError(f"{opname}: SCOPE must begin with 'A', 'R' or 'C', got {scope!r}", -2)
     if letter == "A":
         return grid.comm
     if letter not in grid.scopes:  # without the others: a row is a group of its own
@@ -100,8 +100,8 @@ def xgsum2d(call: tuple[Any, ...]) -> None:
 
     Source: BLACS, ?gsum2d.
     """
-    verb, ictxt, scope, _, *matrix, rdest, cdest = call
-    _combine(verb, ictxt, scope, matrix, (rdest, cdest), lambda parts: sum(parts[1:], parts[0]))
+    opname, ictxt, scope, _, *matrix, rdest, cdest = call
+    _combine(opname, ictxt, scope, matrix, (rdest, cdest), lambda parts: sum(parts[1:], parts[0]))
 
 
 @of_types(routines.GAMX2D, routines.GAMN2D, call=unchecked)
@@ -115,18 +115,18 @@ def xgam2d(call: tuple[Any, ...]) -> None:
 
     Source: BLACS, ?gamx2d, ?gamn2d.
     """
-    verb, ictxt, scope, _, m, n, a, lda, ra, ca, ldia, *destination = call
+    opname, ictxt, scope, _, m, n, a, lda, ra, ca, ldia, *destination = call
     grid, chosen = find(ictxt), [np.zeros((0, 0), int)]
 
     def choose(parts: list[Array]) -> Array:
         stacked = np.stack(parts)
         sizes = absolute_values(stacked, "abs1")
-        chosen[0] = sizes.argmax(0) if verb.endswith("gamx2d") else sizes.argmin(0)
+        chosen[0] = sizes.argmax(0) if opname.endswith("gamx2d") else sizes.argmin(0)
         return np.take_along_axis(stacked, chosen[0][None], 0)[0]
 
     wanted = [] if ldia == -1 else [x for x in (("RA", ra, 8), ("CA", ca, 9)) if x[1] is not None]
-    places = {argument[0]: _elements(verb, None, argument, m, n, ldia) for argument in wanted}
-    receives = _combine(verb, ictxt, scope, (m, n, a, lda), destination, choose)
+    places = {argument[0]: _elements(opname, None, argument, m, n, ldia) for argument in wanted}
+    receives = _combine(opname, ictxt, scope, (m, n, a, lda), destination, choose)
     if receives and grid is not None:
         myrow, mycol = grid.grid.coordinates(grid.context.rank)
         for index, rank in np.ndenumerate(chosen[0]):
@@ -136,7 +136,7 @@ def xgam2d(call: tuple[Any, ...]) -> None:
 
 
 def _combine(
-    verb: str,
+    opname: str,
     ictxt: Any,
     scope: Any,
     matrix: Sequence[Any],
@@ -144,7 +144,7 @@ def _combine(
     combine: Callable[[list[Array]], Array],
 ) -> bool:
     """**Collective** over the scope. A := combine(all processes' A) where wanted; whether this process gets it."""
-    group, part = _comm(verb, ictxt, scope), _part(verb, *matrix)
+    group, part = _comm(opname, ictxt, scope), _part(opname, *matrix)
     parts = group.allgather(np.ascontiguousarray(part))
     grid = find(ictxt)
     assert grid is not None, "it has a communicator"
@@ -163,8 +163,8 @@ def xgebs2d(call: tuple[Any, ...]) -> None:
 
     Source: BLACS, ?gebs2d.
     """
-    verb, ictxt, scope, _, *matrix = call
-    group, part = _comm(verb, ictxt, scope), _part(verb, *matrix)
+    opname, ictxt, scope, _, *matrix = call
+    group, part = _comm(opname, ictxt, scope), _part(opname, *matrix)
     group.bcast(np.ascontiguousarray(part), group.Get_rank())
 
 
@@ -177,24 +177,24 @@ def xgebr2d(call: tuple[Any, ...]) -> None:
 
     Source: BLACS, ?gebr2d.
     """
-    verb, ictxt, scope, _, *matrix, rsrc, csrc = call
-    group, part, grid = _comm(verb, ictxt, scope), _part(verb, *matrix), find(ictxt)
+    opname, ictxt, scope, _, *matrix, rsrc, csrc = call
+    group, part, grid = _comm(opname, ictxt, scope), _part(opname, *matrix), find(ictxt)
     assert grid is not None, "it has a communicator"
-    checked_integer(verb, "RSRC", rsrc, 8, 0, grid.grid.nprow - 1)
-    checked_integer(verb, "CSRC", csrc, 9, 0, grid.grid.npcol - 1)
+    checked_integer(opname, "RSRC", rsrc, 8, 0, grid.grid.nprow - 1)
+    checked_integer(opname, "CSRC", csrc, 9, 0, grid.grid.npcol - 1)
     part[...] = group.bcast(None, _place(grid, scope, rsrc, csrc))
 
 
-def _part(verb: str, m: Any, n: Any, a: Any, lda: Any) -> Array:
+def _part(opname: str, m: Any, n: Any, a: Any, lda: Any) -> Array:
     """The m x n elements of an array, a view (local)."""
-    checked_integer(verb, "M", m, 4, 0)
-    checked_integer(verb, "N", n, 5, 0)
-    checked_integer(verb, "LDA", lda, 7, max(1, m))
-    return _elements(verb, TYPES.get(verb[0]), ("A", a, 6), m, n, lda)
+    checked_integer(opname, "M", m, 4, 0)
+    checked_integer(opname, "N", n, 5, 0)
+    checked_integer(opname, "LDA", lda, 7, max(1, m))
+    return _elements(opname, TYPES.get(opname[0]), ("A", a, 6), m, n, lda)
 
 
 def _elements(
-    verb: str, dtype: np.dtype[Any] | None, argument: tuple[str, Any, int], m: int, n: int, lda: int
+    opname: str, dtype: np.dtype[Any] | None, argument: tuple[str, Any, int], m: int, n: int, lda: int
 ) -> Array:
     """As `_part`, of an argument (name, value, position) of a dtype; None: of any integers."""
     name, a, position = argument
@@ -203,7 +203,7 @@ def _elements(
     if part is None:
         what = "integer" if dtype is None else dtype
         raise PblasArgumentError(
-            f"{verb}: {name} must be a NumPy array of {what} with {m} rows and {n} columns or more, or of one "
+            f"{opname}: {name} must be a NumPy array of {what} with {m} rows and {n} columns or more, or of one "
             f"dimension with columns {lda} elements apart",
             -position,
         )

@@ -48,11 +48,11 @@ def pxgeqpf(call: ReflectorsCall) -> None:
     """
     if call.answers_query() or not call.has_elements:
         return
-    tau, order = in_place.factor_pivoted_qr(call.verb, call.operands()[0])
+    tau, order = in_place.factor_pivoted_qr(call.opname, call.operands()[0])
     with call.local_step():
         call.store_order(order)
         call.store_tau(tau)
-    call.runtime.agree(f"{call.verb}: TAU", {})
+    call.runtime.agree(f"{call.opname}: TAU", {})
 
 
 @of_types(routines.ORGQR, routines.UNGQR, call=ReflectorsCall)
@@ -63,7 +63,7 @@ def pxorgqr(call: ReflectorsCall) -> None:
     """
     if not call.answers_query() and call.has_elements:
         tau = call.collected_tau()
-        in_place.make_q(call.verb, call.operands()[0], tau)
+        in_place.make_q(call.opname, call.operands()[0], tau)
 
 
 @of_types(routines.ORMQR, routines.UNMQR, call=ReflectorsCall)
@@ -102,21 +102,21 @@ def pxgels(call: Call) -> int:
         return 0
     if not min(call["M"], call["N"]):
         with call.local_step():
-            call.matrix("B").stored(call.verb)[...] = 0
-        call.runtime.agree(f"{call.verb}: zeros", {})
+            call.matrix("B").stored(call.opname)[...] = 0
+        call.runtime.agree(f"{call.opname}: zeros", {})
         return 0
     a, b = call.operands()
-    return in_place.solve_least_squares(call.verb, a, b, adjoint=call["TRANS"] != "N")
+    return in_place.solve_least_squares(call.opname, a, b, adjoint=call["TRANS"] != "N")
 
 
 def _factor(call: ReflectorsCall, orientation: in_place.Orientation) -> None:
     """**Collective.** Factor sub(A), and write TAU."""
     if call.answers_query() or not call.has_elements:
         return
-    _, tau = in_place.factor_qr(call.verb, call.operands()[0], orientation)
+    _, tau = in_place.factor_qr(call.opname, call.operands()[0], orientation)
     with call.local_step():
         call.store_tau(tau)
-    call.runtime.agree(f"{call.verb}: TAU", {})
+    call.runtime.agree(f"{call.opname}: TAU", {})
 
 
 def _multiply(call: ReflectorsCall, trans: Trans) -> None:
@@ -125,4 +125,4 @@ def _multiply(call: ReflectorsCall, trans: Trans) -> None:
         return
     tau, side = call.collected_tau(), call["SIDE"]
     a, c = call.operands()
-    in_place.multiply_q(call.verb, a.H if call.axis == 0 else a, tau, c, side, trans)
+    in_place.multiply_q(call.opname, a.H if call.axis == 0 else a, tau, c, side, trans)

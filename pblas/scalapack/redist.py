@@ -84,7 +84,7 @@ class _Relocation(Call):
             nothing = arrays.array(arrays.empty(1), (0, 0), self.dtype)  # the part of a process outside a matrix's grid
             parts = [self.local(name) if name in self._grids else nothing for name in descriptions]
             form = source, target, self._orders["A"], trapezoid, self.dtype
-        step(self.verb, self.runtime, lambda: Bound(_Transfer, form, {}, {}, None, local=parts))
+        step(self.opname, self.runtime, lambda: Bound(_Transfer, form, {}, {}, None, local=parts))
 
     def _collect_descriptions(self) -> dict[str, Any]:
         """**Collective.** Descriptions of both matrices, also for processes outside their grids.
@@ -97,18 +97,18 @@ class _Relocation(Call):
         have = tuple(
             0 if description is None else runtime.nprocs - runtime.rank for description in self._described.values()
         )
-        nearest = runtime.agree(self.verb, {}, None, have)
+        nearest = runtime.agree(self.opname, {}, None, have)
         for operand, near in zip(self.routine.operands, nearest, strict=False):
             own, what = self._described[operand.name], f"DESC{operand.name}(CTXT_)"
             info = -100 * (operand.position + 3) - descriptors.CTXT
             if not near:
-                text = f"{self.verb}: {what} is -1 on all processes; those of its grid pass its handle"
-                runtime.fail(self.verb, PblasArgumentError(text, info))
+                text = f"{self.opname}: {what} is -1 on all processes; those of its grid pass its handle"
+                runtime.fail(self.opname, PblasArgumentError(text, info))
             received = runtime.backend.broadcast_object(own, runtime.nprocs - near)
             descriptions[operand.name] = received if own is None else own
             if own is None and runtime.rank in received[2]:
-                error = error or PblasArgumentError(f"{self.verb}: {what} is -1 on a process of its grid", info)
-        runtime.agree(self.verb, descriptions, error)
+                error = error or PblasArgumentError(f"{self.opname}: {what} is -1 on a process of its grid", info)
+        runtime.agree(self.opname, descriptions, error)
         return descriptions
 
     def _describe(self, name: str) -> tuple[Any, ...] | None:
@@ -200,5 +200,5 @@ class _Transfer(Operation[None]):
     def executor(self, plan: _Placements, backend: HostRanks) -> RunRedistribution:
         return RunRedistribution(backend, plan.source, plan.target, self.dtype, plan.order, plan.trapezoid)
 
-    def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[None], result: Any) -> Any:
+    def arrays(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[None], result: Any) -> Any:
         return RedistributionOperands(*bound.local)

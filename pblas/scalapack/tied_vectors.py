@@ -79,27 +79,29 @@ class TiedVector:
         """Write this process's part of the vector, of which all processes have all elements (local)."""
         array[self._slice] = values[self._indices()]
 
-    def collect(self, verb: str, what: str, array: Array, count: int) -> Array:
+    def collect(self, opname: str, what: str, array: Array, count: int) -> Array:
         """**Collective.** The elements on all processes."""
         runtime = self.grid.runtime
-        with runtime.local_step(verb):
+        with runtime.local_step(opname):
             has_copy = self.grid.grid.coordinates(runtime.rank)[1 - self.axis] == self.copy
             part = (self._indices(), array[self._slice]) if has_copy else None
             vector = np.zeros(count, array.dtype)
-        runtime.agree(f"{verb}: {what}", {})
+        runtime.agree(f"{opname}: {what}", {})
         for indices, values in filter(None, runtime.backend.gather(part)):
             vector[indices] = values
         return vector
 
 
-def collected_pivots(vector: TiedVector, verb: str, position: int, ipiv: Array, count: int, rows: int) -> Array:
+def collected_pivots(vector: TiedVector, opname: str, position: int, ipiv: Array, count: int, rows: int) -> Array:
     """**Collective.** Exchanges of rows on all processes, which count from 1 at the first row."""
-    pivots, base = vector.collect(verb, "IPIV", ipiv, count).astype(np.intp), vector.start
+    pivots, base = vector.collect(opname, "IPIV", ipiv, count).astype(np.intp), vector.start
     pivots -= base - 1
     wrong = np.flatnonzero((pivots < 1) | (pivots > rows))
     if wrong.size:
         k = int(wrong[0])
-        text = f"{verb}: IPIV holds {pivots[k] + base - 1} for row {k + base}; it must be in {base}..{base + rows - 1}"
+        text = (
+            f"{opname}: IPIV holds {pivots[k] + base - 1} for row {k + base}; it must be in {base}..{base + rows - 1}"
+        )
         raise agreed(PblasArgumentError(text, -position))
     return pivots.astype(np.intc)
 
@@ -118,7 +120,7 @@ class PivotedCall(Call):
             PblasArgumentError: a pivot that is no row of sub(A), on all ranks.
         """
         position, rows = self.routine.arguments.index("IPIV") + 1, self._pivoted()
-        return collected_pivots(self._pivots(), self.verb, position, self["IPIV"], rows, rows)
+        return collected_pivots(self._pivots(), self.opname, position, self["IPIV"], rows, rows)
 
     def _pivots(self) -> TiedVector:
         """The elements of IPIV that belong to sub(A) (local)."""
@@ -207,7 +209,7 @@ class ReflectorsCall(Call):
 
     def collected_tau(self) -> Array:
         """**Collective.** TAU, on all processes."""
-        return self._tau().collect(self.verb, "TAU", self["TAU"], self._count())
+        return self._tau().collect(self.opname, "TAU", self["TAU"], self._count())
 
     def store_order(self, order: Array) -> None:
         """Write IPIV, from columns of sub(A) that count from 0 (local)."""

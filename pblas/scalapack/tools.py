@@ -145,24 +145,24 @@ def pxelset(call: tuple[Any, ...]) -> None:
 
     Source: ScaLAPACK TOOLS, p?elset.
     """
-    verb, a, ia, ja, desca, alpha = call
+    opname, a, ia, ja, desca, alpha = call
     entries = Entries.read(desca)
     grid = None if entries is None else find(entries[descriptors.CTXT])
     if entries is None or grid is None:
         raise PblasArgumentError(
-            f"{verb}: DESCA must be a descriptor on a grid that this process is in, got {desca!r}", -402
+            f"{opname}: DESCA must be a descriptor on a grid that this process is in, got {desca!r}", -402
         )
     desc = entries.matrix(grid.grid)
     for name, value, size, position in (("IA", ia, desc.m, 2), ("JA", ja, desc.n, 3)):
-        checked_integer(verb, name, value, position, 1, size)
-    dtype, shape, lld = TYPES[verb[1]], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
+        checked_integer(opname, name, value, position, 1, size)
+    dtype, shape, lld = TYPES[opname[1]], desc.local_shape(grid.runtime.rank), entries[descriptors.LLD]
     position = 1
     try:
         part = checked_part(grid.runtime, "A", a, dtype, shape, lld, written=True)
         position = 5
         element = checked_number("ALPHA", alpha, dtype)
     except ArgumentError as caught:
-        raise PblasArgumentError(f"{verb}: {caught}", -position) from None
+        raise PblasArgumentError(f"{opname}: {caught}", -position) from None
     local_index = _local_index(desc, ia - 1, ja - 1, grid)
     if local_index is not None:
         part[local_index] = element
@@ -182,7 +182,7 @@ def pxelget(call: Call) -> Number:
         owner = matrix.desc.owner(0, 0)
         is_owner = call.runtime.rank == owner
         element = call.runtime.backend.reading(matrix.local)[0, 0] if is_owner else None
-    call.runtime.agree(f"{call.verb}: read", {})
+    call.runtime.agree(f"{call.opname}: read", {})
     value = call.runtime.backend.broadcast_object(element, owner)
     coordinates, owner_coordinates = grid.coordinates(call.runtime.rank), grid.coordinates(owner)
     inside = {
@@ -208,13 +208,13 @@ def pxlaprnt(call: Call) -> None:
         out = sys.stdout if isinstance(call["NOUT"], int) else call["NOUT"]
         for (j, i), element in np.ndenumerate(whole.T) if whole is not None else ():
             out.write(f"{call['CMATNM']}({call['IA'] + i:6d},{call['JA'] + j:6d})={_number(element)}\n")
-    call.runtime.agree(f"{call.verb}: print", {})
+    call.runtime.agree(f"{call.opname}: print", {})
 
 
-def _check_index(verb: str, name: str, value: Any, least: int) -> None:
+def _check_index(opname: str, name: str, value: Any, least: int) -> None:
     """Raise PblasArgumentError if an index is less than `least`; `pblas.layouts.index` checks arrays of indices."""
     if not getattr(value, "ndim", 0):
-        checked_integer(verb, name, value, 1, least)
+        checked_integer(opname, name, value, 1, least)
 
 
 def _number(value: Any) -> str:

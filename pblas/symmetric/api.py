@@ -116,7 +116,7 @@ her2k = variant(
 
 
 def _plan_rank_update(
-    verb: str,
+    opname: str,
     a: DistMatrix | MatrixDescriptor,
     c: DistMatrix | MatrixDescriptor | None = None,
     *,
@@ -144,7 +144,7 @@ def _plan_rank_update(
     >>> plan_syrk(rows, dtype="float64").plan.name, plan_herk(rows, dtype="complex128").plan.name
     ('RankUpdate', 'RankUpdate')
     """
-    routine = verb.removeprefix("plan_")
+    routine = opname.removeprefix("plan_")
     given = StructuredArguments(routine, a, None, c, "L", uplo, trans, "N", alpha, beta, out, overlap, dtype)
     return planned_structured(PlannedRankUpdate, given, nprocs, hardware)
 
@@ -155,7 +155,7 @@ plan_herk = variant(_plan_rank_update, "plan_herk", _PLAN.format("herk"))
 
 
 def _plan_rank_2_update(
-    verb: str,
+    opname: str,
     a: DistMatrix | MatrixDescriptor,
     b: DistMatrix | MatrixDescriptor,
     c: DistMatrix | MatrixDescriptor | None = None,
@@ -179,7 +179,7 @@ def _plan_rank_2_update(
     >>> plan_syr2k(rows, rows, dtype="float64").plan.name, plan_her2k(rows, rows, dtype="complex128").plan.name
     ('RankUpdate', 'RankUpdate')
     """
-    routine = verb.removeprefix("plan_")
+    routine = opname.removeprefix("plan_")
     given = StructuredArguments(routine, a, b, c, "L", uplo, trans, "N", alpha, beta, out, overlap, dtype)
     return planned_structured(PlannedRank2Update, given, nprocs, hardware)
 
@@ -245,7 +245,7 @@ hemm = variant(
 
 
 def _plan_symmetric_product(
-    verb: str,
+    opname: str,
     a: DistMatrix | MatrixDescriptor,
     b: DistMatrix | MatrixDescriptor,
     c: DistMatrix | MatrixDescriptor | None = None,
@@ -269,7 +269,7 @@ def _plan_symmetric_product(
     >>> plan_symm(rows, rows, dtype="float64").plan.inner.name
     'AllGatherGemm'
     """
-    routine = verb.removeprefix("plan_")
+    routine = opname.removeprefix("plan_")
     given = StructuredArguments(routine, a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap, dtype)
     return planned_structured(PlannedSymmetricProduct, given, nprocs, hardware)
 

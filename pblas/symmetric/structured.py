@@ -33,28 +33,29 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
 
 
-def check_update(verb: str, routine: str, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
+def check_update(opname: str, routine: str, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
     """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
     if dtype.kind != "c":
         return
     if routine.startswith("sy"):
         if trans == "C":
             raise errors.ArgumentError(
-                f"{verb}: trans must be 'N' or 'T' for complex matrices, got 'C'; {routine.replace('sy', 'he')} "
+                f"{opname}: trans must be 'N' or 'T' for complex matrices, got 'C'; {routine.replace('sy', 'he')} "
                 f"conjugates"
             )
         return
     if trans == "T":
         raise errors.ArgumentError(
-            f"{verb}: trans must be 'N' or 'C' for complex matrices, got 'T'; {routine.replace('he', 'sy')} transposes"
+            f"{opname}: trans must be 'N' or 'C' for complex matrices, got 'T'; {routine.replace('he', 'sy')} "
+            f"transposes"
         )
     for name, value in (("alpha", alpha), ("beta", beta)) if routine == "herk" else (("beta", beta),):
         if getattr(value, "imag", 0) != 0:
-            raise errors.ArgumentError(f"{verb}: {name} must be real, so that the result is Hermitian, got {value!r}")
+            raise errors.ArgumentError(f"{opname}: {name} must be real, so that the result is Hermitian, got {value!r}")
 
 
 def check_update_shapes(
-    verb: str,
+    opname: str,
     trans: Trans,
     a: MatrixDescriptor,
     b: MatrixDescriptor | None,
@@ -63,16 +64,16 @@ def check_update_shapes(
     """Raise DescriptorError unless A, B and the others, C and out, fit together in a rank-k update."""
     n, k = a.shape if trans == "N" else a.shape[::-1]
     if b is not None and b.shape != a.shape:
-        raise errors.DescriptorError(f"{verb}: A is {a.m} x {a.n}, B is {b.m} x {b.n}; both must have one shape")
+        raise errors.DescriptorError(f"{opname}: A is {a.m} x {a.n}, B is {b.m} x {b.n}; both must have one shape")
     for name, x in others.items():
         if x is not None and x.shape != (n, n):
             raise errors.DescriptorError(
-                f"{verb}: {name} is {x.m} x {x.n}, op(A) is {n} x {k} (trans={trans!r}); {name} must be {n} x {n}"
+                f"{opname}: {name} is {x.m} x {x.n}, op(A) is {n} x {k} (trans={trans!r}); {name} must be {n} x {n}"
             )
 
 
 def check_side_shapes(
-    verb: str,
+    opname: str,
     kind: str,
     side: Side,
     a: MatrixDescriptor,
@@ -83,12 +84,14 @@ def check_side_shapes(
     order, line = (b.m, "rows") if side == "L" else (b.n, "columns")
     if a.shape != (order, order):
         raise errors.DescriptorError(
-            f"{verb}: A is {a.m} x {a.n}, B is {b.m} x {b.n}; with side={side!r} the {kind} A must be "
+            f"{opname}: A is {a.m} x {a.n}, B is {b.m} x {b.n}; with side={side!r} the {kind} A must be "
             f"{order} x {order}, as many as B has {line}"
         )
     for name, x in others.items():
         if x is not None and x.shape != b.shape:
-            raise errors.DescriptorError(f"{verb}: {name} is {x.m} x {x.n}, B is {b.m} x {b.n}; give {name} this shape")
+            raise errors.DescriptorError(
+                f"{opname}: {name} is {x.m} x {x.n}, B is {b.m} x {b.n}; give {name} this shape"
+            )
 
 
 def square(op_a: MatrixDescriptor) -> MatrixDescriptor:
@@ -156,30 +159,30 @@ class StructuredProduct(Operation[DistMatrix]):
         return self.out or self.c or self.default_result
 
     @classmethod
-    def bind(cls, verb: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
+    def bind(cls, opname: str, runtime: Runtime | None, given: StructuredArguments) -> Bound[DistMatrix]:
         routine, a, b, c, out = given.routine, given.a, given.b, given.c, given.out
         side, uplo = (
-            checks.checked_letter(verb, "side", given.side, "LR"),
-            checks.checked_letter(verb, "uplo", given.uplo, "LU"),
+            checks.checked_letter(opname, "side", given.side, "LR"),
+            checks.checked_letter(opname, "uplo", given.uplo, "LU"),
         )
         diag, trans = (
-            checks.checked_letter(verb, "diag", given.diag, "NU"),
-            checks.checked_trans(verb, "trans", given.trans),
+            checks.checked_letter(opname, "diag", given.diag, "NU"),
+            checks.checked_trans(opname, "trans", given.trans),
         )
-        overlap = checked_flag(verb, "overlap", given.overlap)
+        overlap = checked_flag(opname, "overlap", given.overlap)
         reads = {"A": a} if routine in ("syrk", "herk") else {"A": a, "B": b}
         operands = reads if c is None else {**reads, "C": c}
         for name, x in operands.items():
-            checks.check_operand(verb, name, x, placed=runtime is not None)
-        checks.check_out(verb, out)
-        dtype = checks.common_dtype(verb, {**operands, "out": out}, given.dtype)
+            checks.check_operand(opname, name, x, placed=runtime is not None)
+        checks.check_out(opname, out)
+        dtype = checks.common_dtype(opname, {**operands, "out": out}, given.dtype)
         if issubclass(cls, RankUpdating):
-            check_update(verb, routine, trans, dtype, given.alpha, given.beta)
-        alpha = checked_factor(verb, "alpha", given.alpha, dtype)
-        beta = checked_factor(verb, "beta", float(c is not None) if given.beta is None else given.beta, dtype)
+            check_update(opname, routine, trans, dtype, given.alpha, given.beta)
+        alpha = checked_factor(opname, "alpha", given.alpha, dtype)
+        beta = checked_factor(opname, "beta", float(c is not None) if given.beta is None else given.beta, dtype)
         if beta != 0 and c is None:
-            raise errors.ArgumentError(f"{verb}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
-        checks.check_not_conjugated(verb, "C", c)
+            raise errors.ArgumentError(f"{opname}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
+        checks.check_not_conjugated(opname, "C", c)
         scalars = {"c is given": c is not None, "alpha": alpha, "beta": beta}
         if runtime is None:
             descs, conjugated, matrices = (a, b, c, out), (False, False), {}
@@ -189,10 +192,10 @@ class StructuredProduct(Operation[DistMatrix]):
         desc_c, desc_d = descs[2:]
         if beta != 0 and desc_d is not None and not desc_c.same_distribution(desc_d):
             raise errors.DescriptorError(
-                f"{verb}: C and out are distributed differently: {shared_descriptor(desc_c)}, "
+                f"{opname}: C and out are distributed differently: {shared_descriptor(desc_c)}, "
                 f"{shared_descriptor(desc_d)}; give them one layout"
             )
-        placed, (new, nelements) = isinstance(out, DistMatrix), checks.checked_place(verb, runtime, out)
+        placed, (new, nelements) = isinstance(out, DistMatrix), checks.checked_place(opname, runtime, out)
         layouts = [None if desc is None else desc.without_lld for desc in descs]
         aliased = routine == "trmm" and placed and out is b
         form = routine, side, uplo, trans, diag, *layouts, dtype, conjugated, overlap, aliased, alpha != 0
@@ -200,17 +203,17 @@ class StructuredProduct(Operation[DistMatrix]):
         return Bound(cls, form, scalars, matrices, target, old=old, new=new, nelements=nelements)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+    def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
-        operation.check_shapes(verb, {"C": operation.c, "out": operation.out})
-        checks.check_ranks(verb, operation.d, nprocs)
+        operation.check_shapes(opname, {"C": operation.c, "out": operation.out})
+        checks.check_ranks(opname, operation.d, nprocs)
         return operation
 
-    def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
+    def check_shapes(self, opname: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
         """Raise DescriptorError unless A, B and the others, C and out, fit together."""
         assert self.b is not None, "only syrk and herk have no B"
         kind = "triangular" if self.routine == "trmm" else "symmetric"
-        check_side_shapes(verb, kind, self.side, self.a, self.b, others)
+        check_side_shapes(opname, kind, self.side, self.a, self.b, others)
 
     @property
     def default_result(self) -> MatrixDescriptor:
@@ -263,20 +266,20 @@ class StructuredProduct(Operation[DistMatrix]):
         return False
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> Operands:
-        a = bound.reads["A"].stored(verb)
-        b = a if self.b is None else bound.reads["B"].stored(verb)
+        a = bound.reads["A"].stored(opname)
+        b = a if self.b is None else bound.reads["B"].stored(opname)
         (left, right), (transa, transb) = (a, b) if self.side == "L" else (b, a), self.transposes
         left, right = left if transa == "N" else left.T, right if transb == "N" else right.T
-        d, c, conj = result.stored(verb), bound.old, self.conj
+        d, c, conj = result.stored(opname), bound.old, self.conj
         alpha, beta = bound.scalars["alpha"], bound.scalars["beta"]
         flips = self.flips(executor)
         if flips:
             left, right, d, conj = right.T, left.T, d.T, conj[::-1]
         old = None
         if c is not None and beta != 0:
-            stored = c.stored(verb)
+            stored = c.stored(opname)
             # empty parts may differ in shape
             old = d if c is result or c.key == result.key or not stored.size else stored.T if flips else stored
         return Operands(left, right, d, old, conj, alpha, beta)
@@ -288,8 +291,8 @@ class RankUpdating(StructuredProduct):
 
     noun: ClassVar[str] = "rank-k update"
 
-    def check_shapes(self, verb: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
-        check_update_shapes(verb, self.trans, self.a, self.b, others)
+    def check_shapes(self, opname: str, others: Mapping[str, MatrixDescriptor | None]) -> None:
+        check_update_shapes(opname, self.trans, self.a, self.b, others)
 
     @property
     def default_result(self) -> MatrixDescriptor:
@@ -364,12 +367,12 @@ class TriangularMultiplication(StructuredProduct):
     def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
         return (*form[:-2], bool(form[-2] or fact), form[-1])
 
-    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+    def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
         a, b, out = bound.reads["A"], bound.reads["B"], bound.out
         if out is None:
             return bound
-        is_b = out is b or _is_same(verb, out, b)
-        checks.check_overlap(verb, {"A": a} if is_b else {"A": a, "B": b}, None, out)
+        is_b = out is b or _is_same(opname, out, b)
+        checks.check_overlap(opname, {"A": a} if is_b else {"A": a, "B": b}, None, out)
         return bound._replace(fact=int(is_b and not self.aliased))
 
     def plan(self, nprocs: int, topology: Topology) -> TriangularProduct:
@@ -475,19 +478,19 @@ def planned_structured(
 ) -> PlannedT:
     """The planned product of a plan_ function. **Collective** with matrices."""
 
-    def bind(verb: str, runtime: Runtime | None) -> Bound[DistMatrix]:
+    def bind(opname: str, runtime: Runtime | None) -> Bound[DistMatrix]:
         for name, value in (("nprocs", nprocs), ("hardware", hardware)):
             if value is not None and runtime is not None:
-                raise errors.ArgumentError(f"{verb}: {name} is for planning from descriptors; leave it out")
-        return kind.kind.bind(verb, runtime, given)
+                raise errors.ArgumentError(f"{opname}: {name} is for planning from descriptors; leave it out")
+        return kind.kind.bind(opname, runtime, given)
 
-    verb = f"plan_{given.routine}"
+    opname = f"plan_{given.routine}"
     if any(isinstance(x, DistMatrix) for x in given.matrices.values()):
-        return planned(verb, kind, bind, given.matrices)
-    bound = bind(verb, None)
+        return planned(opname, kind, bind, given.matrices)
+    bound = bind(opname, None)
     descs = [desc for desc in bound.form[5:9] if desc is not None]
     topology = None if hardware is None else find_hardware(hardware).topology
-    return planned_without_context(verb, bound, kind, nprocs, descs, topology)
+    return planned_without_context(opname, bound, kind, nprocs, descs, topology)
 
 
 def structured(kind: type[StructuredProduct], given: StructuredArguments) -> DistMatrix:
@@ -500,7 +503,7 @@ def _layout(x: DistMatrix | MatrixDescriptor | None) -> MatrixDescriptor | None:
     return x.desc if isinstance(x, DistMatrix) else x
 
 
-def _is_same(verb: str, out: DistMatrix, b: DistMatrix) -> bool:
+def _is_same(opname: str, out: DistMatrix, b: DistMatrix) -> bool:
     """Whether two matrices are the same elements, at least one, in the same memory of this rank."""
-    shadow, x = out.runtime.backend.shadow, b.stored(verb)
-    return out.desc == b.desc and bool(x.size) and checks.is_same_memory(shadow(x), shadow(out.stored(verb)))
+    memory_of, x = out.runtime.backend.memory_of, b.stored(opname)
+    return out.desc == b.desc and bool(x.size) and checks.is_same_memory(memory_of(x), memory_of(out.stored(opname)))

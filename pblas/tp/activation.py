@@ -55,7 +55,7 @@ class Activation:
         columns = placed.shapes["y"][-1]
         if self.is_gated and columns % 2:
             raise errors.ArgumentError(
-                f"{caller.verb}: 'swiglu' needs pairs of columns, gate and up; the product has {columns}; "
+                f"{caller.opname}: 'swiglu' needs pairs of columns, gate and up; the product has {columns}; "
                 f"give weight as many rows of gate as of up"
             )
         self.columns: int = columns // 2 if self.is_gated else columns  # columns of the result on this rank (local)
@@ -68,15 +68,15 @@ class Activation:
         if shape != (columns,) or not (bias is None or has_memory(bias)):
             got = f"shape {shape}" if has_memory(bias) else type(bias).__name__
             raise errors.ArgumentError(
-                f"{caller.verb}: bias must be an array of shape {(columns,)} on rank {caller.runtime.rank}, got {got}"
+                f"{caller.opname}: bias must be an array of shape {(columns,)} on rank {caller.runtime.rank}, got {got}"
             )
         first = None if bias is None else Epilogue("bias", bias=bias)
         last = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
         split = placed.descs["y"].columns
         if isinstance(last, Epilogue) and last.is_rmsnorm and not (split.is_replicated or split.is_whole):
             raise errors.ArgumentError(
-                f"{caller.verb}: 'rmsnorm' needs whole rows, and this rank has some features of y only; it may follow "
-                f"linear_reduce_scatter and linear_allreduce"
+                f"{caller.opname}: 'rmsnorm' needs whole rows, and this rank has some features of y only; it may "
+                f"follow linear_reduce_scatter and linear_allreduce"
             )
         named = _GATED if self.is_gated else last.expression if isinstance(last, Epilogue) else None
         if first is not None and aux is None and isinstance(last, Epilogue) and _takes_bias(last):
@@ -86,11 +86,11 @@ class Activation:
             if epilogue is None:
                 return None
             epilogue = _by_rows(caller, epilogue, placed.shapes["y"])
-            product_epilogue = ProductEpilogue.checked(caller.verb, epilogue, dtype, placed.descs["y"])
-            operands = product_epilogue.operands(caller.verb, caller.runtime, None, out)
+            product_epilogue = ProductEpilogue.checked(caller.opname, epilogue, dtype, placed.descs["y"])
+            operands = product_epilogue.operands(caller.opname, caller.runtime, None, out)
             for name, value in operands.items() if aux is not None else ():
-                if is_array(value) and shares_memory(*map(caller.runtime.backend.shadow, (value, aux))):
-                    raise errors.ArgumentError(f"{caller.verb}: {name} overlaps aux; give it memory of its own")
+                if is_array(value) and shares_memory(*map(caller.runtime.backend.memory_of, (value, aux))):
+                    raise errors.ArgumentError(f"{caller.opname}: {name} overlaps aux; give it memory of its own")
             return product_epilogue.epilogue, operands
 
         self._first, self._last = checked(first), checked(last)

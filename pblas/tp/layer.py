@@ -115,7 +115,7 @@ class Linear:
     def _make(self, caller: Caller, kind: Any, bias: Any, epilogue: Any, *, max_tokens: Any, training: bool) -> None:
         """**Collective.** Check the arguments, and reserve memory for `max_tokens`."""
         is_kind = isinstance(kind, str) and kind in _KINDS
-        with LocalStep(lambda verb, error: caller.runtime.fail(verb, caller.named(error)), "Linear"):
+        with LocalStep(lambda opname, error: caller.runtime.fail(opname, caller.named(error)), "Linear"):
             if not is_kind:
                 raise errors.ArgumentError(f"Linear: kind must be one of {', '.join(_KINDS)}, got {kind!r}")
             if max_tokens is not None:

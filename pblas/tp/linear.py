@@ -224,7 +224,7 @@ def allgather_linear_backward(
 
 
 def _linear_with_sums_backward(
-    verb: str,
+    opname: str,
     dy: Any,
     x: ArrayT,
     weight: Any,
@@ -255,7 +255,7 @@ def _linear_with_sums_backward(
         as `allgather_linear`.
     """
     options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
-    layer = _LAYERS[verb.removesuffix("_backward")]
+    layer = _LAYERS[opname.removesuffix("_backward")]
     return _backward(layer, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
@@ -288,9 +288,9 @@ def _forward(
             if scales is not None and scales.d is not None:
                 if epilogue == "swiglu":
                     raise errors.ArgumentError(
-                        f"{caller.verb}: scale_d= and 'swiglu' exclude each other; scale y yourself"
+                        f"{caller.opname}: scale_d= and 'swiglu' exclude each other; scale y yourself"
                     )
-                epilogue = scaled(caller.verb, epilogue, scales.d)
+                epilogue = scaled(caller.opname, epilogue, scales.d)
                 caller.scales = scales.factors
             dtype, placed = caller.form.dtype, caller.form.placed
             shape = placed.shapes["y"]
@@ -329,7 +329,7 @@ def _backward(
         with caller.checking():
             if not isinstance(needs, tuple | list) or len(needs) != 3:
                 raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
-            needs = tuple(checked_flag(caller.verb, "each of needs", each) for each in needs)
+            needs = tuple(checked_flag(caller.opname, "each of needs", each) for each in needs)
             caller.call_args |= {"needs": needs, "dweight is given": dweight is not None, "epilogue": None}
             gradient = ActivationGradient(caller, epilogue, dy, aux)
             shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)

@@ -112,12 +112,12 @@ class _Form(Kept):
                     f"{argument_name(matrix)} is {other.dtype.name}, {argument_name(first)} is {x.dtype.name}; "
                     f"use one dtype"
                 )
-        verb, nprocs, rank = caller.verb, caller.runtime.nprocs, caller.runtime.rank
+        opname, nprocs, rank = caller.opname, caller.runtime.nprocs, caller.runtime.rank
         known = tuple(
-            (axis, checked_int(verb, WORDS[axis], n, 0)) for axis, n in options.lengths.items() if n is not None
+            (axis, checked_int(opname, WORDS[axis], n, 0)) for axis, n in options.lengths.items() if n is not None
         )
         shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
-        self.dtype: np.dtype[Any] = _result_dtype(verb, x, others[0][1], options, given) if stored else x.dtype
+        self.dtype: np.dtype[Any] = _result_dtype(opname, x, others[0][1], options, given) if stored else x.dtype
         """The dtype of results (global)."""
         self.has_8_bits: bool = x.dtype in FLOAT8  # whether elements of the operands have 8 bits (global)
         self.sizes: Mapping[str, int] = checked_sizes(caller.layer, shapes, caller.batch, known, rank, nprocs)
@@ -125,10 +125,10 @@ class _Form(Kept):
         self.placed: Placed = caller.layer.placed(self.sizes, caller.batch, rank, nprocs)
         """Descriptors of the layer's matrices (global), and shapes of this rank's shards (local)."""
         self.options: ProductOptions = ProductOptions(
-            tf32=checked_flag(verb, "tf32", options.tf32),
-            autotune=checked_flag(verb, "autotune", options.autotune),
-            fast_accumulate=checked_flag(verb, "fast_accumulate", options.fast_accumulate),
-            wire_dtype=name_of(checked_wire(verb, options.wire_dtype, self.dtype)),
+            tf32=checked_flag(opname, "tf32", options.tf32),
+            autotune=checked_flag(opname, "autotune", options.autotune),
+            fast_accumulate=checked_flag(opname, "fast_accumulate", options.fast_accumulate),
+            wire_dtype=name_of(checked_wire(opname, options.wire_dtype, self.dtype)),
         )
         self.call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
         """Arguments that must be equal on all ranks, by the names that callers know (global)."""
@@ -145,14 +145,14 @@ class Caller:
     its current stream is the default.
     """
 
-    def __init__(self, layer: Layer, verb: str, ctx: Context | None, like: Any, stream: Any) -> None:
+    def __init__(self, layer: Layer, opname: str, ctx: Context | None, like: Any, stream: Any) -> None:
         self.ctx: Context = default_context() if ctx is None else ctx
         if not isinstance(self.ctx, Context):
-            raise errors.ArgumentError(f"{verb}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
+            raise errors.ArgumentError(f"{opname}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
         runtime = self.ctx.runtime
         self.runtime: Runtime = runtime
         self.layer: Layer = layer
-        self.verb: str = verb
+        self.opname: str = opname
         self._like = like
         self._stream = stream
         self.call_args: dict[str, Any] = {}
@@ -167,7 +167,7 @@ class Caller:
         self._key: object = None  # of the form
         self._is_agreed, self._batch_of = False, ""
 
-        self._call = runtime.call(verb)
+        self._call = runtime.call(opname)
 
     def __enter__(self) -> Self:
         self._call.__enter__()
@@ -187,19 +187,19 @@ class Caller:
 
     def checking(self) -> LocalStep:
         """A with block in which this rank checks its arguments; an error in it is raised on all ranks (local)."""
-        return LocalStep(self._refuse, self.verb)
+        return LocalStep(self._refuse, self.opname)
 
     def named(self, error: errors.PblasError) -> errors.PblasError:
         """The same error, with the function's name before its text."""
         text = str(error)
-        return error if text.startswith(f"{self.verb}: ") else type(error)(f"{self.verb}: {text}")
+        return error if text.startswith(f"{self.opname}: ") else type(error)(f"{self.opname}: {text}")
 
-    def _refuse(self, verb: str, error: errors.PblasError) -> None:
+    def _refuse(self, opname: str, error: errors.PblasError) -> None:
         error = self.named(error)
         if self.runtime.topology.push:
             self.runtime.backend.agreement.nexecutions += 1
             self.runtime.reject(error)
-        self.runtime.fail(verb, error)
+        self.runtime.fail(opname, error)
 
     def array(self, name: str, x: Any, *, tokens: bool = True, stored: bool = False) -> Array:
         """A caller's array as an array of the backend in the same memory, from which `rows` makes a matrix (local).
@@ -246,7 +246,7 @@ class Caller:
     ) -> dict[Matrix, Array]:
         """This rank's shards of the layer's matrices, as 2-D arrays; sets `form` and `scales` (local)."""
         if not self.runtime.backend.gpus:
-            refuse_stream(self.verb, self._stream)
+            refuse_stream(self.opname, self._stream)
         operands = {
             matrix: self.array(argument_name(matrix), x, tokens=matrix != "w", stored=stored)
             for matrix, x in arrays.items()
@@ -254,13 +254,13 @@ class Caller:
         given = None if out is None or not stored else self.runtime.backend.as_array(out).dtype
         plain = (*options[1:4], *options[6:8], *options.lengths.values())
         shapes = tuple((matrix, array.shape, array.dtype) for matrix, array in operands.items())
-        self._key = (self.verb, self.layer, shapes, self.batch, given, plain, tuple(map(type, plain)))
+        self._key = (self.opname, self.layer, shapes, self.batch, given, plain, tuple(map(type, plain)))
         try:
             form = self.runtime.kept.get(self._key, _Form)
         except TypeError:  # an option that is no key, which is wrong
             form = None
         self.form = form or _Form(self, operands, options, given, stored=stored)
-        self.scales = Scales.checked(self.verb, self.runtime, shapes[0][2], *options.scales)
+        self.scales = Scales.checked(self.opname, self.runtime, shapes[0][2], *options.scales)
         if self.scales is not None:
             self.numbers |= self.scales.arguments()
         return {matrix: rows(array) for matrix, array in operands.items()}
@@ -269,10 +269,10 @@ class Caller:
         """Raise ArgumentError if the caller's array for a result shares memory with another array (local)."""
         if result is None:
             return
-        shadow = self.runtime.backend.shadow
-        result_shadow = shadow(result)
+        memory_of = self.runtime.backend.memory_of
+        result_memory = memory_of(result)
         for other, array in others.items():
-            if array is not None and shares_memory(result_shadow, shadow(array)):
+            if array is not None and shares_memory(result_memory, memory_of(array)):
                 raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
 
     def target(self, name: str, shape: Shape, dtype: Any, out: Any = None, *, tokens: bool = True) -> Target:
@@ -345,7 +345,7 @@ class Caller:
             self.agree()
         elif travels != target and travels not in gathered:
             shard = a if travels == left else b
-            gathered[travels] = gather(self.runtime, self.verb, self._text(), shard, counts)
+            gathered[travels] = gather(self.runtime, self.opname, self._text(), shard, counts)
         self._is_agreed = True
         a, b = gathered.get(left, a), gathered.get(right, b)
         a, b = a.T if transa == "T" else a, b.T if transb == "T" else b
@@ -354,7 +354,7 @@ class Caller:
                 partial = np.empty((a.shape[0], b.shape[1]), d.dtype)
                 self._multiply(a, b, 0.0, partial, None)
             rows_per_rank = counts if self.layer.cut(target) else None
-            add_up(self.runtime, self.verb, self._text(), partial, d, epilogue, rows_per_rank)
+            add_up(self.runtime, self.opname, self._text(), partial, d, epilogue, rows_per_rank)
         else:
             self._multiply(a, b, beta, d, epilogue)
 
@@ -393,7 +393,7 @@ class Caller:
     def agree(self) -> None:
         """**Collective.** Agree on this call once; nothing on GPUs that push data, where calls need no agreement."""
         if not (self._is_agreed or self.runtime.topology.push):
-            self.runtime.agree(self.verb, self._text())
+            self.runtime.agree(self.opname, self._text())
         self._is_agreed = True
 
     def _run_planned(self, layer: Layer, product: Product) -> None:
@@ -412,10 +412,10 @@ class Caller:
         planned = self.runtime.kept.get(key, _Planned)
         if planned is None:
             # Its error says more than that of `plan_matmul`.
-            self.runtime.agree(self.verb, f"{self._text()}\nplanned before=False")
+            self.runtime.agree(self.opname, f"{self._text()}\nplanned before=False")
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             planned = _Planned(self.runtime, descs, product, form.options, self.scales)
-        call = self.verb, lambda: f"{self._text()}\nplanned before=True"
+        call = self.opname, lambda: f"{self._text()}\nplanned before=True"
         planned.run(product, call, self.stream, self.scales)
         self.runtime.kept.keep(key, planned)
         self._is_agreed = True
@@ -430,17 +430,17 @@ def rows(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
-def _result_dtype(verb: str, x: Array, w: Array, options: Options, given: np.dtype[Any] | None) -> np.dtype[Any]:
+def _result_dtype(opname: str, x: Array, w: Array, options: Options, given: np.dtype[Any] | None) -> np.dtype[Any]:
     """The dtype of y: that of the caller's array, which is `given`, else out_dtype, else the default for x."""
     asked = None
     if options.out_dtype is not None:
-        asked = checked_dtype(verb, options.out_dtype, is_argument=True)
+        asked = checked_dtype(opname, options.out_dtype, is_argument=True)
     if None not in (asked, given) and asked != given:
         raise errors.DTypeError(f"out is {given}, out_dtype= says {options.out_dtype}; leave out_dtype out")
     dtype = RESULTS[x.dtype][0] if asked is None else asked
     if given is not None and (asked is not None or given in RESULTS[x.dtype]):
         dtype = given  # the check of `out` names another dtype
-    ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(verb, "out_dtype")
+    ProductDtypes(x.dtype, w.dtype, dtype, dtype, dtype).check(opname, "out_dtype")
     return dtype
 
 

@@ -121,7 +121,7 @@ class Tracing:
         runtime: runtime of the context (global).
         paths: files that rank 0 writes at the end (global).
         title: title of pictures (global).
-        verb: name of the call, for messages (global).
+        opname: name of the call, for messages (global).
         fresh: never replace a file: choose an unused name, and print it to stderr (global).
 
     Raises:
@@ -131,9 +131,9 @@ class Tracing:
     """
 
     def __init__(
-        self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, verb: str = "trace", fresh: bool = False
+        self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, opname: str = "trace", fresh: bool = False
     ) -> None:
-        self._runtime, self._verb, self._fresh = runtime, verb, fresh
+        self._runtime, self._opname, self._fresh = runtime, opname, fresh
         argument: Any = paths  # __enter__ checks it, so that an invalid path is an error on all ranks
         several = isinstance(argument, Iterable) and not isinstance(argument, str | os.PathLike)
         self._paths: tuple[Any, ...] = tuple(argument) if several else (argument,)  # an iterator can be read once only
@@ -141,16 +141,16 @@ class Tracing:
 
     def __enter__(self) -> Trace:
         runtime = self._runtime
-        with runtime.call(self._verb):
-            with runtime.local_step(self._verb):
+        with runtime.call(self._opname):
+            with runtime.local_step(self._opname):
                 for path in self._paths:
-                    _suffix(path, self._verb)
+                    _suffix(path, self._opname)
                     if runtime.rank == 0 and not Path(path).absolute().parent.is_dir():
                         raise errors.FileFormatError(
-                            f"{self._verb}: {path} cannot be written: its folder does not exist; make it first"
+                            f"{self._opname}: {path} cannot be written: its folder does not exist; make it first"
                         )
                 paths = list(map(str, self._paths))
-            runtime.agree(self._verb, {"paths": paths})
+            runtime.agree(self._opname, {"paths": paths})
         self._recorder = runtime.backend.recorder()
         self._recorder.__enter__()
         return self._trace
@@ -161,13 +161,13 @@ class Tracing:
         self._recorder.__exit__(kind, error, trace)
         if kind is not None:  # an exception: the ranks may be in different calls, so no agreement is possible
             return
-        with self._runtime.call(self._verb):
+        with self._runtime.call(self._opname):
             self._trace.events, self._trace.is_whole = merged(self._runtime, self._recorder)
             if self._paths:
-                with self._runtime.local_step(f"{self._verb}: write"):
+                with self._runtime.local_step(f"{self._opname}: write"):
                     for path in self._paths if self._runtime.rank == 0 else ():
                         self._write(path)
-                self._runtime.agree(f"{self._verb}: write", {})
+                self._runtime.agree(f"{self._opname}: write", {})
 
     def _write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace (rank 0)."""
@@ -180,13 +180,13 @@ class Tracing:
         print(f"pblas: a trace of {traced} was written to {unused_path}", file=sys.stderr, flush=True)
 
 
-def _suffix(path: str | os.PathLike[str], verb: str = "trace") -> str:
+def _suffix(path: str | os.PathLike[str], opname: str = "trace") -> str:
     """The suffix of a path, checked."""
-    text = files.checked_path(verb, path)
+    text = files.checked_path(opname, path)
     suffix = Path(text).suffix
     if suffix not in (".json", ".png", ".svg"):
         raise errors.ArgumentError(
-            f"{verb}: {text!r} must end in .json (for Perfetto), or in .png or .svg (for a picture)"
+            f"{opname}: {text!r} must end in .json (for Perfetto), or in .png or .svg (for a picture)"
         )
     if suffix != ".json":
         formats.check()

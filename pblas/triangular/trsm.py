@@ -60,7 +60,7 @@ class TriangularSolve(Operation[DistMatrix]):
     @classmethod
     def bind(
         cls,
-        verb: str,
+        opname: str,
         runtime: Runtime | None,
         a: Any,
         b: Any,
@@ -74,44 +74,47 @@ class TriangularSolve(Operation[DistMatrix]):
         nprocs: Any = None,
     ) -> Bound[DistMatrix]:
         if runtime is not None and nprocs is not None:
-            raise errors.ArgumentError(f"{verb}: nprocs is for planning from descriptors; leave it out")
-        side = checks.checked_letter(verb, "side", side, "LR")
-        uplo, diag = checks.checked_letter(verb, "uplo", uplo, "LU"), checks.checked_letter(verb, "diag", diag, "NU")
-        trans = checks.checked_trans(verb, "trans", trans)
+            raise errors.ArgumentError(f"{opname}: nprocs is for planning from descriptors; leave it out")
+        side = checks.checked_letter(opname, "side", side, "LR")
+        uplo, diag = (
+            checks.checked_letter(opname, "uplo", uplo, "LU"),
+            checks.checked_letter(opname, "diag", diag, "NU"),
+        )
+        trans = checks.checked_trans(opname, "trans", trans)
         for name, matrix in (("a", a), ("b", b)):
-            checks.check_operand(verb, name, matrix, placed=runtime is not None)
-        checks.check_out(verb, out)
+            checks.check_operand(opname, name, matrix, placed=runtime is not None)
+        checks.check_out(opname, out)
         placed = isinstance(out, DistMatrix)
-        dtype = checks.common_dtype(verb, {"A": a, "B": b, "out": out}, dtype)
-        alpha = checked_factor(verb, "alpha", alpha, dtype)
+        dtype = checks.common_dtype(opname, {"A": a, "B": b, "out": out}, dtype)
+        alpha = checked_factor(opname, "alpha", alpha, dtype)
         if runtime is None:
             descs, conjugated, reads = (a, b), (False, False), {}
         else:
             descs, conjugated, reads = (a.desc, b.desc), (a.conjugated, b.conjugated), {"A": a, "B": b}
         x = descs[1] if out is None else out.desc if placed else out
-        new, nelements = checks.checked_place(verb, runtime, out)
+        new, nelements = checks.checked_place(opname, runtime, out)
         layouts = descs[0].without_lld, descs[1].without_lld, x.without_lld
         form = side, uplo, trans, diag == "U", *layouts, dtype, conjugated, alpha != 0
         return Bound(cls, form, {"alpha": alpha}, reads, out if placed else None, new=new, nelements=nelements)
 
     @classmethod
-    def made(cls, verb: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+    def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         operation = cls(*form)
         a, b, x, side = operation.a, operation.b, operation.x, operation.side
         if operation.dtype.itemsize <= 2:
             name = operation.dtype.name
-            raise errors.DTypeError(f"{verb}: {name} has too few bits for a solve; convert with A.astype('float32')")
+            raise errors.DTypeError(f"{opname}: {name} has too few bits for a solve; convert with A.astype('float32')")
         if a.m != a.n:
-            raise errors.DescriptorError(f"{verb}: A is {a.m} x {a.n}; it must be square")
+            raise errors.DescriptorError(f"{opname}: A is {a.m} x {a.n}; it must be square")
         if a.n != (b.m if side == "L" else b.n):
             product = "op(A) X" if side == "L" else "X op(A)"
             raise errors.DescriptorError(
-                f"{verb}: A is {a.m} x {a.n} and B is {b.m} x {b.n}; with side={side!r} the system is "
+                f"{opname}: A is {a.m} x {a.n} and B is {b.m} x {b.n}; with side={side!r} the system is "
                 f"{product} = alpha B, so B must have {a.n} {'rows' if side == 'L' else 'columns'}"
             )
         if x.shape != b.shape:
-            raise errors.DescriptorError(f"{verb}: out is {x.m} x {x.n}, B is {b.m} x {b.n}; make them agree")
-        checks.check_ranks(verb, x, nprocs)
+            raise errors.DescriptorError(f"{opname}: out is {x.m} x {x.n}, B is {b.m} x {b.n}; make them agree")
+        checks.check_ranks(opname, x, nprocs)
         return operation
 
     @property
@@ -132,15 +135,15 @@ class TriangularSolve(Operation[DistMatrix]):
             return RunPipelinedTrsm(plan, backend, self.dtype, orders)
         return RunTrsm(plan, backend, self.dtype, orders)
 
-    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+    def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
         if bound.out is None:
             return bound
-        return bound._replace(local=_overwrites_b(verb, bound.reads["A"], bound.reads["B"], bound.out))
+        return bound._replace(local=_overwrites_b(opname, bound.reads["A"], bound.reads["B"], bound.out))
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> TrsmOperands:
-        a, b, x = bound.reads["A"].stored(verb), bound.reads["B"].stored(verb), result.stored(verb)
+        a, b, x = bound.reads["A"].stored(opname), bound.reads["B"].stored(opname), result.stored(opname)
         if (self.trans != "N") != (self.side == "R"):
             a = a.T
         if self.side == "R":
@@ -226,11 +229,11 @@ def plan_trsm(
       received   984,576 bytes per rank at most, 114.75 x the lower bound of any plan, 8,580
       workspace  4,194,304 bytes per rank at most (shared transport)
     """
-    verb, bind, matrices = "plan_trsm", TriangularSolve.bind, {"a": a, "b": b, "out": out}
+    opname, bind, matrices = "plan_trsm", TriangularSolve.bind, {"a": a, "b": b, "out": out}
     if not any(isinstance(x, DistMatrix) for x in matrices.values()):
-        bound = bind(verb, None, a, b, side, uplo, trans, diag, alpha, out, dtype)
-        return planned_without_context(verb, bound, PlannedTrsm, nprocs, bound.form[4:7])
-    return planned(verb, PlannedTrsm, bind, matrices, a, b, side, uplo, trans, diag, alpha, out, dtype, nprocs)
+        bound = bind(opname, None, a, b, side, uplo, trans, diag, alpha, out, dtype)
+        return planned_without_context(opname, bound, PlannedTrsm, nprocs, bound.form[4:7])
+    return planned(opname, PlannedTrsm, bind, matrices, a, b, side, uplo, trans, diag, alpha, out, dtype, nprocs)
 
 
 def trsm(
@@ -281,7 +284,7 @@ def trsm(
 
 
 def triangle_solved(
-    verb: str,
+    opname: str,
     a: DistMatrix,
     b: DistMatrix,
     *,
@@ -292,17 +295,17 @@ def triangle_solved(
 ) -> DistMatrix:
     """**Collective.** `trsm` with A on the left, as a step of a call; `out` may be the layout of a new X."""
     runtime = a.runtime
-    return step(verb, runtime, lambda: TriangularSolve.bind(verb, runtime, a, b, "L", uplo, trans, diag, 1, out))
+    return step(opname, runtime, lambda: TriangularSolve.bind(opname, runtime, a, b, "L", uplo, trans, diag, 1, out))
 
 
-def _overwrites_b(verb: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> bool:
+def _overwrites_b(opname: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> bool:
     """Whether `out` is B on this rank; ArgumentError if it overlaps A, or B in part."""
-    shadow = out.runtime.backend.shadow
-    x, y = shadow(b.stored(verb)), shadow(out.stored(verb))
+    memory_of = out.runtime.backend.memory_of
+    x, y = memory_of(b.stored(opname)), memory_of(out.stored(opname))
     in_place = out is b or (not b.conjugated and b.desc.same_distribution(out.desc) and checks.is_same_memory(x, y))
-    checks.check_overlap(verb, {"A": a}, None, out)
+    checks.check_overlap(opname, {"A": a}, None, out)
     if not in_place and checks.shares_memory(x, y):
-        raise errors.ArgumentError(f"{verb}: out overlaps B in part; give it memory of its own, or pass B")
+        raise errors.ArgumentError(f"{opname}: out overlaps B in part; give it memory of its own, or pass B")
     return in_place
 
 
@@ -369,12 +372,12 @@ def trsv(
         return out if out is not None else result.T if is_row else result
 
 
-def _checked_vector(verb: str, runtime: Runtime, a: Any, x: Any, out: Any) -> VectorOperand:
+def _checked_vector(opname: str, runtime: Runtime, a: Any, x: Any, out: Any) -> VectorOperand:
     """The right-hand side (local)."""
-    checks.check_matrix(verb, "a", a, runtime)
-    vector = checked_vector(verb, "x", x, runtime, a.dtype)
+    checks.check_matrix(opname, "a", a, runtime)
+    vector = checked_vector(opname, "x", x, runtime, a.dtype)
     if vector.column is None and out is not None:
-        raise errors.ArgumentError(f"{verb}: out is for an x that is a matrix; an array gives a new array")
+        raise errors.ArgumentError(f"{opname}: out is for an x that is a matrix; an array gives a new array")
     return vector
 
 
@@ -426,20 +429,20 @@ def solve_triangular(
     ...     pblas.linalg.solve_triangular(A, np.array([4.0, 8.0])).tolist()
     [1.0, 2.0]
     """
-    verb = "solve_triangular"
-    with runtime_of(verb, {"a": a, "b": b}).call(verb):
+    opname = "solve_triangular"
+    with runtime_of(opname, {"a": a, "b": b}).call(opname):
         if isinstance(b, DistMatrix) or not hasattr(b, "ndim"):  # not an array: the checks raise
-            return _system_solved(verb, a, b, lower, trans, unit_diagonal)
+            return _system_solved(opname, a, b, lower, trans, unit_diagonal)
         is_vector = b.ndim == 1
         x = _system_solved(
-            verb, a, replicated_matrix(verb, a, b[:, None] if is_vector else b), lower, trans, unit_diagonal
+            opname, a, replicated_matrix(opname, a, b[:, None] if is_vector else b), lower, trans, unit_diagonal
         )
         return a.runtime.backend.reading(x.local)[:, 0].copy() if is_vector else x
 
 
-def _system_solved(verb: str, a: DistMatrix, b: Any, lower: bool, trans: Any, unit_diagonal: bool) -> DistMatrix:
+def _system_solved(opname: str, a: DistMatrix, b: Any, lower: bool, trans: Any, unit_diagonal: bool) -> DistMatrix:
     """**Collective.** X for a matrix B."""
-    return call(verb, RegularTriangularSolve.bind_scipy, {"a": a, "b": b}, a, b, lower, trans, unit_diagonal)
+    return call(opname, RegularTriangularSolve.bind_scipy, {"a": a, "b": b}, a, b, lower, trans, unit_diagonal)
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,13 +454,13 @@ class RegularTriangularSolve(TriangularSolve):
 
     @classmethod
     def bind_scipy(
-        cls, verb: str, runtime: Runtime, a: Any, b: Any, lower: Any, trans: Any, unit_diagonal: Any
+        cls, opname: str, runtime: Runtime, a: Any, b: Any, lower: Any, trans: Any, unit_diagonal: Any
     ) -> Bound[DistMatrix]:
-        uplo = "L" if checked_flag(verb, "lower", lower) else "U"
-        diag = "U" if checked_flag(verb, "unit_diagonal", unit_diagonal) else "N"
+        uplo = "L" if checked_flag(opname, "lower", lower) else "U"
+        diag = "U" if checked_flag(opname, "unit_diagonal", unit_diagonal) else "N"
         if isinstance(trans, int | np.integer) and not isinstance(trans, bool):
             trans = _TRANS.get(int(trans), trans)
-        return cls.bind(verb, runtime, a, b, "L", uplo, trans, diag)
+        return cls.bind(opname, runtime, a, b, "L", uplo, trans, diag)
 
     @classmethod
     def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
@@ -467,13 +470,13 @@ class RegularTriangularSolve(TriangularSolve):
             raise agreed(SingularMatrixError(f"solve_triangular: {text}", info))
         return form
 
-    def parts(self, verb: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
-        bound = super().parts(verb, runtime, bound)
+    def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        bound = super().parts(opname, runtime, bound)
         if self.unit:
             return bound
         arrays, (places, rows, columns) = runtime.backend.arrays, _diagonal(self.a, runtime.rank)
         arrays.begin()
-        zeros = places[arrays.take(bound.reads["A"].stored(verb), rows, columns) == 0]
+        zeros = places[arrays.take(bound.reads["A"].stored(opname), rows, columns) == 0]
         return bound._replace(fact=self.a.n - int(zeros[0]) if zeros.size else 0)
 
 

@@ -57,10 +57,10 @@ class VectorOperand:
         x = self.column
         return VectorKind(self.size, x.desc.without_lld, x.dtype, x.conjugated, self.is_row)
 
-    def stored(self, verb: str) -> Array:
+    def stored(self, opname: str) -> Array:
         """The array, or this rank's part of the matrix as it is in memory (local)."""
         if self.column is not None:
-            return self.column.stored(verb)
+            return self.column.stored(opname)
         assert self.elements is not None, "a vector is a matrix or an array"
         return self.elements
 
@@ -80,7 +80,7 @@ class Columns:
         self._spans = list(pairwise(accumulate(chain.from_iterable(zip(*counts, strict=True)), initial=0)))
         """Places of the elements, in the order of ranks, and of each rank in the order of matrices (global)."""
 
-    def lay_out(self, runtime: Runtime, verb: str, columns: Sequence[Array]) -> None:
+    def lay_out(self, runtime: Runtime, opname: str, columns: Sequence[Array]) -> None:
         """Copy this rank's elements to where peers read them, before an agreement (local)."""
         with np.errstate(all="ignore"):
             partials = [
@@ -88,7 +88,7 @@ class Columns:
                 for reduction, x in zip(self._reductions, columns, strict=True)
             ]
         partial = partials[0] if len(partials) == 1 else np.concatenate(partials)
-        self._exchange.lay_out(runtime, verb, partial.astype(self._dtype, copy=False))
+        self._exchange.lay_out(runtime, opname, partial.astype(self._dtype, copy=False))
 
     def stage(self) -> bool:
         """**Collective.** See `Exchange.stage`."""
@@ -110,58 +110,58 @@ class Columns:
 
 
 def checked_vector(
-    verb: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
+    opname: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
 ) -> VectorOperand:
     """A value as a vector (local)."""
     kinds = "m x 1 or 1 x n DistMatrix" + (" or an array of one dimension" if arrays else "")
     if isinstance(value, DistMatrix):
         m, n = value.shape
         if 1 not in (m, n):
-            raise errors.ArgumentError(f"{verb}: {name} must be an {kinds}, got {m} x {n}; {name}[:, j] is a column")
-        check_context(verb, value, runtime)
+            raise errors.ArgumentError(f"{opname}: {name} must be an {kinds}, got {m} x {n}; {name}[:, j] is a column")
+        check_context(opname, value, runtime)
         if dtype is not None and value.dtype != dtype:
             raise errors.DTypeError(
-                f"{verb}: {name} is {value.dtype.name}, expected {dtype.name}; give all operands one dtype"
+                f"{opname}: {name} is {value.dtype.name}, expected {dtype.name}; give all operands one dtype"
             )
-        value.computed(verb)
+        value.computed(opname)
         return VectorOperand(m * n, value if n == 1 else value.T, is_row=n != 1)
     if not arrays or np.ndim(value) != 1:
         got = f"{type(value).__name__} of {np.ndim(value)} dimensions" if arrays else type(value).__name__
-        raise errors.ArgumentError(f"{verb}: {name} must be an {kinds}, got {got}")
-    elements = runtime.backend.reading(checked_array(verb, name, value, runtime))
+        raise errors.ArgumentError(f"{opname}: {name} must be an {kinds}, got {got}")
+    elements = runtime.backend.reading(checked_array(opname, name, value, runtime))
     return VectorOperand(
-        len(elements), None, elements if dtype is None else converted_array(verb, name, elements, dtype)
+        len(elements), None, elements if dtype is None else converted_array(opname, name, elements, dtype)
     )
 
 
-def check_size(verb: str, name: str, vector: VectorOperand, size: int, what: str) -> None:
+def check_size(opname: str, name: str, vector: VectorOperand, size: int, what: str) -> None:
     """Raise DescriptorError unless a vector has this number of elements (local)."""
     if vector.size != size:
-        raise errors.DescriptorError(f"{verb}: {name} has {vector.size} elements, {what} {size}; make them agree")
+        raise errors.DescriptorError(f"{opname}: {name} has {vector.size} elements, {what} {size}; make them agree")
 
 
 def checked_columns(
-    verb: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
+    opname: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
 ) -> list[DistMatrix]:
     """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local)."""
     columns: list[DistMatrix] = []
     for name, value in operands.items():
         dtype = columns[0].dtype if columns else None
-        vector = checked_vector(verb, name, value, runtime, dtype, arrays=False)
+        vector = checked_vector(opname, name, value, runtime, dtype, arrays=False)
         assert vector.column is not None, "it is no array"
         if columns:
-            check_size(verb, name, vector, columns[0].shape[0], "the other vector")
+            check_size(opname, name, vector, columns[0].shape[0], "the other vector")
         if name in written:
-            check_not_conjugated(verb, name, vector.column)
+            check_not_conjugated(opname, name, vector.column)
         columns.append(vector.column)
-    _check_overlaps(verb, written, dict(zip(operands, columns, strict=True)))
+    _check_overlaps(opname, written, dict(zip(operands, columns, strict=True)))
     return columns
 
 
-def _check_overlaps(verb: str, written: Sequence[str], columns: Mapping[str, DistMatrix]) -> None:
+def _check_overlaps(opname: str, written: Sequence[str], columns: Mapping[str, DistMatrix]) -> None:
     """Raise ArgumentError if a vector that is written shares memory with another one (local)."""
     for name, (other, column) in product(written, columns.items()):
         if other != name:
-            shadow = column.runtime.backend.shadow
-            if shares_memory(shadow(columns[name].stored(verb)), shadow(column.stored(verb))):
-                raise errors.ArgumentError(f"{verb}: {name} overlaps {other}; give it memory of its own")
+            memory_of = column.runtime.backend.memory_of
+            if shares_memory(memory_of(columns[name].stored(opname)), memory_of(column.stored(opname))):
+                raise errors.ArgumentError(f"{opname}: {name} overlaps {other}; give it memory of its own")

@@ -66,11 +66,11 @@ def dot(x: DistMatrix, y: DistMatrix) -> Real:
     return _dot("dot", x, y)
 
 
-def _dot(verb: str, x: DistMatrix, y: DistMatrix) -> Any:
+def _dot(opname: str, x: DistMatrix, y: DistMatrix) -> Any:
     """**Collective.** The sum of products, with conjugated elements of x for "dotc"."""
     operands = {"x": x, "y": y}
-    with checked_call(verb, _checked_factors, operands, operands) as (_, (a, b)):
-        return dotted(verb, a, b)
+    with checked_call(opname, _checked_factors, operands, operands) as (_, (a, b)):
+        return dotted(opname, a, b)
 
 
 def nrm2(x: DistMatrix) -> Real:
@@ -215,42 +215,42 @@ class _Scaled(Redistribution):
     """X := 0 x + alpha x, of which only the second x is read, so that nothing moves."""
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> RedistributionOperands:
-        x = result.stored(verb)
+        x = result.stored(opname)
         return RedistributionOperands(x, x, Scaling(0.0, bound.scalars["alpha"]))
 
 
 def _bind_update(
-    verb: str, runtime: Runtime, operands: Mapping[str, Any], alpha: Any, beta: float
+    opname: str, runtime: Runtime, operands: Mapping[str, Any], alpha: Any, beta: float
 ) -> Bound[DistMatrix]:
-    a, b = checked_columns(verb, runtime, operands, ("y",))
-    return Redistribution.bind(verb, runtime, a, None, b, "N", alpha, beta)
+    a, b = checked_columns(opname, runtime, operands, ("y",))
+    return Redistribution.bind(opname, runtime, a, None, b, "N", alpha, beta)
 
 
-def _bind_scaling(verb: str, runtime: Runtime, x: Any, alpha: Any) -> Bound[DistMatrix]:
-    (a,) = checked_columns(verb, runtime, {"x": x}, ("x",))
-    alpha = checked_scalar(verb, "alpha", alpha, a.dtype)
-    bound = Redistribution.bind(verb, runtime, a, None, a, "N", 0.0, alpha)
+def _bind_scaling(opname: str, runtime: Runtime, x: Any, alpha: Any) -> Bound[DistMatrix]:
+    (a,) = checked_columns(opname, runtime, {"x": x}, ("x",))
+    alpha = checked_scalar(opname, "alpha", alpha, a.dtype)
+    bound = Redistribution.bind(opname, runtime, a, None, a, "N", 0.0, alpha)
     return bound._replace(operation=_Scaled, scalars={"alpha": alpha}, reads={})
 
 
-def _bind_norm(verb: str, runtime: Runtime, x: Any) -> Bound[Any]:
-    (a,) = checked_columns(verb, runtime, {"x": x})
-    return Reduction.bind(verb, runtime, "norm", a, ord="fro")
+def _bind_norm(opname: str, runtime: Runtime, x: Any) -> Bound[Any]:
+    (a,) = checked_columns(opname, runtime, {"x": x})
+    return Reduction.bind(opname, runtime, "norm", a, ord="fro")
 
 
-def _checked_factors(verb: str, runtime: Runtime, operands: Mapping[str, Any]) -> tuple[DistMatrix, DistMatrix]:
+def _checked_factors(opname: str, runtime: Runtime, operands: Mapping[str, Any]) -> tuple[DistMatrix, DistMatrix]:
     """The vectors whose `vdot` is the sum of products (local)."""
-    a, b = checked_columns(verb, runtime, operands)
-    if verb == "dot" and a.dtype.kind == "c":
+    a, b = checked_columns(opname, runtime, operands)
+    if opname == "dot" and a.dtype.kind == "c":
         raise errors.DTypeError(f"dot: the vectors are {a.dtype.name}; use dotc (conjugated x) or dotu")
-    return a if verb == "dotc" else a.conj(), b
+    return a if opname == "dotc" else a.conj(), b
 
 
-def _checked_elements(verb: str, runtime: Runtime, x: Any) -> DistMatrix:
+def _checked_elements(opname: str, runtime: Runtime, x: Any) -> DistMatrix:
     """A vector of at least one element (local)."""
-    (a,) = checked_columns(verb, runtime, {"x": x})
+    (a,) = checked_columns(opname, runtime, {"x": x})
     if not a.shape[0]:
-        raise errors.ArgumentError(f"{verb}: the vector has no elements; check x.size first")
+        raise errors.ArgumentError(f"{opname}: the vector has no elements; check x.size first")
     return a

@@ -227,7 +227,7 @@ def trmv(
 class Product:
     """The arguments of a product, not checked; see `gemv` and `trmv`."""
 
-    verb: str  # "gemv", "symv", "hemv" or "trmv", or one of them with "a" in front for absolute values (global)
+    opname: str  # "gemv", "symv", "hemv" or "trmv", or one of them with "a" in front for absolute values (global)
     a: DistMatrix  # the matrix (global)
     x: Any  # the vector (global)
     y: Any = None  # the vector that is added (global)
@@ -242,13 +242,13 @@ class Product:
     @property
     def kind(self) -> str:
         """The name without absolute values: "gemv", "symv", "hemv" or "trmv"."""
-        return self.verb[-4:]
+        return self.opname[-4:]
 
 
 def product(call: Product) -> Any:
     """**Collective.** The result of a product, in `out`, a new matrix, or an array."""
     matrices = {"a": call.a, "x": call.x, "y": call.y, "out": call.out}
-    result = perform(call.verb, MatrixVector.bind, matrices, call)
+    result = perform(call.opname, MatrixVector.bind, matrices, call)
     return result if call.out is None else call.out
 
 
@@ -256,7 +256,7 @@ class _Operands(NamedTuple):
     """The local arrays and scalars of a call (local)."""
 
     runtime: Runtime
-    verb: str
+    opname: str
     a: Array
     x: Array
     y: Array | None
@@ -270,7 +270,7 @@ class MatrixVector(Operation[Any]):
 
     noun: ClassVar[str] = "product"
     may_overlap: ClassVar[bool] = True
-    meets: ClassVar[bool] = True
+    needs_agreement: ClassVar[bool] = True
     expected: ClassVar[tuple[type[BaseException], ...]] = (errors.PblasError, KeyboardInterrupt)
     derived: ClassVar[frozenset[str]] = frozenset(("kind", "absolute", "reads_x", "reads_y"))
 
@@ -289,28 +289,28 @@ class MatrixVector(Operation[Any]):
     reads_y: bool  # whether there is a y, and beta is not 0 (global)
 
     @classmethod
-    def bind(cls, verb: str, runtime: Runtime, call: Product) -> Bound[Any]:
-        a = checked_matrix(verb, call.a, runtime, square=call.kind != "gemv")
-        trans = checked_trans(verb, "trans", call.trans)
-        part: Part = "all" if call.kind == "gemv" else checked_letter(verb, "uplo", call.uplo, "LU")
-        diag = checked_letter(verb, "diag", call.diag, "NU")
+    def bind(cls, opname: str, runtime: Runtime, call: Product) -> Bound[Any]:
+        a = checked_matrix(opname, call.a, runtime, square=call.kind != "gemv")
+        trans = checked_trans(opname, "trans", call.trans)
+        part: Part = "all" if call.kind == "gemv" else checked_letter(opname, "uplo", call.uplo, "LU")
+        diag = checked_letter(opname, "diag", call.diag, "NU")
         length, size = a.shape if trans == "N" else a.shape[::-1]
         dtype = real_of(a.dtype) if call.absolute else a.dtype
-        x = checked_vector(verb, "x", call.x, runtime, a.dtype)
-        check_size(verb, "x", x, size, f"op(A) is {length} x {size} and takes")
+        x = checked_vector(opname, "x", call.x, runtime, a.dtype)
+        check_size(opname, "x", x, size, f"op(A) is {length} x {size} and takes")
         y, out = (
-            None if value is None else checked_vector(verb, name, value, runtime, dtype, arrays=name == "y")
+            None if value is None else checked_vector(opname, name, value, runtime, dtype, arrays=name == "y")
             for name, value in (("y", call.y), ("out", call.out))
         )
         for name, vector in (("y", y), ("out", out)):
             if vector is not None:
-                check_size(verb, name, vector, length, f"op(A) is {length} x {size} and gives")
+                check_size(opname, name, vector, length, f"op(A) is {length} x {size} and gives")
         if out is not None:
-            check_not_conjugated(verb, "out", out.column)
-        alpha = checked_scalar(verb, "alpha", call.alpha, dtype)
-        beta = checked_scalar(verb, "beta", (0.0 if y is None else 1.0) if call.beta is None else call.beta, dtype)
+            check_not_conjugated(opname, "out", out.column)
+        alpha = checked_scalar(opname, "alpha", call.alpha, dtype)
+        beta = checked_scalar(opname, "beta", (0.0 if y is None else 1.0) if call.beta is None else call.beta, dtype)
         if beta != 0 and y is None:
-            raise errors.ArgumentError(f"{verb}: beta is {beta} and there is no y; pass y=, or leave beta out")
+            raise errors.ArgumentError(f"{opname}: beta is {beta} and there is no y; pass y=, or leave beta out")
         vectors = (None if v is None else v.kind for v in (x, y, out))
         unit, reads_y = diag == "U", y is not None and beta != 0
         options = call.kind, call.absolute, trans, part, unit, a.desc.without_lld, a.dtype, a.conjugated
@@ -367,15 +367,15 @@ class MatrixVector(Operation[Any]):
     def executor(self, plan: MatrixVectorPlan, backend: HostRanks) -> RunMatrixVector:
         return RunMatrixVector(plan, backend, self)
 
-    def arrays(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: Any) -> _Operands:
+    def arrays(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: Any) -> _Operands:
         x, y = bound.local
         alpha, beta = bound.scalars["alpha"], bound.scalars["beta"]
         put = _absolute_put(alpha, beta) if self.absolute else Scaling(alpha, beta)
-        old = y.stored(verb) if self.reads_y else None
-        target = None if result is None else result.stored(verb)
-        return _Operands(runtime, verb, bound.reads["A"].stored(verb), x.stored(verb), old, target, put)
+        old = y.stored(opname) if self.reads_y else None
+        target = None if result is None else result.stored(opname)
+        return _Operands(runtime, opname, bound.reads["A"].stored(opname), x.stored(opname), old, target, put)
 
-    def finish(self, verb: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: Any) -> Any:
+    def finish(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: Any) -> Any:
         return result.T if isinstance(result, DistMatrix) and self.target and self.target.is_row else result
 
 
@@ -419,7 +419,7 @@ class RunMatrixVector(Exchanging):
             if self._gathers_y:
                 assert x.y is not None, "it is read"
                 columns.append(x.y)
-            self._vectors.lay_out(x.runtime, x.verb, columns)
+            self._vectors.lay_out(x.runtime, x.opname, columns)
         elif self._multiplies:
             self._multiply(x, self._sizes(x.x))
         return False
@@ -440,11 +440,11 @@ class RunMatrixVector(Exchanging):
             if self._exchange is None:
                 self._multiply(x, vector)
             else:
-                with x.runtime.local_step(x.verb):
+                with x.runtime.local_step(x.opname):
                     self._multiply(x, vector)
-                x.runtime.backend.agree(f"{x.verb}: sums")
+                x.runtime.backend.agree(f"{x.opname}: sums")
                 if self._exchange.stage():
-                    x.runtime.backend.agree(f"{x.verb}: staged")
+                    x.runtime.backend.agree(f"{x.opname}: staged")
         # y_0 + y_1 + ... + y_{P-1}
         total = self._total(x, vector)
         # out = alpha total + beta y
@@ -467,7 +467,7 @@ class RunMatrixVector(Exchanging):
             partial = multiply(self._local, x.runtime.backend, x.a, vector)
         self._partial = partial
         if self._exchange is not None:
-            self._exchange.lay_out(x.runtime, x.verb, partial)
+            self._exchange.lay_out(x.runtime, x.opname, partial)
 
     def _total(self, x: _Operands, vector: Array | None) -> Array:
         """**Collective.** op(A) x without alpha, on all ranks, or if it stays this rank's elements of it."""
@@ -481,7 +481,7 @@ class RunMatrixVector(Exchanging):
             return partial + vector[self._rows] if self._operation.unit else partial
         if self._exchange is None:
             total = np.empty_like(partial)
-            add_up(x.runtime, f"{x.verb}: sums", "", partial, total, None, algorithm="two_shot")
+            add_up(x.runtime, f"{x.opname}: sums", "", partial, total, None, algorithm="two_shot")
         elif self._sums is not None:
             total = combined(self._sums, self._exchange.collect())
         else:  # y = y_0 + y_1 + ... + y_{P-1}   (in the order of ranks)
@@ -510,12 +510,12 @@ class RunMatrixVector(Exchanging):
             backend.copy(out, part)
 
 
-def checked_matrix(verb: str, a: Any, runtime: Runtime, *, square: bool) -> DistMatrix:
+def checked_matrix(opname: str, a: Any, runtime: Runtime, *, square: bool) -> DistMatrix:
     """A value as a matrix of the context (local)."""
-    check_matrix(verb, "a", a, runtime)
+    check_matrix(opname, "a", a, runtime)
     if square and a.shape[0] != a.shape[1]:
-        raise errors.DescriptorError(f"{verb}: A is {a.shape[0]} x {a.shape[1]}; it must be square")
-    a.computed(verb)
+        raise errors.DescriptorError(f"{opname}: A is {a.shape[0]} x {a.shape[1]}; it must be square")
+    a.computed(opname)
     matrix: DistMatrix = a
     return matrix
 

@@ -124,7 +124,7 @@ class _Operands(NamedTuple):
     """The local arrays of a call, and alpha (local)."""
 
     runtime: Runtime
-    verb: str
+    opname: str
     vectors: list[Array]
     a: Array
     alpha: complex
@@ -136,7 +136,7 @@ class RankUpdate(Operation[DistMatrix]):
 
     noun: ClassVar[str] = "update"
     may_overlap: ClassVar[bool] = True
-    meets: ClassVar[bool] = True
+    needs_agreement: ClassVar[bool] = True
     derived: ClassVar[frozenset[str]] = frozenset(("name", "reads"))
 
     name: str  # of the routine (global)
@@ -149,24 +149,24 @@ class RankUpdate(Operation[DistMatrix]):
 
     @classmethod
     def bind(
-        cls, verb: str, runtime: Runtime, matrix: Any, names: Mapping[str, Any], uplo: Any, scalar: Any
+        cls, opname: str, runtime: Runtime, matrix: Any, names: Mapping[str, Any], uplo: Any, scalar: Any
     ) -> Bound[DistMatrix]:
-        is_general = verb.startswith("ge")
-        a = checked_matrix(verb, matrix, runtime, square=not is_general)
-        part: Part = "all" if is_general else checked_letter(verb, "uplo", uplo, "LU")
+        is_general = opname.startswith("ge")
+        a = checked_matrix(opname, matrix, runtime, square=not is_general)
+        part: Part = "all" if is_general else checked_letter(opname, "uplo", uplo, "LU")
         if a.dtype.itemsize <= 2:
-            raise errors.DTypeError(f"{verb}: A is {a.dtype.name}; use pblas.elementwise, or .astype('float32')")
-        if verb == "ger" and a.dtype.kind == "c":
+            raise errors.DTypeError(f"{opname}: A is {a.dtype.name}; use pblas.elementwise, or .astype('float32')")
+        if opname == "ger" and a.dtype.kind == "c":
             raise errors.DTypeError(f"ger: A is {a.dtype.name}; use geru (transposed) or gerc (conjugated y)")
-        check_not_conjugated(verb, "A", a)
-        check_writable(verb, a, "A")
-        vectors = [checked_vector(verb, name, value, runtime, a.dtype) for name, value in names.items()]
+        check_not_conjugated(opname, "A", a)
+        check_writable(opname, a, "A")
+        vectors = [checked_vector(opname, name, value, runtime, a.dtype) for name, value in names.items()]
         for name, vector, size in zip(names, vectors, a.shape, strict=False):
-            check_size(verb, name, vector, size, f"A is {a.shape[0]} x {a.shape[1]} and takes")
-        alpha = checked_scalar(verb, "alpha", scalar, real_of(a.dtype) if verb == "her" else a.dtype)
+            check_size(opname, name, vector, size, f"A is {a.shape[0]} x {a.shape[1]} and takes")
+        alpha = checked_scalar(opname, "alpha", scalar, real_of(a.dtype) if opname == "her" else a.dtype)
         y = vectors[1].kind if len(vectors) > 1 else None
         reads = {name: v.column for name, v in zip(names, vectors, strict=True) if v.column is not None}
-        form = verb, part, a.desc.without_lld, a.dtype, vectors[0].kind, y, alpha != 0
+        form = opname, part, a.desc.without_lld, a.dtype, vectors[0].kind, y, alpha != 0
         return Bound(cls, form, {"alpha": alpha}, reads, a, local=vectors)
 
     @property
@@ -191,10 +191,10 @@ class RankUpdate(Operation[DistMatrix]):
         return RunRankUpdate(plan, backend, self)
 
     def arrays(
-        self, verb: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> _Operands:
-        vectors = [vector.stored(verb) for vector in bound.local]
-        return _Operands(runtime, verb, vectors, result.stored(verb), bound.scalars["alpha"])
+        vectors = [vector.stored(opname) for vector in bound.local]
+        return _Operands(runtime, opname, vectors, result.stored(opname), bound.scalars["alpha"])
 
 
 class RunRankUpdate(Exchanging):
@@ -210,7 +210,7 @@ class RunRankUpdate(Exchanging):
 
     def publish(self, x: _Operands) -> bool:
         if self._columns is not None:
-            self._columns.lay_out(x.runtime, x.verb, [x.vectors[i] for i in self._moved])
+            self._columns.lay_out(x.runtime, x.opname, [x.vectors[i] for i in self._moved])
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
@@ -229,19 +229,19 @@ class RunRankUpdate(Exchanging):
         update(self._local, x.runtime.backend, x.a, left, right, hermitian=hermitian)
 
 
-def _update(verb: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
+def _update(opname: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
     """**Collective.** The update of a call; its vectors are x, or x and y."""
     names = dict(zip("xy", given, strict=False))
-    return call(verb, RankUpdate.bind, {"a": matrix, **names}, matrix, names, uplo, scalar)
+    return call(opname, RankUpdate.bind, {"a": matrix, **names}, matrix, names, uplo, scalar)
 
 
-def _factors(verb: str, alpha: Any, elements: list[Any]) -> tuple[Any, Any]:
+def _factors(opname: str, alpha: Any, elements: list[Any]) -> tuple[Any, Any]:
     """X (m x k) and Y (k x n) whose product is added."""
     x, y = elements[0], elements[-1]
     dtype = x.dtype
     factor, opposite = dtype.type(alpha), dtype.type(np.conj(alpha))
-    right = [np.conj(v) if verb in ("gerc", "her", "her2") else v for v in (y, x)]
-    if verb in ("syr2", "her2"):
-        second = opposite if verb == "her2" else factor
+    right = [np.conj(v) if opname in ("gerc", "her", "her2") else v for v in (y, x)]
+    if opname in ("syr2", "her2"):
+        second = opposite if opname == "her2" else factor
         return np.stack([factor * x, second * y], axis=1), np.stack(right)
     return (factor * x)[:, None], right[0][None, :]

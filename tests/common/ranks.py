@@ -200,9 +200,9 @@ def delay_exchanges(patch: pytest.MonkeyPatch, late: int, seconds: float = 0.002
     """Let one rank sleep before each exchange of data."""
     section = Runtime.collective_section
 
-    def sleeping(runtime: Runtime, verb: str, **options: Any) -> Any:
+    def sleeping(runtime: Runtime, opname: str, **options: Any) -> Any:
         time.sleep(seconds if COMM.rank == late else 0.0)
-        return section(runtime, verb, **options)
+        return section(runtime, opname, **options)
 
     patch.setattr(Runtime, "collective_section", sleeping)
 

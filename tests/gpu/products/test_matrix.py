@@ -199,20 +199,22 @@ def test_files_are_the_same_as_on_cpus(ctx: Context, dtype: str, tmp_path_factor
 
 
 def test_shadows_overlap_where_the_arrays_do(ctx: Context) -> None:
-    shadow = ctx.runtime.backend.shadow
+    memory_of = ctx.runtime.backend.memory_of
     x, host = cupy.zeros((6, 5)), np.zeros((6, 5))
 
     def parts(a: Any) -> list[Any]:
         return [a, a.T, a[1:], a[:3], a[3:], a[:, :2], a[:, 2:], a[::2], a[1::2], a[2:2], a[1:3, 1:3].T]
 
     for on_device, on_host in zip(parts(x), parts(host), strict=True):
-        assert shadow(on_device).shape == on_host.shape
+        assert memory_of(on_device).shape == on_host.shape
         for other_there, other_here in zip(parts(x), parts(host), strict=True):
-            assert np.may_share_memory(shadow(on_device), shadow(other_there)) == np.may_share_memory(
+            assert np.may_share_memory(memory_of(on_device), memory_of(other_there)) == np.may_share_memory(
                 on_host, other_here
             )
-            assert np.shares_memory(shadow(on_device), shadow(other_there)) == np.shares_memory(on_host, other_here)
-    assert not np.may_share_memory(shadow(x), shadow(cupy.zeros((6, 5))))
+            assert np.shares_memory(memory_of(on_device), memory_of(other_there)) == np.shares_memory(
+                on_host, other_here
+            )
+    assert not np.may_share_memory(memory_of(x), memory_of(cupy.zeros((6, 5))))
 
 
 def test_collecting_a_matrix_waits_for_all_streams(ctx: Context) -> None:

@@ -141,9 +141,9 @@ def test_a_planned_operation_follows_its_context_to_messages(
     """It was planned before the context gave up shared memory, and is executed after."""
     calls, perform, transports = Calls(windows, OPERATIONS[name]), Planned.perform, set[str]()
 
-    def later(planned: Any, verb: str, runtime: Any, *arguments: Any, **options: Any) -> Any:
+    def later(planned: Any, opname: str, runtime: Any, *arguments: Any, **options: Any) -> Any:
         runtime.give_up_shared_memory()
-        value = perform(planned, verb, runtime, *arguments, **options)
+        value = perform(planned, opname, runtime, *arguments, **options)
         transports.add(planned.plan.transport)
         return value
 

@@ -26,18 +26,18 @@ def ambiguous(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     perform, found = call._perform, list[str]()
 
     def performed(
-        verb: str, runtime: Runtime, bind: Callable[[], Bound[Any]], *, step_text: str | None = None
+        opname: str, runtime: Runtime, bind: Callable[[], Bound[Any]], *, step_text: str | None = None
     ) -> object:
         def recorded() -> Bound[Any]:
             bound = bind()
-            operation = bound.operation.made(verb, bound.form, runtime.nprocs, runtime.topology)
+            operation = bound.operation.made(opname, bound.form, runtime.nprocs, runtime.topology)
             text = bound.text + operation.text if step_text is None else step_text
             # Without a text the form of a step follows from earlier agreements.
-            if text and FORMS.setdefault((bound.operation, verb + text), bound.form) != bound.form:
-                found.append(f"two forms have one text: {verb}{text}")
+            if text and FORMS.setdefault((bound.operation, opname + text), bound.form) != bound.form:
+                found.append(f"two forms have one text: {opname}{text}")
             return bound
 
-        return perform(verb, runtime, recorded, step_text=step_text)
+        return perform(opname, runtime, recorded, step_text=step_text)
 
     monkeypatch.setattr(call, "_perform", performed)
     return found

@@ -55,42 +55,42 @@ def triangle(uplo: str, x: Array, k: int = 0) -> Array:
     return np.tril(x, -k) if uplo == "L" else np.triu(x, k)
 
 
-def whole_of(verb: str, uplo: str, x: Array) -> Array:
+def whole_of(opname: str, uplo: str, x: Array) -> Array:
     """The symmetric or Hermitian matrix of a triangle."""
-    strict, diagonal = triangle(uplo, x, 1), np.diag(x.diagonal().real if verb == "hemv" else x.diagonal())
-    return strict + diagonal + (strict.conj().T if verb == "hemv" else strict.T)
+    strict, diagonal = triangle(uplo, x, 1), np.diag(x.diagonal().real if opname == "hemv" else x.diagonal())
+    return strict + diagonal + (strict.conj().T if opname == "hemv" else strict.T)
 
 
-def random_call(ctx: Context, rng: Random, verb: str, dtype: str) -> tuple[Callable[[], Any], Callable[[Any], float]]:
+def random_call(ctx: Context, rng: Random, opname: str, dtype: str) -> tuple[Callable[[], Any], Callable[[Any], float]]:
     """**Collective.** A call, and a function that gives the gauge of its result; matrices are poisoned."""
     n = rng.choice(SIZES)
-    m = rng.choice(SIZES) if verb == "gemv" else n
+    m = rng.choice(SIZES) if opname == "gemv" else n
     x_elements = entries((m, n), np.dtype(dtype), rng.randrange(99))
     uplo, trans, diag = rng.choice("LU"), rng.choice("NTC"), rng.choice("NU")
     poisoned = x_elements.copy()
-    if verb != "gemv":
+    if opname != "gemv":
         poisoned[triangle(uplo, np.ones((n, n))) == 0] = np.nan
     matrix = x_elements
-    if verb in Symmetric:
-        matrix = whole_of(verb, uplo, x_elements)
-        if verb == "hemv" and poisoned.dtype.kind == "c":
+    if opname in Symmetric:
+        matrix = whole_of(opname, uplo, x_elements)
+        if opname == "hemv" and poisoned.dtype.kind == "c":
             poisoned.imag[np.diag_indices(n)] = np.nan
-    elif verb == "trmv":
+    elif opname == "trmv":
         matrix = triangle(uplo, x_elements, int(diag == "U")) + (np.eye(n) if diag == "U" else 0)
         if diag == "U":
             poisoned[np.diag_indices(n)] = np.nan
     a = viewed(rng, lambda stored: guarded(ctx, rng, stored)[1], poisoned)
-    options: dict[str, Any] = {} if verb == "gemv" else {"uplo": uplo}
-    if verb in ("gemv", "trmv"):
+    options: dict[str, Any] = {} if opname == "gemv" else {"uplo": uplo}
+    if opname in ("gemv", "trmv"):
         options["trans"] = trans
         matrix = applied(trans, matrix)
-    if verb == "trmv":
+    if opname == "trmv":
         options["diag"] = diag
     _, x, ex = some_vector(ctx, rng, dtype, matrix.shape[1])
     given: Any = ex if rng.random() < 0.4 else x
     around, out, ey = some_vector(ctx, rng, dtype, matrix.shape[0])
     alpha = beta = 0.0
-    if verb != "trmv":
+    if opname != "trmv":
         alpha, beta = (rng.choice([0.0, 1.0, -1.0, 2.0]) for _ in range(2))
         options |= {"alpha": alpha, "beta": beta}
         if beta:
@@ -104,7 +104,7 @@ def random_call(ctx: Context, rng: Random, verb: str, dtype: str) -> tuple[Calla
     vector_out = options.get("out")
 
     def call() -> Any:
-        return getattr(blas, verb)(a, given, **options)
+        return getattr(blas, opname)(a, given, **options)
 
     def error(result: Any) -> float:
         if vector_out is not None:
@@ -120,19 +120,19 @@ def random_call(ctx: Context, rng: Random, verb: str, dtype: str) -> tuple[Calla
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("dtype", NAMES)
-@pytest.mark.parametrize("verb", ["gemv", "symv", "hemv", "trmv"])
-def test_products_are_those_of_numpy(contexts: Contexts, setting: str, dtype: str, verb: str) -> None:
+@pytest.mark.parametrize("opname", ["gemv", "symv", "hemv", "trmv"])
+def test_products_are_those_of_numpy(contexts: Contexts, setting: str, dtype: str, opname: str) -> None:
     for seed in range(10 if setting == "shared" else 4):
-        call, error = random_call(contexts[setting], Random(f"{verb} {dtype} {seed}"), verb, dtype)
+        call, error = random_call(contexts[setting], Random(f"{opname} {dtype} {seed}"), opname, dtype)
         assert error(call()) <= THRESHOLD, seed
 
 
-@pytest.mark.parametrize("verb", ["gemv", "symv", "trmv"])
-def test_the_transport_does_not_change_a_bit(contexts: Contexts, verb: str) -> None:
+@pytest.mark.parametrize("opname", ["gemv", "symv", "trmv"])
+def test_the_transport_does_not_change_a_bit(contexts: Contexts, opname: str) -> None:
     for seed in range(6):
         results = []
         for setting in SETTINGS:
-            call, _ = random_call(contexts[setting], Random(f"{verb} {seed}"), verb, "float32")
+            call, _ = random_call(contexts[setting], Random(f"{opname} {seed}"), opname, "float32")
             result = call()
             results.append(result if isinstance(result, np.ndarray) else collected(result))
         assert results[0].tobytes() == results[1].tobytes()
@@ -140,42 +140,42 @@ def test_the_transport_does_not_change_a_bit(contexts: Contexts, verb: str) -> N
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("dtype", NAMES)
-@pytest.mark.parametrize("verb", ["ger", "geru", "gerc", "syr", "her", "syr2", "her2"])
-def test_updates_are_those_of_numpy(contexts: Contexts, setting: str, dtype: str, verb: str) -> None:
+@pytest.mark.parametrize("opname", ["ger", "geru", "gerc", "syr", "her", "syr2", "her2"])
+def test_updates_are_those_of_numpy(contexts: Contexts, setting: str, dtype: str, opname: str) -> None:
     is_complex, ctx = dtype.startswith("complex"), contexts[setting]
-    if verb == "ger" and is_complex:
+    if opname == "ger" and is_complex:
         return
     for seed in range(6 if setting == "shared" else 2):
-        rng = Random(f"{verb} {dtype} {seed}")
+        rng = Random(f"{opname} {dtype} {seed}")
         n, uplo = rng.choice(SIZES), rng.choice("LU")
-        m = rng.choice(SIZES) if verb.startswith("ge") else n
+        m = rng.choice(SIZES) if opname.startswith("ge") else n
         old = entries((m, n), np.dtype(dtype), seed)
-        keep = np.zeros((m, n), bool) if verb.startswith("ge") else triangle(uplo, np.ones((n, n))) == 0
+        keep = np.zeros((m, n), bool) if opname.startswith("ge") else triangle(uplo, np.ones((n, n))) == 0
         poisoned = np.where(keep, np.dtype(dtype).type(np.nan), old)
-        if verb.startswith("he") and is_complex:
+        if opname.startswith("he") and is_complex:
             poisoned.imag[np.diag_indices(n)] = np.nan
             old.imag[np.diag_indices(n)] = 0
         around, a = guarded(ctx, rng, poisoned)
         (_, x, ex), (_, y, ey) = (some_vector(ctx, rng, dtype, size) for size in (m, n))
-        alpha = rng.choice([0.0, 1.0, -2.0]) + (1j if is_complex and verb != "her" else 0)
-        options: dict[str, Any] = {"alpha": alpha} | ({} if verb.startswith("ge") else {"uplo": uplo})
-        vectors = [rng.choice([x, ex])] + ([rng.choice([y, ey])] if verb not in ("syr", "her") else [])
-        target = a.T if (turned := verb.startswith("sy") and rng.random() < 0.3) else a
+        alpha = rng.choice([0.0, 1.0, -2.0]) + (1j if is_complex and opname != "her" else 0)
+        options: dict[str, Any] = {"alpha": alpha} | ({} if opname.startswith("ge") else {"uplo": uplo})
+        vectors = [rng.choice([x, ex])] + ([rng.choice([y, ey])] if opname not in ("syr", "her") else [])
+        target = a.T if (turned := opname.startswith("sy") and rng.random() < 0.3) else a
         if turned:
             options["uplo"] = "U" if uplo == "L" else "L"
-        assert getattr(blas, verb)(*vectors, target, **options) is target
-        if verb in ("syr", "her"):
+        assert getattr(blas, opname)(*vectors, target, **options) is target
+        if opname in ("syr", "her"):
             ey = ex
         left, right = ex[:, None], ey[None, :]
-        if verb in ("gerc", "her", "her2"):
+        if opname in ("gerc", "her", "her2"):
             right = right.conj()
-        if verb in ("syr2", "her2"):
-            second, other = (np.conj(alpha) * ey / alpha, ex.conj()) if verb == "her2" and alpha else (ey, ex)
+        if opname in ("syr2", "her2"):
+            second, other = (np.conj(alpha) * ey / alpha, ex.conj()) if opname == "her2" and alpha else (ey, ex)
             left, right = np.stack([ex, second], axis=1), np.stack([right[0], other])
         result = collected(a)
         assert np.isnan(collected(around)).sum() >= around.size - a.size
         assert np.isnan(result[keep]).all()
-        if verb.startswith("he") and is_complex and alpha != 0:
+        if opname.startswith("he") and is_complex and alpha != 0:
             assert not result.imag[np.diag_indices(n)].any()
         if alpha != 0:
             result[keep], old[keep] = 0, 0

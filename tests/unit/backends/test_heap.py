@@ -81,7 +81,7 @@ class Job:
         def of_rank(rank: int) -> Any:
             return SimpleNamespace(
                 agree=lambda call, error=None, maxima=(0, 0, 0, 0): agreement.agree(rank, call, error, maxima),
-                turn=lambda _: rank,
+                print_order=lambda _: rank,
             )
 
         nvshmem: Any = self.processes

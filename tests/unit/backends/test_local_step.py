@@ -15,8 +15,8 @@ class Agreement:
         self.heard: list[tuple[str, errors.PblasError]] = []
         self._other = other
 
-    def __call__(self, verb: str, error: errors.PblasError) -> None:
-        self.heard.append((verb, error))
+    def __call__(self, opname: str, error: errors.PblasError) -> None:
+        self.heard.append((opname, error))
         raise self._other or type(error)(f"{error}; found on rank 1 of 2")
 
 

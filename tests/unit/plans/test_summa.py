@@ -386,7 +386,7 @@ def test_no_owner_serves_two_ranks_with_the_same_operand_at_a_time(p: int, order
     desc = MatrixDescriptor(24 * p, 24 * p, 5, 5, Grid(p, p, order), rsrc=1, csrc=1)
     plan = choose("float64", desc, desc, desc, context=PlanningContext(Topology(), p * p))
     assert isinstance(plan, SummaC)
-    assert plan.in_turn
+    assert plan.is_skewed
     for step in range(p):
         asked: list[set[tuple[int, int]]] = [set(), set()]
         for rank in range(p * p):
@@ -424,12 +424,12 @@ def test_panels_on_gpus_are_as_deep_as_additions_to_d_want(dtype: str) -> None:
         other = MatrixDescriptor(n, n, 256, 256, Grid(2, 2), rsrc=rsrc)
         plan = choose(dtype, desc, other, desc, context=PlanningContext(topology, 4))
         assert isinstance(plan, SummaC)
-        assert plan.in_turn == (rsrc == 0)
+        assert plan.is_skewed == (rsrc == 0)
         sizes = [panel.stop - panel.start for panel in plan.panels(0)]
         assert all(panel.start % 64 == 0 for panel in plan.panels(0))
         assert all(size >= plan.width - 64 * len(sizes) for size in sizes[:-1])
         adding = 2 * (n // 2) ** 2 * max(4, plan.product.itemsize) / NVLINK.memory_bandwidth
-        part = 8 if plan.in_turn else 3  # ranks wait for packed panels, so narrower ones pay
+        part = 8 if plan.is_skewed else 3  # ranks wait for packed panels, so narrower ones pay
         assert len(sizes) * adding < NVLINK.gemm_seconds(n / 2, n / 2, n, dtype) / part
 
 

@@ -261,7 +261,7 @@ def test_panels_of_one_column_wait_for_the_links_of_that_column() -> None:
         d = MatrixDescriptor(n, n, n // 8, n // 8, grid)
         plan = choose("float64", a, b, d, context=PlanningContext(Topology(), 64, chunks=32))
         assert isinstance(plan, SummaC)
-        assert (plan.transport, plan.in_turn) == ("message", name == "in turn")
+        assert (plan.transport, plan.is_skewed) == ("message", name == "in turn")
         simulations[name] = plan.simulate(hardware)
     assert len({simulation.received_nbytes for simulation in simulations.values()}) == 1
     assert simulations["wait"].communication_seconds > 6 * simulations["small"].communication_seconds
