@@ -107,8 +107,9 @@ class CpuBackend(HostRanks):
     def copy(self, x: Array, z: Array) -> None:
         z[...] = x
 
-    def clear(self, x: Array) -> None:
-        x[...] = 0
+    def fill(self, x: Array, value: complex = 0) -> None:
+        with np.errstate(all="ignore"):
+            x[...] = value
 
     def conjugated(self, x: Array) -> Array:
         copy: Array = np.conj(x)

@@ -103,6 +103,13 @@ class Memory(Protocol):
         The row and column numbers are in host memory.
         """
 
+    @traced("copy", "random numbers", "x")
+    def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
+        """X := the random numbers at global rows and columns, with the same bits on every device; done on return.
+
+        They are uniform in [-1, 1), or normal. The row and column numbers are in host memory.
+        """
+
     @traced("copy", "download", "x")
     def download(self, x: Array) -> Array:
         """An array of any shape in host memory, in C order, after all work of the device; optional (local)."""

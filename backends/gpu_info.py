@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -88,6 +89,25 @@ def shared_device_error(places: Sequence[tuple[int, str, str]]) -> BackendError 
             )
         first[uuid] = rank
     return None
+
+
+def uneven_sharing_error(places: Sequence[tuple[int, str, str]]) -> BackendError | None:
+    """The error if GPUs have different numbers of ranks, for which NVSHMEM's start would wait for ever.
+
+    >>> print(uneven_sharing_error([(0, "node1", "GPU-12"), (1, "node1", "GPU-12"), (2, "node1", "GPU-34")]))
+    ranks share GPUs unevenly: GPU GPU-12 of node1 has 2 ranks, GPU GPU-34 of node1 has 1; NVSHMEM needs the same number
+    on each: start a multiple of 2 ranks, or choose other GPUs (CUDA_VISIBLE_DEVICES, device=)
+    """
+    counts = Counter((host, uuid) for _, host, uuid in places)
+    ranked = counts.most_common()
+    (most, many), (least, few) = ranked[0], ranked[-1]
+    if many == few:
+        return None
+    named = [f"GPU {short_uuid(uuid)} of {host}" for host, uuid in (most, least)]
+    return BackendError(
+        f"ranks share GPUs unevenly: {named[0]} has {many} ranks, {named[1]} has {few}; NVSHMEM needs the same number "
+        f"on each: start a multiple of {len(counts)} ranks, or choose other GPUs (CUDA_VISIBLE_DEVICES, device=)"
+    )
 
 
 def version_text(version: int) -> str:

@@ -217,8 +217,8 @@ class HostRanks(ABC):
         """Z := X, of the same shape and dtype; X may be in host memory, Z is in the backend's memory (local)."""
 
     @abstractmethod
-    def clear(self, x: Array) -> None:
-        """X := 0 for an array made by `view`, including gaps between its columns or rows (local)."""
+    def fill(self, x: Array, value: complex = 0) -> None:
+        """All elements of X := value, as X's dtype holds it (local)."""
 
     @abstractmethod
     def conjugated(self, x: Array) -> Array:

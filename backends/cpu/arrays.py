@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
-from pblas.backends.cpu import blas, elementwise, lapack, pointwise, reductions
+from pblas.backends.cpu import blas, elementwise, lapack, pointwise, random, reductions
 from pblas.backends.cpu.blas import syr2k, syrk, trsm
 from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
 from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
@@ -102,6 +102,9 @@ class HostArrays(Device):
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
         elements: Array = x[rows, columns]
         return elements
+
+    def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
+        random.fill(x, rows, columns, seed, normal=normal)
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         x[rows, columns] = value

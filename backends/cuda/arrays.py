@@ -17,7 +17,7 @@ from cupy.cuda import runtime
 from nvmath.bindings import cublas
 
 from pblas import errors
-from pblas.backends.cuda import streams, transfer
+from pblas.backends.cuda import random, streams, transfer
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflectors
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
@@ -262,6 +262,11 @@ class DeviceArrays(Device):
             bits = np.array([value], x.dtype).view(words.dtype)
             words[cupy.asarray(rows), cupy.asarray(columns)] = cupy.asarray(bits)
             cupy.cuda.get_current_stream().synchronize()
+
+    def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
+        self.synchronize()
+        random.fill(x, rows, columns, seed, normal=normal)
+        cupy.cuda.get_current_stream().synchronize()
 
     def multiply_vector(self, x: Array, vector: Array, dtype: Dtype, *, conj: bool) -> Array:
         self.begin()

@@ -92,8 +92,8 @@ class GpuBackend(HostRanks):
             with self.writing(z) as host:
                 host[...] = x
 
-    def clear(self, x: Array) -> None:
-        transfer.clear(x)
+    def fill(self, x: Array, value: complex = 0) -> None:
+        transfer.fill(x, value)
 
     def conjugated(self, x: Array) -> Array:
         """A copy of conj(X); CuPy has no read-only arrays (local)."""

@@ -72,11 +72,14 @@ def copy(x: Array, z: Array) -> None:
         words(z)[...] = words(x)
 
 
-def clear(x: Any) -> None:
-    """X := 0, including gaps between its columns or rows (local)."""
+def fill(x: Any, value: complex = 0) -> None:
+    """All elements of X := value, as its dtype holds it (local)."""
     if x.size:
+        target = words(x)
+        with np.errstate(all="ignore"):
+            element = np.array(value).astype(x.dtype).reshape(1).view(target.dtype)[0]
         with _settled(x):
-            cupy.cuda.runtime.memset(x.data.ptr, 0, _span(x.shape, x.strides, x.itemsize))
+            target[...] = element
 
 
 class Shadow:

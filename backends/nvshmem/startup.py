@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends.agreement import Agreement, rendezvous
 from pblas.backends.cuda import device as gpu
-from pblas.backends.gpu_info import INSTALL, Gpu, shared_device_error
+from pblas.backends.gpu_info import INSTALL, Gpu, shared_device_error, uneven_sharing_error
 from pblas.backends.nvshmem.settings import (
     SHARE_VARIABLE,
     Pool,
@@ -240,12 +240,13 @@ def _start(agreement: Agreement, nbytes: int | None, device: int | None) -> Nvsh
         f"init_nvshmem\nnbytes={request[0]}\nNVSHMEM runs already={request[1]}\n{SHARE_VARIABLE}={request[2]}", error
     )
     assert prepared is not None, "every rank is prepared, or all have raised"
-    shared = shared_device_error(
-        agreement.gather((agreement.rank, platform.node(), prepared.device.uuid), "init_nvshmem")
-    )
+    places = agreement.gather((agreement.rank, platform.node(), prepared.device.uuid), "init_nvshmem")
+    shared, uneven = shared_device_error(places), uneven_sharing_error(places)
     if shared is not None:  # the same on every rank
         if not prepared.shares:
             raise shared
+        if uneven is not None:
+            raise uneven
         warnings.warn(f"{SHARE_VARIABLE}=1 is for tests: {_SHARED}", errors.PblasWarning, stacklevel=2)
     settings = {} if prepared.adopted else environment(prepared.nbytes, one_node=len(peers.node) == peers.size)
     with _environment(settings):

@@ -71,7 +71,7 @@ class RunFactorization(ABC):
         if not self._steps:
             return
         arrays, last = self._arrays, len(self._steps) - 1
-        self._backend.clear(self._headers)
+        self._backend.fill(self._headers)
         # panel 0: factored and broadcast
         with arrays.on_side_lane(_FACTOR, "factor"):
             self.start()

@@ -188,7 +188,7 @@ def zeros(opname: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** A new matrix of zeros, of the dtype of another one."""
     x = empty(desc, like)
     with x.runtime.local_step(opname):
-        x.runtime.backend.clear(x.stored(opname))
+        x.runtime.backend.fill(x.stored(opname))
     return x
 
 

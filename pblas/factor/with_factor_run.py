@@ -147,7 +147,7 @@ def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
 def set_identity(backend: HostRanks, desc: MatrixDescriptor, local: Array) -> None:
     """This rank's elements of a matrix := those of the identity (local)."""
     _, i_loc, j_loc = np.intersect1d(*global_indices(desc, backend.rank), assume_unique=True, return_indices=True)
-    backend.clear(local)
+    backend.fill(local)
     backend.arrays.fill(local, i_loc, j_loc, 1)
 
 
@@ -185,7 +185,7 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
             starts = first_rows(len(columns), x.pivots)[rows]
             self._order = np.argsort(starts)
             rows = self._starts = starts[self._order]
-        self._backend.clear(columns)
+        self._backend.fill(columns)
         self._arrays.fill(columns, rows, np.arange(len(rows)), 1)
 
     def apply(self, x: SubstitutionOperands, columns: Array) -> None:

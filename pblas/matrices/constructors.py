@@ -85,12 +85,13 @@ class Constructors(Creation):
 
         shape: Any = (desc, desc) if isinstance(desc, int | np.integer) else desc
         matrix = self._new("eye", shape, dtype, checked)
-        with self.runtime.local_step("eye"), self.runtime.backend.writing(matrix.local) as part:
-            part[...] = 0
-            if part.size:
+        backend = self.runtime.backend
+        with self.runtime.local_step("eye"):
+            backend.fill(matrix.local)
+            if matrix.local.size:
                 rows, columns = global_indices(matrix.desc, self.runtime.rank)
                 _, i_loc, j_loc = np.intersect1d(rows + int(k), columns, assume_unique=True, return_indices=True)
-                part[i_loc, j_loc] = 1
+                backend.arrays.fill(matrix.local, i_loc, j_loc, 1.0)
         self.runtime.agree("eye: fill", {})
         return matrix
 
@@ -113,7 +114,7 @@ class Constructors(Creation):
             if not isinstance(a, DistMatrix):
                 raise errors.ArgumentError(f"zeros_like: expected a DistMatrix, got {type(a).__name__}")
         matrix = self._new("zeros_like", a.desc, a.dtype if dtype is None else dtype)
-        self.runtime.backend.clear(matrix.local)
+        self.runtime.backend.fill(matrix.local)
         return matrix
 
     @collective
@@ -241,8 +242,8 @@ class Constructors(Creation):
 
         matrix = self._new(opname, desc, dtype, checked)
         runtime = self.runtime
-        with runtime.local_step(opname), runtime.backend.writing(matrix.local) as part, np.errstate(all="ignore"):
-            part[...] = value
+        with runtime.local_step(opname):
+            runtime.backend.fill(matrix.local, value)
         runtime.agree(f"{opname}: fill", {})
         return matrix
 

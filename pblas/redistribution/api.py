@@ -134,7 +134,7 @@ class Redistribution(Operation[DistMatrix]):
 
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         if self.trapezoid is not None:
-            backend.clear(result.stored("redistribute"))
+            backend.fill(result.stored("redistribute"))
 
 
 def redistributed(

@@ -318,7 +318,7 @@ class RankUpdating(StructuredProduct):
         return RunRankUpdate(plan, backend, ProductDtypes.of(self.dtype), orders)
 
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
-        backend.clear(result.stored(self.routine))
+        backend.fill(result.stored(self.routine))
 
 
 @dataclass(frozen=True, eq=False)

@@ -256,5 +256,5 @@ class Linear:
         """An m x n array of zeros, of the library of `like`, and of its dtype if that is None (local)."""
         backend, x = self._ctx.runtime.backend, empty((m, n), like, dtype)
         x = backend.new((m, n), dtype or backend.as_array(like).dtype) if x is None else x
-        backend.clear(backend.as_array(x))
+        backend.fill(backend.as_array(x))
         return x

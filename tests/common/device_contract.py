@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from pblas import Epilogue
+from pblas.backends.cpu import random
 from pblas.backends.device import Device, Programs, Uplo
-from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, Order, accumulator_dtype
+from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, STORED, Order, accumulator_dtype
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import parse
 from tests.common.gauge import THRESHOLD, Array, entries, eps_of, gauge
@@ -148,6 +149,15 @@ def fill(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     on.device.fill(x, rows, rows % N, 3.0)
     host[rows, rows % N] = 3
     same(on.get(x), host)
+
+
+@case(*STORED)
+def randomize(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    rows, columns = 3 * np.arange(m) + (1 << 40), np.arange(N)[::-1]
+    for normal in (False, True):
+        x = on.put(np.zeros((m, N), dtype), order)
+        on.device.randomize(x, rows, columns, -5, normal=normal)
+        same(on.get(x), random.entries(rows[:, None], columns[None], -5, dtype, normal=normal))
 
 
 @case(*DTYPES)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError, MatrixDescriptor
+from pblas.backends.cpu.random import entries as random_entries
 from pblas.errors import PblasWarning
-from pblas.matrices.creation import random_entries
 from pblas.matrices.scatter_gather import part_of
 from tests.common.ranks import COMM, DTYPES, entries, layouts, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.sharing import own_gpus

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from pblas import Context, DistMatrix, Grid, MatrixDescriptor
+from pblas.backends.cpu.random import entries as random_entries
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, LayoutError, MismatchError
-from pblas.matrices.creation import random_entries
 from tests.common.gauge import NAMES, dtype_of, entries
 from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import Mistake, check_mistake, some_descriptor
@@ -105,7 +105,7 @@ def test_default_layouts_give_every_rank_something_if_they_can() -> None:
 def test_random_numbers_do_not_depend_on_the_layout(contexts: Contexts, dtype: str) -> None:
     ctx, kind = contexts["shared"], dtype_of(dtype)
     for distribution in ("uniform", "normal"):
-        whole = random_entries(np.arange(9)[:, None], np.arange(8)[None, :], 5, kind, distribution)
+        whole = random_entries(np.arange(9)[:, None], np.arange(8)[None, :], 5, kind, normal=distribution == "normal")
         for seed in range(4):
             desc = some_descriptor(Random(seed), 9, 8, ctx.nprocs)
             check(ctx.random(desc, kind, seed=5, distribution=distribution), whole, desc)

@@ -12,8 +12,8 @@ import pytest
 
 import pblas
 from pblas import ArgumentError, Context, ContextError, DistMatrix, MatrixDescriptor, WorkspaceError
+from pblas.backends.cpu.random import entries as random_entries
 from pblas.matrices import scatter_gather as transfer
-from pblas.matrices.creation import random_entries
 from pblas.runtime.runtime import checked_dtype
 from tests.common.ranks import (
     COMM,
