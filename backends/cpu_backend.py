@@ -14,7 +14,7 @@ from pblas import errors
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.delayed_channel import DelayedChannel
-from pblas.backends.dtypes import Array, address_of
+from pblas.backends.dtypes import Array, Dtype, address_of
 from pblas.backends.host_ranks import HostRanks, Location
 from pblas.backends.interop import host_array
 from pblas.backends.recorder import Recorder
@@ -86,13 +86,13 @@ class CpuBackend(HostRanks):
             )
         return host_array(x)
 
-    def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def new(self, shape: tuple[int, ...], dtype: Dtype) -> Array:
         return np.empty(shape, dtype)
 
     def is_here(self, x: Array) -> bool:
         return isinstance(x, np.ndarray)
 
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         raw = np.asarray(memory)
         if 0 in shape:
             return np.empty(shape, dtype, order="F" if strides[0] < strides[1] else "C")
@@ -166,9 +166,7 @@ class CpuBackend(HostRanks):
             entries[peer] = self.arena.view(peer, *place, (1, 4), strides, np.dtype(np.int64))[0]
         return block, entries
 
-    def peer_block(
-        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
-    ) -> Array:
+    def peer_block(self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Array:
         if not isinstance(block, Block):
             return np.ndarray(shape, dtype, block.data, offset, order=order)
         size = dtype.itemsize
