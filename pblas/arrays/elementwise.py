@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-
 from pblas import errors
 from pblas.arrays.elementwise_arguments import Analysis, Kind, analysed, checked_operands, is_number, local_values
 from pblas.arrays.elementwise_plan import ElementwisePlan
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.simulation.hardware import Topology
 
@@ -38,8 +37,8 @@ class Elementwise(Operation[DistMatrix]):
     expression: str  # with the names of the operands (global)
     kinds: tuple[Kind, ...]  # of the operands (global)
     # descriptor and dtype of the result's matrix; None for a new one (global)
-    out: tuple[MatrixDescriptor, np.dtype[Any]] | None
-    converted: np.dtype[Any] | None  # dtype to which a new result is converted, or None (global)
+    out: tuple[MatrixDescriptor, Dtype] | None
+    converted: Dtype | None  # dtype to which a new result is converted, or None (global)
     overlaps: bool  # whether the result overwrites memory of an operand that is redistributed, on any rank (global)
     analysis: Analysis  # all that follows from these (global)
 
@@ -82,7 +81,7 @@ class Elementwise(Operation[DistMatrix]):
         return not self.analysis.moved
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.analysis.plan.out, self.analysis.dtype
 
     def plan(self, nprocs: int, topology: Topology) -> ElementwisePlan:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pblas.backends.dtypes import Array, dtype_of_name
+from pblas.backends.dtypes import Array, Dtype, dtype_of_name
 from pblas.epilogues import Name, Node
 from pblas.layouts.placement import Placement
 from pblas.redistribution.packing import Put, Scaling
@@ -33,7 +33,7 @@ class ElementwiseOperands(NamedTuple):
 class RunElementwise:
     """**Collective.** Result := an expression of operands with any layouts."""
 
-    def __init__(self, backend: HostRanks, plan: ElementwisePlan, compute: np.dtype[Any]) -> None:
+    def __init__(self, backend: HostRanks, plan: ElementwisePlan, compute: Dtype) -> None:
         self._backend, self._plan, self._compute = backend, plan, compute
         self._moved = plan.moved
         self._dtypes = [dtype_of_name(operand.dtype) for operand in self._moved]

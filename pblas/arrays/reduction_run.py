@@ -18,7 +18,7 @@ from pblas.matrices.scatter_gather import index_of
 if TYPE_CHECKING:
     from pblas.arrays.reduction_plan import ReductionPlan
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.layouts.split import Split
 
 _FLOAT64 = np.dtype(np.float64)
@@ -35,7 +35,7 @@ class PreparedReduction:
     def __init__(self, plan: ReductionPlan, rank: int) -> None:
         self.plan: ReductionPlan = plan
         self.rank: int = rank
-        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)  # of the partial results (global)
+        self.dtype: Dtype = np.dtype(plan.partial_dtype)  # of the partial results (global)
         self.nresults: int = plan.nresults  # number of results (global)
         counts = [plan.count(peer) for peer in range(plan.nprocs)]
         self.counts: tuple[int, ...] = tuple(plan.components * count for count in counts)

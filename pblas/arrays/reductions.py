@@ -25,7 +25,7 @@ from pblas.runtime.runtime import Runtime, checked_flag, name_of, spelled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array, Number
+    from pblas.backends.dtypes import Array, Dtype, Number
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.simulation.hardware import Topology
@@ -70,7 +70,7 @@ class Reduced(Operation[Any]):
 
     @property
     @abstractmethod
-    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, Dtype]:
         """Layout of the matrix, operation and axis of the plan, and dtype of the matrix (global)."""
 
     @abstractmethod
@@ -116,7 +116,7 @@ class Reduction(Reduced):
     axis: Axis  # 0 reduces columns, 1 rows, None the matrix (global)
     keepdims: bool  # whether the value has two dimensions (global)
     matrix: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: bool  # whether the matrix is a conjugated view (global)
 
     @classmethod
@@ -150,7 +150,7 @@ class Reduction(Reduced):
         return 0 if self.ord == "1" else 1 if self.ord == "inf" else None
 
     @property
-    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, Dtype]:
         operation: Any = "sum" if self.name == "mean" else self.name
         axis = self.axis
         if self.name == "norm":
@@ -184,7 +184,7 @@ class Dot(Reduced):
 
     a: MatrixDescriptor
     b: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     a_conjugated: bool  # whether A is a conjugated view (global)
     b_conjugated: bool  # whether B is (global)
 
@@ -195,7 +195,7 @@ class Dot(Reduced):
         return Bound(cls, form, {}, {"a": a, "b": b}, None)
 
     @property
-    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, Dtype]:
         return self.a, "dot", None, self.dtype
 
     def operands(self, bound: Bound[Any]) -> tuple[Array, Array, bool]:
@@ -214,7 +214,7 @@ class ProductWithArray(Reduced):
 
     vector: tuple[int, ...]  # shape of v (global)
     matrix: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: bool  # whether A is a conjugated view (global)
 
     @classmethod
@@ -230,7 +230,7 @@ class ProductWithArray(Reduced):
         return Bound(cls, form, {}, {"A": a}, None, local=v)
 
     @property
-    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, Dtype]:
         return self.matrix, "product", 1, self.dtype
 
     def operands(self, bound: Bound[Any]) -> tuple[Array, Array, bool]:
