@@ -22,7 +22,7 @@ from pblas.runtime.calls import collective
 from pblas.runtime.kept_plans import Kept
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, ArrayT
+    from pblas.backends.dtypes import Array, ArrayT, Dtype
     from pblas.backends.local_step import LocalStep
     from pblas.runtime.runtime import Runtime
 
@@ -165,7 +165,7 @@ def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequen
 class Exchange(Kept):
     """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`."""
 
-    def __init__(self, counts: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
+    def __init__(self, counts: tuple[int, ...], dtype: Dtype, rank: int) -> None:
         self._gathering = Gathering(counts, dtype, rank)
         self._later: tuple[Runtime, str, Array] | None = None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import Array, accumulator_dtype
+from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
 from pblas.backends.interop import Target, has_memory, is_view, makes_arrays, new_target
 from pblas.collectives.collective_plan import (
     ALGORITHMS,
@@ -86,7 +86,7 @@ class Arguments(ABC):
         self.runtime: Runtime = runtime
         self.x: Array = self._array("x", x)
         self._like, self._caller_out = x if x is self.x or makes_arrays(x) else self.x, out
-        self.dtype: np.dtype[Any] = checked_dtype(name, self.x.dtype)
+        self.dtype: Dtype = checked_dtype(name, self.x.dtype)
         self.out: Array | None = None if out is None else self._array("out", out)
         if self.out is None:
             return
@@ -231,9 +231,7 @@ class Reduction(NamedTuple):
 class ReduceForm(Kept):
     """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global)."""
 
-    def __init__(
-        self, name: str, runtime: Runtime, shape: tuple[int, ...], dtype: np.dtype[Any], options: Reduction
-    ) -> None:
+    def __init__(self, name: str, runtime: Runtime, shape: tuple[int, ...], dtype: Dtype, options: Reduction) -> None:
         op, epilogue, algorithm, counts = options
         self._shape, self._dtype, self._nprocs = shape, dtype, runtime.nprocs
         self._rounds: dict[tuple[int, bool], Rounds] = {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.cpu.pointwise import PIECE_NBYTES, evaluator_of, rms_normalised
-from pblas.backends.dtypes import Array, accumulator_dtype
+from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
 from pblas.collectives.staging_run import Flat
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -26,7 +26,7 @@ class Pointwise:
         expression: str,  # a valid one (global)
         # numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line (global)
         operands: Mapping[str, Any],
-        wide: np.dtype[Any],  # dtype of the sums (global)
+        wide: Dtype,  # dtype of the sums (global)
         base: int,  # number of its first element (local)
         length: int = 1,  # elements of a line (local)
         *,
