@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import Array, address_of
+from pblas.backends.dtypes import Array, Dtype, address_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_dtype, shared_descriptor
@@ -24,7 +24,7 @@ def check_like_planned(
     name: str,
     x: Any,
     runtime: Runtime,
-    dtype: np.dtype[Any],
+    dtype: Dtype,
     desc: MatrixDescriptor,
     *,
     conj: bool | None = None,
@@ -205,7 +205,7 @@ def check_out(opname: str, out: Any, *, layouts: bool = True) -> None:
     check_not_conjugated(opname, "out", out)
 
 
-def common_dtype(opname: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> np.dtype[Any]:
+def common_dtype(opname: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> Dtype:
     """The dtype of all matrices of a call: `dtype`, needed with descriptors, or that of the first one."""
     first = next(iter(matrices.values()))
     if isinstance(first, MatrixDescriptor) and dtype is None:

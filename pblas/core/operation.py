@@ -18,8 +18,7 @@ from pblas.runtime.runtime import Runtime, shared_descriptor, spelled
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.matrices.matrix import DistMatrix
     from pblas.plans.base import Plan
@@ -106,7 +105,7 @@ class Operation(ABC, Generic[ResultT]):
 
     @property
     @abstractmethod
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]] | None:
+    def result(self) -> tuple[MatrixDescriptor, Dtype] | None:
         """Descriptor and dtype of the result; None: `run` of the executor returns it, equal on all ranks (global)."""
 
     @abstractmethod
