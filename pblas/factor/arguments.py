@@ -15,7 +15,7 @@ from pblas.runtime.arrays import checked_array, converted_array
 from pblas.runtime.runtime import Runtime, checked_dtype, fail_without_context
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.core.options import MatrixOrArray
 
 
@@ -26,7 +26,7 @@ def runtime_of(opname: str, a: Any) -> Runtime:
     return a.runtime
 
 
-def check_matrix(opname: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype[Any] | None = None) -> None:
+def check_matrix(opname: str, name: str, x: Any, runtime: Runtime, dtype: Dtype | None = None) -> None:
     """Check an operand: a matrix of this context, of 32 bits at least (local)."""
     if not isinstance(x, DistMatrix):
         raise not_a_matrix(opname, name.lower(), x)
@@ -39,7 +39,7 @@ def check_matrix(opname: str, name: str, x: Any, runtime: Runtime, dtype: np.dty
         )
 
 
-def check_dtype(opname: str, name: str, dtype: Any) -> np.dtype[Any]:
+def check_dtype(opname: str, name: str, dtype: Any) -> Dtype:
     """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
     checked = checked_dtype(opname, dtype)
     if checked.itemsize < np.dtype(np.float32).itemsize:
@@ -99,7 +99,7 @@ def check_out(opname: str, out: Any, a: DistMatrix) -> None:
 
 
 def checked_right(
-    opname: str, b: MatrixOrArray, shape: tuple[int, int], dtype: np.dtype[Any], runtime: Runtime
+    opname: str, b: MatrixOrArray, shape: tuple[int, int], dtype: Dtype, runtime: Runtime
 ) -> tuple[MatrixOrArray, object]:
     """The right-hand sides of equations with an A of this shape, and their text for the agreement.
 

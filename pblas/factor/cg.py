@@ -25,7 +25,7 @@ from pblas.runtime.runtime import Runtime, fail_without_context
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 _ITERATIONS = 10  # iterations for each row of A at most, if the caller sets no limit: SciPy's default
 
@@ -95,7 +95,7 @@ def check_product(opname: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
     return q
 
 
-def _check_operator(opname: str, name: str, x: DistMatrix, runtime: Runtime, n: int, dtype: np.dtype[Any]) -> None:
+def _check_operator(opname: str, name: str, x: DistMatrix, runtime: Runtime, n: int, dtype: Dtype) -> None:
     """Raise an error unless a matrix is n x n, of this context and of this dtype."""
     check_context(opname, x, runtime)
     if name == "A":

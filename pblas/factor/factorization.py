@@ -31,9 +31,7 @@ from pblas.simulation.hardware import Topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_run import RunFactorization
     from pblas.runtime.calls import CollectiveCall
@@ -76,7 +74,7 @@ class FactoredMatrix:
         return self._desc.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> Dtype:
         """Dtype of the factored matrix (global)."""
         return self._w.dtype
 
@@ -102,10 +100,10 @@ class Factorization(Operation[Factored]):
     keeps_workspace: ClassVar[bool] = True
 
     chosen: FactorizationPlan
-    dtype: np.dtype[Any]
+    dtype: Dtype
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.chosen.w, self.dtype
 
     @property
@@ -317,7 +315,7 @@ def _chosen(
     kind: Kind,
     opname: str,
     desc: MatrixDescriptor,
-    dtype: np.dtype[Any],
+    dtype: Dtype,
     nprocs: int,
     topology: Topology,
     algorithm: Any,
