@@ -18,8 +18,6 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
@@ -30,7 +28,7 @@ from pblas.redistribution.transfer import SourceMatrix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.matmul.one_dimensional_plan import AllGatherGemm, GatherStep
@@ -115,7 +113,7 @@ class _FarPiece:
 class Gather:
     """Transfers of one AllGatherGemm plan; the memory for pieces lives as long as the plan."""
 
-    def __init__(self, backend: HostRanks, plan: AllGatherGemm, dtype: np.dtype[Any], order: Literal["F", "C"]) -> None:
+    def __init__(self, backend: HostRanks, plan: AllGatherGemm, dtype: Dtype, order: Literal["F", "C"]) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
         rank = backend.rank
         readers = [list(filter(plan.takes_part, group)) for group in backend.groups]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, Dtype, accumulator_dtype
 from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import Finish, is_array
@@ -38,7 +38,7 @@ class Scales:
 
     @classmethod
     def checked(
-        cls, opname: str, runtime: Runtime | None, dtype: np.dtype[Any], a: Any, b: Any, d: Any, amax: Any
+        cls, opname: str, runtime: Runtime | None, dtype: Dtype, a: Any, b: Any, d: Any, amax: Any
     ) -> Scales | None:
         """The scales of a call, checked on this rank; None if it has none."""
         if a is b is d is amax is None:
@@ -156,14 +156,14 @@ class ProductEpilogue:
     """The epilogue of a product: an elementwise function applied to D. `checked` makes it, `planned` completes it."""
 
     epilogue: Epilogue  # the expression and its operands (global)
-    dtype: np.dtype[Any]  # dtype of D (global)
+    dtype: Dtype  # dtype of D (global)
     desc: MatrixDescriptor  # descriptor of D (global)
     # by operand, the planned dtype's name, or "a number"; empty before planning (global)
     kinds: Mapping[str, str] = field(default_factory=dict)
     shape: tuple[int, int] | None = None  # shape of this rank's part of D; None before planning (local)
 
     @classmethod
-    def checked(cls, opname: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:
+    def checked(cls, opname: str, value: Any, dtype: Dtype, desc: MatrixDescriptor) -> ProductEpilogue:
         """The caller's epilogue, an expression or an `Epilogue`, for a D of this dtype and layout (global)."""
         epilogue = Epilogue(value) if isinstance(value, str) else value
         if not isinstance(epilogue, Epilogue):

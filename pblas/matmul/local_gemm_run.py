@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.backends.cpu.blas import gemm
-from pblas.backends.dtypes import Array, ProductDtypes, address_of, strided
+from pblas.backends.dtypes import Array, Dtype, ProductDtypes, address_of, strided
 
 if TYPE_CHECKING:
     from pblas.backends.device import Device
@@ -75,7 +75,7 @@ class RunLocalGemm(RunScaling):
             arrays.assign(total, x.result)
 
 
-def widened(x: Operands, total: np.dtype[Any], arrays: Device) -> Any:
+def widened(x: Operands, total: Dtype, arrays: Device) -> Any:
     """Accumulator of the product: D itself with C in it, or a 32-bit copy if D has 16 bits."""
     sums = x.result if total == x.result.dtype else arrays.like(x.result, total)
     if x.old is not None and x.old is not sums:

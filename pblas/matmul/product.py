@@ -28,10 +28,8 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, spelled
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
     from pblas.matmul.push.base_run import Pushed
@@ -121,7 +119,7 @@ class Product(Operation[DistMatrix]):
         return spelled(self.spec.arguments())
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.d, self.spec.dtypes.d
 
     def plan(self, nprocs: int, topology: Topology) -> ProductPlan:

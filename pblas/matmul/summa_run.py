@@ -24,9 +24,7 @@ from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_m
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
 
 TAG_A, TAG_B = 1021, 1022
@@ -93,7 +91,7 @@ class RunSummaC(RunSumma):
 
     def __init__(self, plan: SummaC, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._plan, self._total, cuboids = plan, dtypes.total, plan.cuboids
-        self.total_dtype: np.dtype[Any] = self._total
+        self.total_dtype: Dtype = self._total
         self._backend, self._arrays = backend, backend.arrays
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._source_matrices = (

@@ -18,9 +18,7 @@ from pblas.runtime.runtime import Runtime, name_of
 from pblas.vectors.matrix_vector_plan import LocalPlan
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.simulation.hardware import Topology
 
@@ -41,7 +39,7 @@ class Replication(Operation[DistMatrix]):
     noun: ClassVar[str] = "replication"
 
     array: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     a: MatrixDescriptor
     conjugated: bool
 
@@ -59,7 +57,7 @@ class Replication(Operation[DistMatrix]):
         )
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.array, self.dtype
 
     @property

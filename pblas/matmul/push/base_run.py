@@ -24,9 +24,7 @@ from pblas.plans.partition import padded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, Order, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.engine_limits import Lane
     from pblas.matmul.product_plan import ProductPlan
 
@@ -154,7 +152,7 @@ class RunPush(Pushed):
 
     # Blocks
 
-    def _own_array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Order) -> Array:
+    def _own_array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Array:
         """A tight array `offset` bytes into the private memory."""
         array: Array = self._arrays.array(self._own[offset:], shape, dtype, order)
         return array
