@@ -10,7 +10,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends import log
 from pblas.backends.cpu.memory import free_nbytes
-from pblas.backends.dtypes import DTYPES, STORED, Array
+from pblas.backends.dtypes import DTYPES, STORED, Array, Dtype
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
@@ -324,7 +324,7 @@ class Creation:
         largest = self.runtime.agree(opname, call_args, maxima=(self.runtime.nelements(desc),))[0]
         return DistMatrix(desc, self._memory(opname, desc, checked, largest), self.runtime)
 
-    def _memory(self, opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
+    def _memory(self, opname: str, desc: MatrixDescriptor, dtype: Dtype, nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""
         if desc.m * desc.n * dtype.itemsize >= _LARGE_NBYTES and not self.runtime.backend.gpus:
             self._check_memory(opname, desc, dtype)
@@ -333,7 +333,7 @@ class Creation:
             self.runtime.agree(f"{opname}: allocate", {})
         return local
 
-    def _check_memory(self, opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> None:
+    def _check_memory(self, opname: str, desc: MatrixDescriptor, dtype: Dtype) -> None:
         """**Collective.** Raise WorkspaceError if a host has too little memory for the parts of its ranks.
 
         The system promises memory that it does not have, and ends processes that write to it.
@@ -438,7 +438,7 @@ def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None
         local[:, start : start + width] = entries(i[:, None], j[None, start : start + width])
 
 
-def _check_conversion(opname: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
+def _check_conversion(opname: str, source: Dtype, target: Dtype) -> None:
     """Raise DTypeError unless elements of one dtype can be converted to another: numbers, and not complex to real."""
     if source.kind not in "biufc" and source not in STORED:
         raise errors.DTypeError(
@@ -491,7 +491,7 @@ def _mix(x: Array) -> Array:
     return x ^ (x >> np.uint64(31))
 
 
-def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any], distribution: str = "uniform") -> Array:
+def random_entries(i: Array, j: Array, seed: int, dtype: Dtype, distribution: str = "uniform") -> Array:
     """Random entries at global indices i, j.
 
     >>> a = random_entries(np.arange(3)[:, None], np.arange(4)[None, :], 7, np.dtype("float64"))
@@ -514,7 +514,7 @@ def random_entries(i: Array, j: Array, seed: int, dtype: np.dtype[Any], distribu
         return (real + 1j * np.minimum(imaginary, largest)).astype(dtype)
 
 
-def _normal(bits: Array, dtype: np.dtype[Any]) -> Array:
+def _normal(bits: Array, dtype: Dtype) -> Array:
     """Normal entries from independent random bits: two independent ones from each 64 bits and their successor.
 
     Source: Box and Muller, "A note on the generation of random normal deviates", 1958.

@@ -17,7 +17,7 @@ from pblas.runtime.calls import collective
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_flag, name_of, shared_descriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.layouts.descriptor import MatrixDescriptor
 
 _INTERNAL = frozenset({"conjugated", "detach", "key", "runtime", "signature", "stored"})
@@ -42,7 +42,7 @@ class DistMatrix(Operators):
         self.desc: MatrixDescriptor = desc
         self.runtime: Runtime = runtime
         self.conjugated: bool = conj
-        self.dtype: np.dtype[Any] = local.dtype
+        self.dtype: Dtype = local.dtype
         self._local: Array | None = local
         self._key: Any = None
         self._signature: dict[str, Any] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from pblas.errors import WorkspaceError
 from pblas.layouts.descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.runtime.runtime import Runtime
 
 TAG = 1010
@@ -78,7 +78,7 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
                 backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
 
 
-def empty_whole(opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
+def empty_whole(opname: str, desc: MatrixDescriptor, dtype: Dtype) -> Array:
     """An uninitialised array for a whole matrix, m x n in the descriptor's order (local)."""
     try:
         return np.empty(desc.shape, dtype, order=desc.order)
