@@ -10,7 +10,7 @@ from pblas import errors
 from pblas.backends.dtypes import STORED
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.runtime.runtime import Runtime
 
 
@@ -35,7 +35,7 @@ def checked_array(opname: str, name: str, value: Any, runtime: Runtime) -> Array
     return array
 
 
-def converted_array(opname: str, name: str, x: Array, dtype: np.dtype[Any], *, rounds: bool = False) -> Array:
+def converted_array(opname: str, name: str, x: Array, dtype: Dtype, *, rounds: bool = False) -> Array:
     """An array in the dtype of a matrix, which holds its elements, or `rounds` them as an assignment does (local)."""
     if x.dtype.kind == "c" and dtype.kind != "c":
         raise errors.DTypeError(
