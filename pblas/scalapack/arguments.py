@@ -27,11 +27,11 @@ from pblas.vectors.matrix_vector import real_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.runtime.runtime import Runtime
 
 R = TypeVar("R")
-TYPES: dict[str, np.dtype[Any]] = {
+TYPES: dict[str, Dtype] = {
     letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)
 }
 TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", "zd")}
@@ -47,7 +47,7 @@ _FAR = 1 << 40  # greater than all positions
 _QUERY = -1  # size of a workspace (LWORK) in a call that only asks for the size
 
 
-def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+def checked_number(name: str, value: Any, dtype: Dtype) -> complex:
     """A scalar for matrices of a dtype, real if the dtype is real; ArgumentError for any other value (local)."""
     if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
         raise ArgumentError(f"{name} must be a number, got {value!r}")
@@ -101,7 +101,7 @@ class Call:
         letters = prefix[1:]
         self.opname: str = prefix + routine.name
         self.routine: Routine = routine
-        self.dtype: np.dtype[Any] = TYPES[letters]
+        self.dtype: Dtype = TYPES[letters]
         self._values = dict(zip(routine.arguments, values, strict=True))
         self._real = {*routine.real, *(("ALPHA",) if len(letters) > 1 else ())}
         self._own = {*_OWN, *(operand.name for operand in routine.operands)}
@@ -312,7 +312,7 @@ class Call:
         if self._values[name] is not None and self._check_integer(name, _QUERY, position, findings):
             self._values[name] = _QUERY if self._values[name] == _QUERY else None
 
-    def _dtype_of(self, name: str) -> np.dtype[Any]:
+    def _dtype_of(self, name: str) -> Dtype:
         """The dtype of a scalar or a matrix."""
         return real_of(self.dtype) if name in self._real or name == "ANORM" else self.dtype
 

@@ -21,7 +21,7 @@ from pblas.vectors.matrix_vector_run import absolute_values
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 
 def comm(ictxt: int, scope: str = "A") -> MPI.Intracomm:
@@ -193,9 +193,7 @@ def _part(opname: str, m: Any, n: Any, a: Any, lda: Any) -> Array:
     return _elements(opname, TYPES.get(opname[0]), ("A", a, 6), m, n, lda)
 
 
-def _elements(
-    opname: str, dtype: np.dtype[Any] | None, argument: tuple[str, Any, int], m: int, n: int, lda: int
-) -> Array:
+def _elements(opname: str, dtype: Dtype | None, argument: tuple[str, Any, int], m: int, n: int, lda: int) -> Array:
     """As `_part`, of an argument (name, value, position) of a dtype; None: of any integers."""
     name, a, position = argument
     fits = isinstance(a, np.ndarray) and (a.dtype.kind == "i" if dtype is None else a.dtype == dtype)

@@ -18,8 +18,7 @@ from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.runtime import Runtime
     from pblas.scalapack.routines import Operand
@@ -188,7 +187,7 @@ class _Transfer(Operation[None]):
     target: Placement
     order: Literal["F", "C"]
     trapezoid: Trapezoid | None
-    dtype: np.dtype[Any]
+    dtype: Dtype
 
     @property
     def result(self) -> None:
