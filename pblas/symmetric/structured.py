@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pblas import errors
-from pblas.backends.dtypes import ProductDtypes
+from pblas.backends.dtypes import Dtype, ProductDtypes
 from pblas.core import checks
 from pblas.core.call import call, planned, planned_without_context
 from pblas.core.operation import Bound, Executor, Operation
@@ -27,13 +27,12 @@ from pblas.symmetric.structured_run import RunRankUpdate, RunTriangleScaling, Ru
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
     from numpy.typing import DTypeLike
 
     from pblas.backends.host_ranks import HostRanks
 
 
-def check_update(opname: str, routine: str, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
+def check_update(opname: str, routine: str, trans: Trans, dtype: Dtype, alpha: Any, beta: Any) -> None:
     """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
     if dtype.kind != "c":
         return
@@ -147,7 +146,7 @@ class StructuredProduct(Operation[DistMatrix]):
     b: MatrixDescriptor | None
     c: MatrixDescriptor | None
     out: MatrixDescriptor | None  # descriptor of D as the call gives it, or None (global)
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
     overlap: bool  # let data move while ranks multiply (global)
     aliased: bool  # D is written over B (global)
@@ -222,7 +221,7 @@ class StructuredProduct(Operation[DistMatrix]):
         return self.b
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.d, self.dtype
 
     @property

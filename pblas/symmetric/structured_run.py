@@ -20,7 +20,7 @@ from pblas.symmetric.completion_run import meet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.rectangles import Rectangle
     from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
@@ -183,7 +183,7 @@ class RunTriangleScaling:
     workspace_nbytes = 0
     peers_read = False
 
-    def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], orders: Orders) -> None:
+    def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: Dtype, orders: Orders) -> None:
         self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)
         self._arrays = backend.arrays
         self._is_hermitian = plan.routine.startswith("he") and dtype.kind == "c"
