@@ -17,9 +17,7 @@ from pblas.tp.products import Caller, rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.tp.partitioning import Placed, Shape
 
     Step = tuple[Epilogue, Mapping[str, Any], Array, Array]
@@ -45,7 +43,7 @@ class Activation:
         epilogue: str | Epilogue | None,  # None, an expression, an Epilogue, or "swiglu" (global)
         bias: Array | None,  # one element for each of z's columns on this rank, or None (local)
         placed: Placed,  # descriptors and shapes of the layer's matrices; z has the shape of y (global)
-        dtype: np.dtype[Any],  # dtype of z and y (global)
+        dtype: Dtype,  # dtype of z and y (global)
         *,
         out: Array | None,  # the caller's array for y; None for a new array (local)
         aux: Array | None,  # array that receives z with the bias; None if the caller does not ask for it (local)

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.dtypes import E4M3, FLOAT8, ArrayT
+from pblas.backends.dtypes import E4M3, FLOAT8, ArrayT, Dtype
 from pblas.backends.interop import detached, empty
 from pblas.backends.local_step import LocalStep
 from pblas.epilogues import Epilogue
@@ -19,7 +19,6 @@ from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, local_shard
 from pblas.tp.products import Caller
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import DTypeLike
 
     from pblas.context import Context
@@ -252,7 +251,7 @@ class Linear:
         }
         return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in operands.items()})
 
-    def _zeros(self, m: int, n: int, like: Any, dtype: np.dtype[Any] | None = None) -> Any:
+    def _zeros(self, m: int, n: int, like: Any, dtype: Dtype | None = None) -> Any:
         """An m x n array of zeros, of the library of `like`, and of its dtype if that is None (local)."""
         backend, x = self._ctx.runtime.backend, empty((m, n), like, dtype)
         x = backend.new((m, n), dtype or backend.as_array(like).dtype) if x is None else x

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8, RESULTS, Array, ProductDtypes, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, RESULTS, Array, Dtype, ProductDtypes, accumulator_dtype
 from pblas.backends.interop import Target, current_stream, has_memory, is_view, library_of, new_target
 from pblas.backends.local_step import LocalStep
 from pblas.backends.push_engine import is_array
@@ -101,7 +101,7 @@ class _Form(Kept):
         caller: Caller,
         operands: Mapping[Matrix, Array],
         options: Options,
-        given: np.dtype[Any] | None,
+        given: Dtype | None,
         *,
         stored: bool,
     ) -> None:
@@ -117,7 +117,7 @@ class _Form(Kept):
             (axis, checked_int(opname, WORDS[axis], n, 0)) for axis, n in options.lengths.items() if n is not None
         )
         shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
-        self.dtype: np.dtype[Any] = _result_dtype(opname, x, others[0][1], options, given) if stored else x.dtype
+        self.dtype: Dtype = _result_dtype(opname, x, others[0][1], options, given) if stored else x.dtype
         """The dtype of results (global)."""
         self.has_8_bits: bool = x.dtype in FLOAT8  # whether elements of the operands have 8 bits (global)
         self.sizes: Mapping[str, int] = checked_sizes(caller.layer, shapes, caller.batch, known, rank, nprocs)
@@ -430,7 +430,7 @@ def rows(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
-def _result_dtype(opname: str, x: Array, w: Array, options: Options, given: np.dtype[Any] | None) -> np.dtype[Any]:
+def _result_dtype(opname: str, x: Array, w: Array, options: Options, given: Dtype | None) -> Dtype:
     """The dtype of y: that of the caller's array, which is `given`, else out_dtype, else the default for x."""
     asked = None
     if options.out_dtype is not None:
