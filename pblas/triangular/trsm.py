@@ -32,7 +32,7 @@ from pblas.vectors.checks import VectorOperand, checked_vector
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Array, Scalar, Table, Vector
+    from pblas.backends.dtypes import Array, Dtype, Scalar, Table, Vector
     from pblas.backends.host_ranks import HostRanks
     from pblas.simulation.hardware import Topology
 
@@ -53,7 +53,7 @@ class TriangularSolve(Operation[DistMatrix]):
     a: MatrixDescriptor  # descriptor of A; `b` and `x` are those of B and X (global)
     b: MatrixDescriptor
     x: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
     reads: bool  # whether alpha is not 0 (global)
 
@@ -118,7 +118,7 @@ class TriangularSolve(Operation[DistMatrix]):
         return operation
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.x, self.dtype
 
     def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
