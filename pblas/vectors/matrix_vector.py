@@ -28,7 +28,7 @@ from pblas.vectors.matrix_vector_run import LocalProduct, absolute_values, multi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array, Scalar
+    from pblas.backends.dtypes import Array, Dtype, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
     from pblas.simulation.hardware import Topology
@@ -280,7 +280,7 @@ class MatrixVector(Operation[Any]):
     part: Part  # the part of A that is read (global)
     unit: bool  # whether the diagonal of a triangular A is 1 (global)
     matrix: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: bool  # whether A is a conjugated view (global)
     x: VectorKind  # the vector (global)
     y: VectorKind | None  # the vector that is added; None for none (global)
@@ -337,12 +337,12 @@ class MatrixVector(Operation[Any]):
         return self.matrix if self.trans == "N" else self.matrix.T
 
     @property
-    def result_dtype(self) -> np.dtype[Any]:
+    def result_dtype(self) -> Dtype:
         """The dtype of the result (global)."""
         return real_of(self.dtype) if self.absolute else self.dtype
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]] | None:
+    def result(self) -> tuple[MatrixDescriptor, Dtype] | None:
         target = self.target
         return None if target is None or target.column is None else (target.column, self.result_dtype)
 
@@ -520,7 +520,7 @@ def checked_matrix(opname: str, a: Any, runtime: Runtime, *, square: bool) -> Di
     return matrix
 
 
-def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def real_of(dtype: Dtype) -> Dtype:
     """The dtype of absolute values."""
     return np.dtype(dtype.type(0).real.dtype) if dtype.kind == "c" else dtype
 

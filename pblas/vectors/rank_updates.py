@@ -22,7 +22,7 @@ from pblas.vectors.matrix_vector_plan import LocalPlan
 from pblas.vectors.matrix_vector_run import LocalUpdate, update
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Real, Scalar
+    from pblas.backends.dtypes import Array, Dtype, Real, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.simulation.hardware import Topology
@@ -142,7 +142,7 @@ class RankUpdate(Operation[DistMatrix]):
     name: str  # of the routine (global)
     part: Part  # the part of A that is updated (global)
     matrix: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     x: VectorKind  # the first vector (global)
     y: VectorKind | None  # the second vector; None if there is one only (global)
     reads: bool  # whether alpha is not 0 (global)
@@ -175,7 +175,7 @@ class RankUpdate(Operation[DistMatrix]):
         return (self.x,) if self.y is None else (self.x, self.y)
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.matrix, self.dtype
 
     @property
