@@ -36,7 +36,7 @@ class Analysis(NamedTuple):
 
 
 def checked_operands(
-    opname: str, expression: Any, operands: Mapping[str, Any], runtime: Runtime | None
+    opname: str, expression: object, operands: Mapping[str, object], runtime: Runtime | None
 ) -> dict[str, Any]:
     """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local)."""
     _check_names(opname, expression, operands)
@@ -46,7 +46,7 @@ def checked_operands(
     return checked
 
 
-def is_number(z: Any) -> bool:
+def is_number(z: object) -> bool:
     """Whether an operand is a number, not a matrix or an array."""
     return isinstance(z, _NUMBERS)
 
@@ -218,7 +218,7 @@ def _names(opname: str, expression: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.name for node in nodes(_parsed(opname, expression)) if isinstance(node, Name)))
 
 
-def _check_names(opname: str, expression: Any, operands: Mapping[str, Any]) -> None:
+def _check_names(opname: str, expression: object, operands: Mapping[str, object]) -> None:
     """Raise ArgumentError if the names in an expression are not those of the operands."""
     if not isinstance(expression, str):
         kind = type(expression).__name__
@@ -236,7 +236,7 @@ def _check_names(opname: str, expression: Any, operands: Mapping[str, Any]) -> N
             raise errors.ArgumentError(f"{opname}: {expression!r} does not use the operand {name}; leave it out")
 
 
-def _checked_operand(opname: str, name: str, z: Any, runtime: Runtime | None) -> Any:
+def _checked_operand(opname: str, name: str, z: object, runtime: Runtime | None) -> Any:
     """An operand: a number, a matrix or descriptor, or an array of two dimensions (local)."""
     if isinstance(z, DistMatrix) and runtime is not None:
         return z

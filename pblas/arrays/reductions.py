@@ -127,8 +127,8 @@ class Reduction(Reduced):
         name: str,
         a: DistMatrix,
         axis: Any = None,
-        keepdims: Any = False,
-        ord: Any = None,  # noqa: A002 - NumPy's name
+        keepdims: object = False,
+        ord: object = None,  # noqa: A002 - NumPy's name
     ) -> Bound[Any]:
         a.computed(opname)
         is_axis = isinstance(axis, int | np.integer) and not isinstance(axis, bool) and -2 <= axis < 2
@@ -218,7 +218,7 @@ class ProductWithArray(Reduced):
     conjugated: bool  # whether A is a conjugated view (global)
 
     @classmethod
-    def bind(cls, opname: str, runtime: Runtime, a: DistMatrix, vector: Any) -> Bound[Any]:
+    def bind(cls, opname: str, runtime: Runtime, a: DistMatrix, vector: object) -> Bound[Any]:
         v = runtime.backend.reading(checked_array(opname, "the vector", vector, runtime))
         if v.shape != (a.shape[1],):
             raise errors.DescriptorError(
@@ -240,7 +240,7 @@ class ProductWithArray(Reduced):
         return results.astype(self.dtype, copy=False)
 
 
-def reduction(a: DistMatrix, opname: str, axis: Any, keepdims: Any) -> Any:
+def reduction(a: DistMatrix, opname: str, axis: object, keepdims: object) -> Any:
     """**Collective.** The value of `DistMatrix.sum`, `mean`, `max`, `min`, `argmax` or `argmin`, by name."""
     return call(opname, Reduction.bind, {"A": a}, opname, a, axis, keepdims)
 
@@ -256,12 +256,12 @@ def diagonal(a: DistMatrix) -> Array:
     return elements
 
 
-def norm(a: DistMatrix, ord: Any, axis: Any, keepdims: Any) -> Any:  # noqa: A002 - NumPy's name
+def norm(a: DistMatrix, ord: object, axis: object, keepdims: object) -> Any:  # noqa: A002 - NumPy's name
     """**Collective.** A norm of the matrix, or of its columns or rows; see `DistMatrix.norm`."""
     return call("norm", Reduction.bind, {"A": a}, "norm", a, axis, keepdims, ord)
 
 
-def product_with_vector(a: DistMatrix, vector: Any) -> Array:
+def product_with_vector(a: DistMatrix, vector: object) -> Array:
     """**Collective.** A v, for a vector that all ranks have; see `DistMatrix.__matmul__`."""
     product: Array = call("matmul", ProductWithArray.bind, {"A": a}, a, vector)
     return product
@@ -332,7 +332,7 @@ def _check_extreme(opname: str, a: DistMatrix, axis: Axis) -> None:
         )
 
 
-def _checked_ord(ord: Any) -> str:  # noqa: A002 - NumPy's name
+def _checked_ord(ord: object) -> str:  # noqa: A002 - NumPy's name
     """The name of a norm: "fro", "1", "inf" or "max"."""
     if isinstance(ord, str) and ord in ("fro", "inf", "max"):
         return ord
