@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.layout import Kind, Named
-from pblas.cli.output import SIMPLE_HEAD, Console, Table, add_command, dtype, make_progress, size
+from pblas.cli.output import SIMPLE_HEAD, Commands, Console, Table, add_command, dtype, make_progress, size
 from pblas.config import bytes_text
 from pblas.errors import BackendError, DescriptorError, FileFormatError
 from pblas.plans.base import ranks_text
@@ -84,7 +84,7 @@ class Result:
     numpy_seconds: float
 
 
-def add_parser(commands: Any, rank: int) -> None:
+def add_parser(commands: Commands, rank: int) -> None:
     parser = add_command(commands, "demo", rank, run, "Multiply with each plan and check the results.", _DETAILS)
     parser.add_argument("--m", type=size, default=2048, help="rows of A and D (%(default)s)")
     parser.add_argument("--n", type=size, default=2048, help="columns of B and D (%(default)s)")
