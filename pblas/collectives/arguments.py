@@ -50,7 +50,7 @@ def is_writeable(x: Any) -> bool:
     return getattr(x.flags, "writeable", True)
 
 
-def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
+def backends_array(backend: HostRanks, what: str, value: object) -> Array:
     """A caller's array as one of the backend's, on the same memory (local)."""
     try:
         return backend.as_array(value)
@@ -60,7 +60,7 @@ def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
         raise errors.ArgumentError(f"{what} is no array: {caught}") from None
 
 
-def array_remedy(name: str, value: Any) -> str:
+def array_remedy(name: str, value: object) -> str:
     """The end of a message about an argument that is not an array: how to pass one.
 
     >>> array_remedy("x", [1.0]), array_remedy("x", None)
@@ -81,7 +81,7 @@ def bounds_of(counts: Sequence[int], row: int) -> tuple[int, ...]:
 class Arguments(ABC):
     """Arguments that all collectives share; a wrong one raises on this rank only."""
 
-    def __init__(self, name: str, runtime: Runtime, x: Any, out: Any) -> None:
+    def __init__(self, name: str, runtime: Runtime, x: object, out: object) -> None:
         self.name: str = name
         self.runtime: Runtime = runtime
         self.x: Array = self._array("x", x)
@@ -99,7 +99,7 @@ class Arguments(ABC):
         if not is_writeable(self.out):
             raise errors.ArgumentError(f"{name}: out is read-only; give it memory that can be written")
 
-    def _array(self, name: str, value: Any) -> Array:
+    def _array(self, name: str, value: object) -> Array:
         if type(value) is np.ndarray and not self.runtime.backend.gpus:  # the most frequent case
             return value
         if isinstance(value, DistMatrix):
@@ -112,7 +112,7 @@ class Arguments(ABC):
             raise errors.ArgumentError(f"{self.name}: {name} must be {kind}, got {type(value).__name__}; {remedy}")
         return array
 
-    def as_array(self, name: str, value: Any) -> Array | None:
+    def as_array(self, name: str, value: object) -> Array | None:
         """The value as an array in this context's memory (host or GPU); None if it is not one (local)."""
         backend = self.runtime.backend
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
@@ -173,7 +173,7 @@ class Arguments(ABC):
 class GatherArguments(Arguments):
     """Arguments of an all-gather."""
 
-    def __init__(self, runtime: Runtime, x: Any, out: Any, counts: Any = None) -> None:
+    def __init__(self, runtime: Runtime, x: object, out: object, counts: object = None) -> None:
         super().__init__("allgather", runtime, x, out)
         if not self.x.ndim:
             raise errors.ArgumentError("allgather: x has no axis along which to gather; use x.reshape(1)")
@@ -308,7 +308,7 @@ class ReduceForm(Kept):
 class ReduceArguments(Arguments):
     """Checked arguments of an all-reduce or a reduce-scatter; the latter has `counts`, the rows that each rank gets."""
 
-    def __init__(self, name: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
+    def __init__(self, name: str, runtime: Runtime, x: object, out: object, options: Reduction) -> None:
         super().__init__(name, runtime, x, out)
         op, epilogue, algorithm, counts = options
         if not isinstance(op, str) or op not in OPERATIONS:
@@ -390,7 +390,7 @@ class ReduceArguments(Arguments):
         wide = accumulator_dtype(self.dtype)
         return Pointwise(self.epilogue.expression, operands, wide, base, length, by_columns=by_columns)
 
-    def _counts(self, counts: Any) -> tuple[int, ...]:
+    def _counts(self, counts: object) -> tuple[int, ...]:
         """The rows of x that each rank gets."""
         shape = self.x.shape
         if not shape:
@@ -404,7 +404,7 @@ class ReduceArguments(Arguments):
         start = sum(counts[: self.runtime.rank])
         return self.x[start : start + counts[self.runtime.rank]]
 
-    def _epilogue(self, value: Any) -> Any:
+    def _epilogue(self, value: object) -> Any:
         if callable(value) and not isinstance(value, Epilogue):
             if self.runtime.backend.gpus:
                 raise errors.ArgumentError(
@@ -436,7 +436,7 @@ class ReduceArguments(Arguments):
         return operands
 
     def _checked_array(
-        self, what: str, value: Any, array: Array | None, kinds: tuple[str, ...], *, written: bool
+        self, what: str, value: object, array: Array | None, kinds: tuple[str, ...], *, written: bool
     ) -> Array:
         full = self.place.shape
         shapes = [shape for kind, shape in (("row", full[-1:]), ("full", full)) if kind in kinds]

@@ -25,7 +25,7 @@ class Pointwise:
         self,
         expression: str,  # a valid one (global)
         # numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line (global)
-        operands: Mapping[str, Any],
+        operands: Mapping[str, object],
         wide: Dtype,  # dtype of the sums (global)
         base: int,  # number of its first element (local)
         length: int = 1,  # elements of a line (local)
