@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pblas.core.options import MatrixOrArray
 
 
-def runtime_of(opname: str, a: Any) -> Runtime:
+def runtime_of(opname: str, a: object) -> Runtime:
     """The runtime of a matrix; ArgumentError for any other value, see `fail_without_context` (local)."""
     if not isinstance(a, DistMatrix):
         fail_without_context(opname, not_a_matrix(opname, "a", a))
     return a.runtime
 
 
-def check_matrix(opname: str, name: str, x: Any, runtime: Runtime, dtype: Dtype | None = None) -> None:
+def check_matrix(opname: str, name: str, x: object, runtime: Runtime, dtype: Dtype | None = None) -> None:
     """Check an operand: a matrix of this context, of 32 bits at least (local)."""
     if not isinstance(x, DistMatrix):
         raise not_a_matrix(opname, name.lower(), x)
@@ -39,7 +39,7 @@ def check_matrix(opname: str, name: str, x: Any, runtime: Runtime, dtype: Dtype 
         )
 
 
-def check_dtype(opname: str, name: str, dtype: Any) -> Dtype:
+def check_dtype(opname: str, name: str, dtype: object) -> Dtype:
     """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
     checked = checked_dtype(opname, dtype)
     if checked.itemsize < np.dtype(np.float32).itemsize:
@@ -50,7 +50,7 @@ def check_dtype(opname: str, name: str, dtype: Any) -> Dtype:
     return checked
 
 
-def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: object, *, gpus: bool) -> None:
     """Raise an error for an algorithm that is unknown or does not fit, or a matrix that cannot be factored so."""
     known = get_args(QrAlgorithm if kind == "qr" else FactorizationAlgorithm)
     if algorithm not in known:
@@ -67,7 +67,7 @@ def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: 
         )
 
 
-def check_not_given_up(opname: str, a: DistMatrix, b: DistMatrix | Array, overwrite_a: Any) -> None:
+def check_not_given_up(opname: str, a: DistMatrix, b: DistMatrix | Array, overwrite_a: object) -> None:
     """Raise ArgumentError if B is in memory of A, which overwrite_a=True gives up (local)."""
     if not overwrite_a or not isinstance(b, DistMatrix):
         return

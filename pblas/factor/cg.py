@@ -80,7 +80,7 @@ class CgArguments:
         }
 
 
-def check_product(opname: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
+def check_product(opname: str, name: str, q: object, x: DistMatrix) -> DistMatrix:
     """The value of a user's function: a matrix of the shape and dtype of its argument (local)."""
     if not isinstance(q, DistMatrix):
         raise errors.ArgumentError(f"{opname}: {name} must return a DistMatrix, got {type(q).__name__}")
@@ -109,7 +109,7 @@ def _check_operator(opname: str, name: str, x: DistMatrix, runtime: Runtime, n: 
         )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 

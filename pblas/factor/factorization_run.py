@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pblas.factor.factorization_plan import columns_from
 from pblas.factor.panel_broadcast import PanelBroadcast, PanelRows
@@ -106,7 +106,7 @@ class RunFactorization(ABC):
             self._backend.wait(transfer.done, "sending headers of panels")
         self._headers_sent = []
 
-    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: Any) -> None:
+    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: object) -> None:
         """Update panel k + 1, local columns j0..j1-1, after the trailing update `updated` of step k - 1; factor it."""
         assert panel is not None, "the rank has columns after panel k"
         with self._arrays.on_side_lane(_FACTOR, "factor"):

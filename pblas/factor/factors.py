@@ -172,7 +172,7 @@ class Factor(FactoredMatrix, ABC):
     def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         """The triangular solves that give op(A)^-1 B, in order (global)."""
 
-    def _solved(self, b: MatrixOrArray, trans: Any, progress: ProgressTarget) -> MatrixOrArray:
+    def _solved(self, b: MatrixOrArray, trans: object, progress: ProgressTarget) -> MatrixOrArray:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
         opname, runtime = "solve", self._runtime
         with runtime.call(opname), Progress(opname, runtime, progress) as reports:
@@ -303,7 +303,7 @@ class CholeskyFactor(Factor):
 class LuFactor(Factor):
     """P A = L U with partial pivoting; made by `lu_factor`."""
 
-    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
+    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: object = None) -> None:
         super().__init__(factored, desc)
         self._norm = norm
 

@@ -131,7 +131,7 @@ class QrFactor(FactoredMatrix):
         """**Collective.** A matrix whose upper triangle is R, inside another call; m >= n."""
         return self._w[: self.shape[1], :]
 
-    def _count(self, opname: str, mode: Any) -> int:
+    def _count(self, opname: str, mode: object) -> int:
         """**Collective.** The columns of Q and rows of R for a mode, after checks."""
         with self._runtime.local_step(opname):
             self._w.stored(opname)
