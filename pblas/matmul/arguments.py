@@ -309,7 +309,7 @@ def _other(dtype: Dtype, first: Dtype) -> str:
     return "" if dtype == first else dtype.name
 
 
-def checked_wire(opname: str, wire_dtype: Any, dtype: Dtype) -> Dtype:
+def checked_wire(opname: str, wire_dtype: object, dtype: Dtype) -> Dtype:
     """The dtype in which partial products travel: `wire_dtype`, or by default that of the matrices.
 
     >>> checked_wire("pmatmul", "float32", np.dtype("float16"))

@@ -316,7 +316,7 @@ class Reduction:
         """Whether `source` forms its partial product in the owner's accumulator: the first, if nothing is rounded."""
         return self._wire == self._total and self._first[owner] == source
 
-    def _array(self, block: Any, peer: int, owner: int, dtype: Dtype, offset: int = 0) -> Array:
+    def _array(self, block: object, peer: int, owner: int, dtype: Dtype, offset: int = 0) -> Array:
         """A block of rank `peer` as the shard of D that `owner` owns."""
         return self._backend.peer_block(block, peer, offset, self._shapes[owner], dtype, self._order)
 

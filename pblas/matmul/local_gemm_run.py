@@ -58,7 +58,7 @@ class RunScaling:
 class RunLocalGemm(RunScaling):
     """Runs a LocalGemm plan on one rank."""
 
-    def __init__(self, plan: ProductPlan, backend: Any, dtypes: ProductDtypes, *unused: Any) -> None:
+    def __init__(self, plan: ProductPlan, backend: Any, dtypes: ProductDtypes, *unused: object) -> None:
         super().__init__(backend)
         self._total = dtypes.total
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)

@@ -142,7 +142,7 @@ class Product(Operation[DistMatrix]):
         return self.operands(runtime, a, b, bound.old, result, scalars["alpha"], scalars["beta"], bound.local)
 
     def finish(
-        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: object, bound: Bound[DistMatrix], result: DistMatrix
     ) -> DistMatrix:
         self.complete(runtime, result, bound.local)
         return result
@@ -234,7 +234,7 @@ def _factors(
     return alpha, (later[0], later[1])
 
 
-def numbers(operands: Mapping[str, Any] | None) -> dict[str, Any]:
+def numbers(operands: Mapping[str, object] | None) -> dict[str, Any]:
     """The epilogue's operands that are numbers, by the names under which the ranks compare them (global)."""
     return {f"epilogue's {name}": z for name, z in sorted((operands or {}).items()) if not is_array(z)}
 
@@ -364,7 +364,7 @@ class PlannedMatmul(Planned[DistMatrix]):
 
     # Also for the push transport
 
-    def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
+    def _extra(self, runtime: Runtime, operands: Mapping[str, object] | None, out: DistMatrix | None) -> Any:
         """The epilogue's operands on this rank, checked; None without an epilogue (local)."""
         if self._epilogue is not None:
             return self._epilogue.operands("execute", runtime, operands, None if out is None else out.stored("execute"))
@@ -383,7 +383,7 @@ class PlannedMatmul(Planned[DistMatrix]):
             return self._scales.replaced("execute", runtime, *scales)
         return self._scales if scales is None else scales
 
-    def _with_scale(self, operands: Mapping[str, Any] | None, scales: Scales | None) -> Any:
+    def _with_scale(self, operands: Mapping[str, object] | None, scales: Scales | None) -> Any:
         """The operands of an execution's epilogue, with the scale of D, by which the epilogue ends (local)."""
         if scales is None or scales.d is None or isinstance(operands, CheckedOperands):
             return operands
@@ -408,7 +408,7 @@ def executor(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Ord
     return runner
 
 
-def pushed(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
+def pushed(plan: ProductPlan, backend: object, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
     """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine."""
     from pblas.matmul.push.allgather_gemm_run import RunPushGather
     from pblas.matmul.push.base_run import RunLocal

@@ -159,7 +159,7 @@ class PushedMatmul(PlannedMatmul):
         return d
 
     def _check(
-        self, runtime: Runtime, key: Any, execution: Execution, d: DistMatrix, extra: Any
+        self, runtime: Runtime, key: object, execution: Execution, d: DistMatrix, extra: Any
     ) -> tuple[Any, list[Any]]:
         """Check the matrices of an execution, and enter them into the table of known sets (local)."""
         runtime.check_open("execute")

@@ -44,7 +44,7 @@ class Replication(Operation[DistMatrix]):
     conjugated: bool
 
     @classmethod
-    def bind(cls, opname: str, runtime: Runtime, like: DistMatrix, array: Any) -> Bound[DistMatrix]:
+    def bind(cls, opname: str, runtime: Runtime, like: DistMatrix, array: object) -> Bound[DistMatrix]:
         """The arguments, checked on this rank; the new matrix gets the dtype of `like`."""
         elements = checked_array(opname, "the array", array, runtime)
         if elements.ndim != 2:
@@ -92,6 +92,6 @@ class RunReplication(Exchanging):
         self._backend.copy(*x)
 
 
-def replicated_matrix(opname: str, like: DistMatrix, array: Any) -> DistMatrix:
+def replicated_matrix(opname: str, like: DistMatrix, array: object) -> DistMatrix:
     """**Collective.** A replicated matrix of the dtype of `like`, from an array that all ranks have."""
     return call(opname, Replication.bind, {"A": like}, like, array)
