@@ -224,7 +224,7 @@ class Constructors(Creation):
             exchange(runtime, *((source, target) if axis == 0 else (source.T, target.T)), lengths, split)
         return DistMatrix(desc, local, runtime)
 
-    def _filled(self, opname: str, desc: Layout, value: Any, dtype: DTypeLike | None) -> DistMatrix:
+    def _filled(self, opname: str, desc: Layout, value: object, dtype: DTypeLike | None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal."""
         if dtype is None:
             own = getattr(value, "dtype", None)

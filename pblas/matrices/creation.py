@@ -77,7 +77,9 @@ class Creation:
         """
         return self._distributed("from_global", array, desc, root, dtype)
 
-    def _distributed(self, opname: str, array: Any, desc: Any, root: int | None, dtype: DTypeLike | None) -> DistMatrix:
+    def _distributed(
+        self, opname: str, array: object, desc: object, root: int | None, dtype: DTypeLike | None
+    ) -> DistMatrix:
         """**Collective.** `from_global`, under the name of the call that the user made."""
         by_function, backend = callable(array), self.runtime.backend
         has_array = not by_function and (root is None or root == self.runtime.rank)
@@ -120,7 +122,7 @@ class Creation:
                         transfer.scatter(self.runtime, source, desc, part, root)
         return DistMatrix(desc, local, self.runtime)
 
-    def _shape_of(self, opname: str, array: Any, root: int | None) -> tuple[int, int]:
+    def _shape_of(self, opname: str, array: object, root: int | None) -> tuple[int, int]:
         """**Collective.** The shape of the array of `root`, or of all ranks."""
         shape = -1, -1
         with self.runtime.local_step(opname):
@@ -371,7 +373,7 @@ class Creation:
                 raise errors.ArgumentError(text) from caught
         self.runtime.agree(step, {})
 
-    def _checked_matrix(self, opname: str, array: Any) -> Array:
+    def _checked_matrix(self, opname: str, array: object) -> Array:
         """An array of two dimensions, in host or GPU memory."""
         if isinstance(array, DistMatrix):
             raise errors.ArgumentError(f"{opname}: expected an array, got a DistMatrix; A.to_global() collects it")
@@ -406,7 +408,7 @@ class Creation:
             if backend.address(part) % part.dtype.alignment:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
-    def _checked_desc(self, opname: str, desc: Any) -> MatrixDescriptor:
+    def _checked_desc(self, opname: str, desc: object) -> MatrixDescriptor:
         """A descriptor that a new matrix of this context can have; the default one for a shape (m, n)."""
         if isinstance(desc, tuple | list) and len(desc) == 2:
             m, n = desc
@@ -420,7 +422,7 @@ class Creation:
         return desc
 
 
-def _checked_seed(seed: Any) -> int:
+def _checked_seed(seed: object) -> int:
     """The seed as an int."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise errors.ArgumentError(f"random: seed must be an integer, got {seed!r}")

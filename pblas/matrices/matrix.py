@@ -196,7 +196,7 @@ class DistMatrix(Operators):
         part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
         return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conjugated)
 
-    def _element(self, key: Any) -> float | complex:
+    def _element(self, key: object) -> float | complex:
         """**Collective.** A[i, j] as a Python number, on all ranks; the key is two integers."""
         opname, runtime = "DistMatrix[i, j]", self.runtime
         value: Any = None
@@ -309,14 +309,14 @@ class DistMatrix(Operators):
         """Drop the reference to the memory, which the context is about to free (local)."""
         self._local = self._key = None
 
-    def _refuse_conversion(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse_conversion(self, *_: object, **__: object) -> NoReturn:
         """Refuse the conversion to an array: each rank holds a part of the matrix only."""
         raise errors.ArgumentError(
             "a DistMatrix is distributed and cannot be converted to an array: A.to_global() collects it, A.local is "
             "this rank's part"
         )
 
-    def _numpy_function(self, function: Any, *_: Any) -> object:
+    def _numpy_function(self, function: Any, *_: object) -> object:
         """Refuse NumPy's functions, except those of the shape and the dtype: they would convert the matrix."""
         name, module = function.__name__, function.__module__
         if name in ("shape", "ndim", "size"):
