@@ -52,11 +52,11 @@ class Redistribution(Operation[DistMatrix]):
         a: Any,
         desc: Any = None,
         out: Any = None,
-        trans: Any = "N",
+        trans: object = "N",
         alpha: Any = 1.0,
         beta: Any = 0.0,
-        uplo: Any = None,
-        diagonal: Any = 0,
+        uplo: object = None,
+        diagonal: object = 0,
         dtype: DTypeLike | None = None,
     ) -> Bound[DistMatrix]:
         trans = checks.checked_trans(opname, "trans", trans)
