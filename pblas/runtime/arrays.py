@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 
-def checked_array(opname: str, name: str, value: Any, runtime: Runtime) -> Array:
+def checked_array(opname: str, name: str, value: object, runtime: Runtime) -> Array:
     """An array of numbers, or a number, as an array in the memory of the backend or of the host (local)."""
     if hasattr(value, "toarray"):  # SciPy's and CuPy's sparse matrices
         raise errors.ArgumentError(
