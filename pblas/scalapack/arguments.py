@@ -47,7 +47,7 @@ _FAR = 1 << 40  # greater than all positions
 _QUERY = -1  # size of a workspace (LWORK) in a call that only asks for the size
 
 
-def checked_number(name: str, value: Any, dtype: Dtype) -> complex:
+def checked_number(name: str, value: object, dtype: Dtype) -> complex:
     """A scalar for matrices of a dtype, real if the dtype is real; ArgumentError for any other value (local)."""
     if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
         raise ArgumentError(f"{name} must be a number, got {value!r}")
@@ -514,7 +514,7 @@ def of_types(
 
 
 @contextmanager
-def unchecked(routine: Routine, prefix: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+def unchecked(routine: Routine, prefix: str, *values: object) -> Iterator[tuple[Any, ...]]:
     """The name of a routine that checks its arguments itself, and the arguments (local)."""
     yield prefix + routine.name, *values
 

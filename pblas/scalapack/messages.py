@@ -54,7 +54,7 @@ def barrier(ictxt: int, scope: str = "A") -> None:
     _comm("barrier", ictxt, scope).Barrier()
 
 
-def _comm(opname: str, ictxt: Any, scope: Any) -> MPI.Intracomm:
+def _comm(opname: str, ictxt: object, scope: object) -> MPI.Intracomm:
     """**Collective** over the scope, when called first. The communicator of a scope."""
     grid = find(ictxt)
     if grid is None:
@@ -137,9 +137,9 @@ def xgam2d(call: tuple[Any, ...]) -> None:
 
 def _combine(
     opname: str,
-    ictxt: Any,
+    ictxt: object,
     scope: Any,
-    matrix: Sequence[Any],
+    matrix: Sequence[object],
     destination: Sequence[int],
     combine: Callable[[list[Array]], Array],
 ) -> bool:

@@ -63,7 +63,7 @@ class TiedVector:
         desc = self.part.desc.submatrix(*self.part.bounds)
         return index_of(desc.global_ranges(self.grid.runtime.rank)[self.axis])
 
-    def check(self, name: str, array: Any, dtypes: tuple[str, ...], *, written: bool) -> None:
+    def check(self, name: str, array: object, dtypes: tuple[str, ...], *, written: bool) -> None:
         """Raise ArgumentError unless an array has room for this process's part (local)."""
         size = self._slice.stop
         if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.name not in dtypes or len(array) < size:
