@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
 
 
-def check_update(opname: str, routine: str, trans: Trans, dtype: Dtype, alpha: Any, beta: Any) -> None:
+def check_update(opname: str, routine: str, trans: Trans, dtype: Dtype, alpha: object, beta: object) -> None:
     """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
     if dtype.kind != "c":
         return
@@ -260,7 +260,7 @@ class StructuredProduct(Operation[DistMatrix]):
             Orders(left.T.order, d.T.order, right.T.order) if transposed else Orders(right.order, d.order, left.order)
         )
 
-    def flips(self, executor: Any) -> bool:
+    def flips(self, executor: object) -> bool:
         """Whether the executor forms D^T."""
         return False
 
@@ -351,7 +351,7 @@ class SymmetricMultiplication(StructuredProduct):
         inner = executor(plan.inner, backend, dtypes, orders)
         return RunCompleted(Completion(backend, place, structure, self.dtype, order), inner, is_left=plan.is_left)
 
-    def flips(self, executor: Any) -> bool:
+    def flips(self, executor: object) -> bool:
         return isinstance(executor, RunCompleted) and executor.is_left == (self.side == "R")
 
 
@@ -363,7 +363,7 @@ class TriangularMultiplication(StructuredProduct):
     may_overlap: ClassVar[bool] = True  # D may be B: `parts` checks
 
     @classmethod
-    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[Any, ...]:
         return (*form[:-2], bool(form[-2] or fact), form[-1])
 
     def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
@@ -390,7 +390,7 @@ class TriangularMultiplication(StructuredProduct):
         orders = self.orders(transposed=plan.transposed)
         return RunTriangularProduct(plan, backend, ProductDtypes.of(self.dtype), orders)
 
-    def flips(self, executor: Any) -> bool:
+    def flips(self, executor: object) -> bool:
         return self.side == "R"
 
 
@@ -400,7 +400,7 @@ class PlannedStructured(Planned[DistMatrix]):
     kind: ClassVar[type[StructuredProduct]]  # class of the operation (global)
     operation: StructuredProduct
 
-    def _bound(self, a: Any, b: Any, c: Any, out: Any) -> Bound[DistMatrix]:
+    def _bound(self, a: object, b: object, c: Any, out: Any) -> Bound[DistMatrix]:
         runtime, operation, scalars = self._runtime, self.operation, self.bound.scalars
         assert runtime is not None, "it runs"
         reads = {"A": a} if operation.b is None else {"A": a, "B": b}

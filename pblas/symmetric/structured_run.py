@@ -44,7 +44,7 @@ class _Term(RunSummaC):
         self.blocks: Array | None = None
         self.first = True
 
-    def _new_partials(self, *unused: Any) -> None:
+    def _new_partials(self, *unused: object) -> None:
         """None: the update has them."""
 
     def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
@@ -305,5 +305,5 @@ def _is_by_columns(x: Array) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1])
 
 
-def _flip(order: Any) -> Any:
+def _flip(order: object) -> Any:
     return "C" if order == "F" else "F"
