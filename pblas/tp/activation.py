@@ -155,7 +155,7 @@ class ActivationGradient:
         ArgumentError, DTypeError: an epilogue without a known gradient, or arrays that do not fit together.
     """
 
-    def __init__(self, caller: Caller, epilogue: str | Epilogue | None, dy: Any, aux: Any) -> None:
+    def __init__(self, caller: Caller, epilogue: str | Epilogue | None, dy: Any, aux: object) -> None:
         self._caller, self._epilogue = caller, epilogue
         self.dz: Array = dy
         """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
@@ -203,6 +203,6 @@ def _name_of(epilogue: str | Epilogue | None) -> str | None:
     return _DIFFERENTIABLE.get(parsed.expression) if isinstance(parsed, Epilogue) else None
 
 
-def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
+def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, object], x: Array, out: Array) -> None:
     """out := epilogue(x), after earlier work on the caller's stream (local)."""
     caller.runtime.backend.arrays.finish(epilogue, x, operands, out, caller.stream)
