@@ -372,7 +372,7 @@ def trsv(
         return out if out is not None else result.T if is_row else result
 
 
-def _checked_vector(opname: str, runtime: Runtime, a: Any, x: Any, out: Any) -> VectorOperand:
+def _checked_vector(opname: str, runtime: Runtime, a: Any, x: Any, out: object) -> VectorOperand:
     """The right-hand side (local)."""
     checks.check_matrix(opname, "a", a, runtime)
     vector = checked_vector(opname, "x", x, runtime, a.dtype)
@@ -394,14 +394,14 @@ _TRANS = {0: "N", 1: "T", 2: "C"}  # SciPy's numbers of op
 
 @overload
 def solve_triangular(
-    a: DistMatrix, b: Vector, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+    a: DistMatrix, b: Vector, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
 ) -> Vector: ...
 @overload
 def solve_triangular(
-    a: DistMatrix, b: DistMatrix | Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+    a: DistMatrix, b: DistMatrix | Table, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
 ) -> DistMatrix: ...
 def solve_triangular(
-    a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+    a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
 ) -> DistMatrix | Array:
     """**Collective.** Solve op(A) X = B for a triangular A, in any layouts.
 
@@ -440,7 +440,9 @@ def solve_triangular(
         return a.runtime.backend.reading(x.local)[:, 0].copy() if is_vector else x
 
 
-def _system_solved(opname: str, a: DistMatrix, b: Any, lower: bool, trans: Any, unit_diagonal: bool) -> DistMatrix:
+def _system_solved(
+    opname: str, a: DistMatrix, b: object, lower: bool, trans: object, unit_diagonal: bool
+) -> DistMatrix:
     """**Collective.** X for a matrix B."""
     return call(opname, RegularTriangularSolve.bind_scipy, {"a": a, "b": b}, a, b, lower, trans, unit_diagonal)
 
@@ -454,7 +456,7 @@ class RegularTriangularSolve(TriangularSolve):
 
     @classmethod
     def bind_scipy(
-        cls, opname: str, runtime: Runtime, a: Any, b: Any, lower: Any, trans: Any, unit_diagonal: Any
+        cls, opname: str, runtime: Runtime, a: object, b: object, lower: object, trans: object, unit_diagonal: object
     ) -> Bound[DistMatrix]:
         uplo = "L" if checked_flag(opname, "lower", lower) else "U"
         diag = "U" if checked_flag(opname, "unit_diagonal", unit_diagonal) else "N"
