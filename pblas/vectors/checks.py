@@ -141,7 +141,7 @@ def check_size(opname: str, name: str, vector: VectorOperand, size: int, what: s
 
 
 def checked_columns(
-    opname: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
+    opname: str, runtime: Runtime, operands: Mapping[str, object], written: Sequence[str] = ()
 ) -> list[DistMatrix]:
     """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local)."""
     columns: list[DistMatrix] = []

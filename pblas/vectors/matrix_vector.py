@@ -61,8 +61,8 @@ def gemv(
 ) -> DistMatrix: ...
 def gemv(
     a: DistMatrix,
-    x: Any,
-    y: Any = None,
+    x: object,
+    y: object = None,
     *,
     trans: Trans = "N",
     alpha: Scalar = 1.0,
@@ -128,8 +128,8 @@ def symv(
 ) -> DistMatrix: ...
 def symv(
     a: DistMatrix,
-    x: Any,
-    y: Any = None,
+    x: object,
+    y: object = None,
     *,
     uplo: str = "L",
     alpha: Scalar = 1.0,
@@ -178,8 +178,8 @@ def hemv(
 ) -> DistMatrix: ...
 def hemv(
     a: DistMatrix,
-    x: Any,
-    y: Any = None,
+    x: object,
+    y: object = None,
     *,
     uplo: str = "L",
     alpha: Scalar = 1.0,
@@ -375,7 +375,7 @@ class MatrixVector(Operation[Any]):
         target = None if result is None else result.stored(opname)
         return _Operands(runtime, opname, bound.reads["A"].stored(opname), x.stored(opname), old, target, put)
 
-    def finish(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: Any) -> Any:
+    def finish(self, opname: str, runtime: Runtime, executor: object, bound: Bound[Any], result: object) -> Any:
         return result.T if isinstance(result, DistMatrix) and self.target and self.target.is_row else result
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pblas.simulation.hardware import Topology
 
 
-def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+def geru(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A, in place.
 
     Every rank receives both vectors and updates its own elements.
@@ -58,12 +58,12 @@ def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     return _update("geru", (x, y), a, alpha, None)
 
 
-def gerc(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+def gerc(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + A, in place; see `geru`."""
     return _update("gerc", (x, y), a, alpha, None)
 
 
-def ger(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+def ger(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A for real matrices, in place; see `geru`.
 
     Raises:
@@ -72,7 +72,7 @@ def ger(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     return _update("ger", (x, y), a, alpha, None)
 
 
-def syr(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+def syr(x: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^T + A in one triangle, in place; the other one is neither read nor written.
 
     Args:
@@ -92,7 +92,7 @@ def syr(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistM
     return _update("syr", (x,), a, alpha, uplo)
 
 
-def her(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) -> DistMatrix:
+def her(x: object, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Alpha is real. Imaginary parts of the diagonal are not read, and become 0.
@@ -102,7 +102,7 @@ def her(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) ->
     return _update("her", (x,), a, alpha, uplo)
 
 
-def syr2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+def syr2(x: object, y: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + alpha y x^T + A in one triangle, in place; see `syr`.
 
     Source: BLAS, xSYR2.
@@ -110,7 +110,7 @@ def syr2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0)
     return _update("syr2", (x, y), a, alpha, uplo)
 
 
-def her2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+def her2(x: object, y: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + conj(alpha) y x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Imaginary parts of the diagonal are not read, and become 0.
@@ -149,7 +149,7 @@ class RankUpdate(Operation[DistMatrix]):
 
     @classmethod
     def bind(
-        cls, opname: str, runtime: Runtime, matrix: Any, names: Mapping[str, Any], uplo: Any, scalar: Any
+        cls, opname: str, runtime: Runtime, matrix: object, names: Mapping[str, object], uplo: object, scalar: object
     ) -> Bound[DistMatrix]:
         is_general = opname.startswith("ge")
         a = checked_matrix(opname, matrix, runtime, square=not is_general)
@@ -229,7 +229,7 @@ class RunRankUpdate(Exchanging):
         update(self._local, x.runtime.backend, x.a, left, right, hermitian=hermitian)
 
 
-def _update(opname: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
+def _update(opname: str, given: tuple[object, ...], matrix: object, scalar: object, uplo: object) -> DistMatrix:
     """**Collective.** The update of a call; its vectors are x, or x and y."""
     names = dict(zip("xy", given, strict=False))
     return call(opname, RankUpdate.bind, {"a": matrix, **names}, matrix, names, uplo, scalar)
