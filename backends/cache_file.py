@@ -29,7 +29,7 @@ class Ranks(Protocol):
     def rank(self) -> int:
         """This rank's number (local)."""
 
-    def broadcast_object(self, value: Any, root: int) -> Any:
+    def broadcast_object(self, value: object, root: int) -> Any:
         """**Collective.** A small Python value of `root`, on all ranks."""
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot
     from pblas.backends.transport import Channel, HostChannel, Transport
@@ -170,11 +170,11 @@ class HostRanks(ABC):
         """Raise this rank's error in the middle of a call, which breaks the context: see `Agreement.abort` (local)."""
         self.agreement.abort(error)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """**Collective.** A small Python value of each rank, in the order of ranks."""
         return self.agreement.gather(value, "gather of small values")
 
-    def broadcast_object(self, value: Any, root: int) -> Any:
+    def broadcast_object(self, value: object, root: int) -> Any:
         """**Collective.** A small Python value of `root`, on all ranks."""
         return self.agreement.broadcast(value, root, "broadcast of a value")
 
@@ -189,7 +189,7 @@ class HostRanks(ABC):
     # Arrays
 
     @abstractmethod
-    def as_array(self, x: Any) -> Array:
+    def as_array(self, x: object) -> Array:
         """X as an array in the memory of this backend; nothing is copied if it is one (local)."""
 
     @abstractmethod
@@ -201,7 +201,7 @@ class HostRanks(ABC):
         """Whether an array is in the memory of this backend (local)."""
 
     @abstractmethod
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
+    def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         """An array at the start of memory from `allocate`, which the array keeps alive (local)."""
 
     @abstractmethod
@@ -333,7 +333,9 @@ class HostRanks(ABC):
         return array
 
     @abstractmethod
-    def peer_block(self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Array:
+    def peer_block(
+        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order
+    ) -> Array:
         """A tight array `offset` bytes into a near peer's, or this rank's, part of a symmetric block (local)."""
 
     def sync(self) -> None:  # noqa: B027 - nothing to do if messages order all accesses

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pblas.backends.dtypes import Array
+    from pblas.backends.transport import Transfer
 
 
 Described = tuple[str, Kind, str, dict[str, Any]]  # the lane, kind, name and details of an operation, as in `Event`
@@ -182,12 +183,12 @@ class Recorder:
 
     # Recording
 
-    def _replace(self, target: object, name: str, replacement: Any) -> None:
+    def _replace(self, target: object, name: str, replacement: object) -> None:
         self._replaced.append((target, name, vars(target).get(name)))
         setattr(target, name, replacement)
 
     def _recorded(self, method: Callable[..., Any], describe: Callable[..., Described | None]) -> Callable[..., Any]:
-        def recorded(*arguments: Any, **options: Any) -> Any:
+        def recorded(*arguments: object, **options: object) -> Any:
             described = describe(*arguments, **options)
             if described is None:
                 return method(*arguments, **options)
@@ -218,7 +219,7 @@ class Recorder:
             if stack:
                 stack[-1].since = now
 
-    def _end(self, op: Open, mark: Any) -> None:
+    def _end(self, op: Open, mark: object) -> None:
         if op.since is not None and not self.is_full:
             self._recorded_spans.append((op, op.since, mark))
 
@@ -261,7 +262,7 @@ class _Followed:
 
     __slots__ = ("_arrival", "_transfer")
 
-    def __init__(self, transfer: Any, arrival: Arrival) -> None:
+    def __init__(self, transfer: Transfer, arrival: Arrival) -> None:
         self._transfer, self._arrival = transfer, arrival
 
     def done(self) -> bool:

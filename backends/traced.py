@@ -24,7 +24,7 @@ class Mark:
     on_host: bool = False  # whether the host waits, and not a lane of the device
     has_stream: bool = False  # whether the operation runs on a stream of the caller, which is no lane
 
-    def described(self, lane: str, *arguments: Any, **named: Any) -> tuple[str, Kind, str, dict[str, Any]] | None:
+    def described(self, lane: str, *arguments: object, **named: object) -> tuple[str, Kind, str, dict[str, Any]] | None:
         """Lane, kind, name and details of a call; None if it does nothing."""
         text = self.text(*arguments, **named)
         if text is None:

@@ -19,7 +19,7 @@ def _special() -> Any:
     return special
 
 
-def _out(x: Any) -> Any:
+def _out(x: object) -> Any:
     """The out= argument of a function whose argument x is not used any more: x, if it is an array."""
     return x if isinstance(x, np.ndarray) else None
 
@@ -74,7 +74,7 @@ Evaluator = Callable[["Array", Mapping[str, Any]], Any]
 """The value of an expression for x and operands, as `evaluate`, except that NumPy may warn."""
 
 
-def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
+def evaluate(tree: Node, x: Array, operands: Mapping[str, object]) -> Any:
     """The value of an expression in the precision of x: an array of its shape, or a scalar if x does not occur.
 
     >>> from pblas.epilogues import parse
@@ -85,7 +85,7 @@ def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
         return evaluator(tree)(x, operands)
 
 
-def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array) -> None:
+def evaluate_into(tree: Node, x: Array, operands: Mapping[str, object], out: Array) -> None:
     """Out := the value of an expression, in the precision in which x's elements are added, rounded once."""
     if not out.size:
         return
@@ -170,7 +170,7 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
         return lambda x, operands: function(*[argument(x, operands) for argument in arguments])
     place = free.index(True)
 
-    def apply(x: Array, operands: Mapping[str, Any]) -> Any:
+    def apply(x: Array, operands: Mapping[str, object]) -> Any:
         values = [argument(x, operands) for argument in arguments]
         return function(*values, out=_out(values[place]))
 
@@ -180,7 +180,7 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
 def _as_line(argument: Evaluator) -> Evaluator:
     """The value of an argument. A number becomes an array as long as a row of x if rows are longer than SHORT."""
 
-    def value(x: Array, operands: Mapping[str, Any]) -> Any:
+    def value(x: Array, operands: Mapping[str, object]) -> Any:
         result = argument(x, operands)
         return result if isinstance(result, np.ndarray) or x.shape[-1:] <= (SHORT,) else line(result, x.shape[-1])
 
@@ -188,7 +188,7 @@ def _as_line(argument: Evaluator) -> Evaluator:
 
 
 @lru_cache(16, typed=True)
-def line(value: Any, n: int) -> Array:
+def line(value: object, n: int) -> Array:
     """An array of n elements that all have this value."""
     return np.full(n, value)
 

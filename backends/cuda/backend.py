@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.dtypes import Array, Dtype, GpuArray, Order
     from pblas.backends.gpu_info import Gpu
     from pblas.backends.transport import Transport
 
@@ -102,7 +102,7 @@ class AwareChannel(DeviceChannel):
         target: Any = x
         return self._deferred(lambda: Transfer(self._comm.Irecv(_words(target.data.ptr, x), source, tag), x), x)
 
-    def _tight(self, x: Any) -> tuple[int, Any]:
+    def _tight(self, x: GpuArray) -> tuple[int, Any]:
         """Address of x or of a contiguous copy, and the array that keeps it alive."""
         where = runs_of(x)
         assert where is not None, "pieces are strided runs"
@@ -167,7 +167,7 @@ class CudaBackend(GpuBackend):
         self.agreement.agree(f"allocate\n{nbytes=}")
         return memory
 
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
+    def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         array: Any = transfer.new_array(shape, dtype, memory, strides)
         return array
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, GpuArray
     from pblas.backends.transport import Channel, Transfer
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
@@ -31,7 +31,7 @@ class DeviceTransfer:
 
     __slots__ = ("_channel", "_keep", "_on_arrival", "started")
 
-    def __init__(self, channel: DeviceChannel, keep: Any, on_arrival: Callable[[], None] | None = None) -> None:
+    def __init__(self, channel: DeviceChannel, keep: object, on_arrival: Callable[[], None] | None = None) -> None:
         self._channel, self._keep, self._on_arrival = channel, keep, on_arrival
         self.started: Transfer | None = None  # the hosts' message, once it has begun
 
@@ -95,7 +95,7 @@ class DeviceChannel:
     def close(self) -> None:
         """Nothing to free: the backend closes the hosts' channel (local)."""
 
-    def _deferred(self, post: Callable[[], Transfer], keep: Any) -> DeviceTransfer:
+    def _deferred(self, post: Callable[[], Transfer], keep: object) -> DeviceTransfer:
         """A transfer that begins after this lane's operations so far."""
         transfer = DeviceTransfer(self, keep)
 
@@ -105,7 +105,7 @@ class DeviceChannel:
         self._waiting.append((self._arrays.mark(), start))
         return transfer
 
-    def _upload(self, host: Array, x: Any) -> None:
+    def _upload(self, host: Array, x: GpuArray) -> None:
         with self._arrays.on_side_lane():
             target, source = x.data.ptr, host.ctypes.data
             _copy(self._arrays.stream, target, x.nbytes, source, x.nbytes, x.nbytes, 1, _HOST_TO_DEVICE)

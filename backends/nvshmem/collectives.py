@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from pblas.backends.cuda.kernels import Ready
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, GpuArray
     from pblas.backends.nvshmem.kernels import Kernels
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.collectives.collective_plan import Rounds
@@ -113,7 +113,7 @@ class Arrays:
 class Prepared:
     """A prepared call: its launches, with copies of arrays that are not tight before and after them."""
 
-    def __init__(self, plan: Plan, arrays: Arrays, common: EngineResources, options: Any) -> None:
+    def __init__(self, plan: Plan, arrays: Arrays, common: EngineResources, options: object) -> None:
         self._plan, self._options = plan, options
         self._copies: list[Any] = []
         self._before: list[tuple[Any, Any]] = []
@@ -149,7 +149,7 @@ class Prepared:
         for source, target in self._after:
             _copy(stream, source, target)
 
-    def _tight(self, x: Any, *, reads: bool = False, writes: bool = False) -> int:
+    def _tight(self, x: GpuArray, *, reads: bool = False, writes: bool = False) -> int:
         """Address of an array's elements in consecutive order: of the array itself, or of a tight copy."""
         view = x.T if self._plan.reversed else x
         if view.flags.c_contiguous:
@@ -246,13 +246,13 @@ def _row_pass(common: EngineResources, arrays: Arrays, x: int, out: int, weight:
     )
 
 
-def _array_at(address: int, shape: tuple[int, ...], dtype: Dtype, strides: Any = None) -> Any:
+def _array_at(address: int, shape: tuple[int, ...], dtype: Dtype, strides: object = None) -> Any:
     """An array in memory that the caller keeps alive."""
     memory = cupy.cuda.UnownedMemory(address, max(1, int(np.prod(shape)) * dtype.itemsize), None)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
-def _unowned(x: Any) -> Any:
+def _unowned(x: GpuArray) -> Any:
     """The same elements as words that CuPy can copy; the caller keeps the memory alive."""
     word = np.dtype(f"u{x.itemsize}") if x.itemsize <= 8 else x.dtype
     return _array_at(x.data.ptr, x.shape, word, x.strides)

@@ -78,7 +78,7 @@ class Lanes:
         self._flush()
         return self._stream(lane)
 
-    def operate(self, lane: str, operations: Iterable[Any]) -> None:
+    def operate(self, lane: str, operations: Iterable[object]) -> None:
         """Let a lane set words, or wait for them (see `streams.operate`). Consecutive ones are one stream operation.
 
         After a copy of 8 MB a flag and a wait take 3.3 us together, and 5.1 us as two operations (2 H200).
@@ -108,7 +108,7 @@ class Lanes:
         """Other lanes will wait for this operation, the last of its lane."""
         streams.record(self.stream(lane), self._event("op", index))
 
-    def _event(self, *key: Any) -> int:
+    def _event(self, *key: object) -> int:
         if key not in self._events:
             self._events[key] = streams.event()
         return self._events[key]
@@ -154,7 +154,7 @@ class Sink:
         del rehearse
         self.launch(lane, start)
 
-    def operate(self, lane: str, operations: Iterable[Any]) -> None:
+    def operate(self, lane: str, operations: Iterable[object]) -> None:
         """Set words, or wait for them: see `Lanes.operate`."""
         self._lanes.operate(lane, operations)
 
@@ -203,7 +203,7 @@ class RehearsingSink(Sink):
         del lane, start
         rehearse(self.products)
 
-    def operate(self, lane: str, operations: Iterable[Any]) -> None:
+    def operate(self, lane: str, operations: Iterable[object]) -> None:
         pass
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:

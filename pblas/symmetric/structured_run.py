@@ -20,7 +20,7 @@ from pblas.symmetric.completion_run import meet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.rectangles import Rectangle
     from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
@@ -305,5 +305,5 @@ def _is_by_columns(x: Array) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1])
 
 
-def _flip(order: object) -> Any:
+def _flip(order: Order) -> Any:
     return "C" if order == "F" else "F"
