@@ -342,7 +342,7 @@ class Agreement:
 
     def wait(
         self,
-        arrived: Callable[[], Any],
+        arrived: Callable[[], object],
         step: str,
         timeout: float | None = None,
         *,

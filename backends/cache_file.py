@@ -65,7 +65,7 @@ class Cache(Generic[Key, Value]):
         what: str,
         version: int,
         read: Callable[[Any], tuple[Key, Value]],
-        plain: Callable[[Key, Value], dict[str, Any]],
+        plain: Callable[[Key, Value], dict[str, object]],
     ) -> None:
         self.path: Path | None = store_path(*names)  # the file; None without a home directory (local)
         self.entries: dict[Key, Value] = {}

@@ -239,7 +239,7 @@ class Elementwise(Protocol):
         """
 
 
-def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[str, Any]]:
+def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[str, object]]:
     m, n = z.shape
     return f"{name} {m} x {n} x {k}", {"flops": flops}
 
@@ -528,7 +528,7 @@ class Lanes(Protocol):
         """Return when both lanes are idle."""
 
     @untraced
-    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
+    def replayed(self, programs: Programs, key: Callable[[], object], body: Callable[[], None]) -> bool:
         """Run a body that only calls methods of this device, or replay it.
 
         A GPU runs the body twice at most, records it, and replays the recording from the third time on: the host needs

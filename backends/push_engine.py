@@ -91,7 +91,7 @@ class Output:
     finish: Finish | None = None  # epilogue, applied before `out` is rounded (local)
 
 
-def _gets_text(gets: Sequence[tuple[int, int, Array]]) -> tuple[str, dict[str, Any]]:
+def _gets_text(gets: Sequence[tuple[int, int, Array]]) -> tuple[str, dict[str, object]]:
     return f"get from {ranks_text(get[0] for get in gets)}", {"bytes": sum(get[2].nbytes for get in gets)}
 
 
@@ -101,13 +101,13 @@ def _burst_kind(puts: object, _phase: int, _peers: object, awaits: object, _step
 
 def _burst_text(
     puts: Sequence[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], step: str
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, dict[str, object]]:
     if awaits and not puts:
         return f"{step} {ranks_text(awaits)}", {"phase": phase}
     return f"push to {ranks_text(peers)}", {"bytes": sum(put[1].nbytes for put in puts), "phase": phase}
 
 
-def _portions_text(_alpha: complex, portions: list[Portion], *_: object, **__: object) -> tuple[str, dict[str, Any]]:
+def _portions_text(_alpha: complex, portions: list[Portion], *_: object, **__: object) -> tuple[str, dict[str, object]]:
     text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
     sent = 0
     for portion in portions:
@@ -116,17 +116,17 @@ def _portions_text(_alpha: complex, portions: list[Portion], *_: object, **__: o
     return text, details | ({"sent": sent} if sent else {})
 
 
-def _sum_text(parts: list[Array], output: Output) -> tuple[str, dict[str, Any]]:
+def _sum_text(parts: list[Array], output: Output) -> tuple[str, dict[str, object]]:
     return f"add {len(parts)} partial products" if len(parts) > 1 else "round", {"bytes": output.out.nbytes}
 
 
 def _all_gather_text(
     shard: Array, _order: Order, _slots: Handle, first: list[int], *_: object
-) -> tuple[str, dict[str, Any]]:
+) -> tuple[str, dict[str, object]]:
     return "all-gather in one kernel", {"bytes": first[-1] * shard.itemsize}
 
 
-def _reduce_scatter_text(parts: list[Array], *_: object) -> tuple[str, dict[str, Any]]:
+def _reduce_scatter_text(parts: list[Array], *_: object) -> tuple[str, dict[str, object]]:
     return "reduce-scatter in one kernel", {"bytes": sum(part.nbytes for part in parts)}
 
 

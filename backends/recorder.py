@@ -187,7 +187,7 @@ class Recorder:
         self._replaced.append((target, name, vars(target).get(name)))
         setattr(target, name, replacement)
 
-    def _recorded(self, method: Callable[..., Any], describe: Callable[..., Described | None]) -> Callable[..., Any]:
+    def _recorded(self, method: Callable[..., Any], describe: Callable[..., Described | None]) -> Callable[..., object]:
         def recorded(*arguments: object, **options: object) -> Any:
             described = describe(*arguments, **options)
             if described is None:
@@ -223,7 +223,7 @@ class Recorder:
         if op.since is not None and not self.is_full:
             self._recorded_spans.append((op, op.since, mark))
 
-    def _on_side_lane(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_side_lane(self, method: Callable[..., Any]) -> Callable[..., object]:
         @contextmanager
         def on_side_lane(what: str = "", kind: Kind = "copy") -> Iterator[None]:
             with method(what, kind):
@@ -235,7 +235,7 @@ class Recorder:
 
         return on_side_lane
 
-    def _receive(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _receive(self, method: Callable[..., Any]) -> Callable[..., object]:
         def receive(x: Array, source: int, tag: int) -> Any:
             if self.is_full:
                 return method(x, source, tag)

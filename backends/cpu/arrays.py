@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -225,7 +225,7 @@ class HostArrays(Device):
     def synchronize(self) -> None:
         pass
 
-    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
+    def replayed(self, programs: Programs, key: Callable[[], object], body: Callable[[], None]) -> bool:
         body()
         return True
 

@@ -488,7 +488,7 @@ class DeviceArrays(Device):
         runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()
 
-    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
+    def replayed(self, programs: Programs, key: Callable[[], object], body: Callable[[], None]) -> bool:
         known = key()
         program = programs.pop(known, None)
         if program is None:  # the first time, when libraries load and tune

@@ -271,7 +271,7 @@ class Choices(Cache[Problem, Choice]):
         super().__init__(names, "tuned products", 2, _entry, _plain)
 
 
-def _plain(problem: Problem, choice: Choice) -> dict[str, Any]:
+def _plain(problem: Problem, choice: Choice) -> dict[str, object]:
     return {
         "problem": problem.plain(),
         "algorithm": choice.algorithm.hex(),

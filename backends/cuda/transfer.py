@@ -85,7 +85,7 @@ class Shadow:
     __slots__ = ("__array_interface__",)
 
     def __init__(self, x: GpuArray) -> None:
-        self.__array_interface__: dict[str, Any] = {
+        self.__array_interface__: dict[str, object] = {
             "shape": x.shape,
             "strides": x.strides,
             "typestr": f"|V{x.itemsize}",

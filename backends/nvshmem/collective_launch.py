@@ -94,7 +94,7 @@ class CollectiveLaunch:
             self._launch(call.name, plan, arrays, options, stream)
         return target.result
 
-    def _launch(self, operation: str, plan: Plan, arrays: Arrays, options: tuple[Any, ...], stream: Any) -> None:
+    def _launch(self, operation: str, plan: Plan, arrays: Arrays, options: tuple[object, ...], stream: Any) -> None:
         """Prepare a call, keep it for `repeat`, and launch it (local)."""
         calls = self._state.prepared
         with streams.relaxed():
@@ -197,12 +197,12 @@ class CollectiveLaunch:
         return tuple(heap.place_address(window, offset, rank) for rank in range(self._resources.size))
 
 
-def _key(operation: str, x: object, out: object, options: tuple[object, ...]) -> tuple[Any, ...]:
+def _key(operation: str, x: object, out: object, options: tuple[object, ...]) -> tuple[object, ...]:
     """Key of a prepared call: its checked arrays and its options (local)."""
     return operation, _identity(x), _identity(out), *map(_named, options)
 
 
-def _identity(x: Any) -> tuple[Any, ...] | None:
+def _identity(x: Any) -> tuple[object, ...] | None:
     """Key of an array on a GPU; None for an object that must be checked (local)."""
     pointer = getattr(getattr(x, "data", None), "ptr", None)
     return None if pointer is None else (pointer, x.shape, x.strides, x.dtype)

@@ -164,7 +164,7 @@ class Prepared:
             self._after.append((packed, original))
         return int(memory.ptr)
 
-    def _terms(self, arrays: Arrays) -> dict[str, Any]:
+    def _terms(self, arrays: Arrays) -> dict[str, object]:
         """Operands of the epilogue. Lines are rows, or columns where elements are numbered down them."""
         shape, size = arrays.out.shape, arrays.out.size
         columns = max(1, shape[-1] if shape else 1)
@@ -192,7 +192,7 @@ class Prepared:
         arguments = arguments | {"first": first, "stop": stop, "flags": halves.flags} | where
         return kernels.ready(plan.kind, plan.key, max(1, min(ctas, -(-largest // plan.unit))), **arguments)
 
-    def _where(self, first: list[int], nbytes: int) -> tuple[int, dict[str, Any]]:
+    def _where(self, first: list[int], nbytes: int) -> tuple[int, dict[str, object]]:
         """CTAs for shards of `nbytes` bytes, and the addresses that the kernel of a round writes or reads."""
         plan, pitch, size = self._plan, self._plan.halves.pitch, len(first)
         if plan.slots is not None:

@@ -65,7 +65,7 @@ class Executions:
         self.lanes: Lanes = Lanes()
         self._before, self._after = streams.event(), streams.event()
         self._capture = self._begun = -1  # the caller's current capture; the last one with a barrier
-        self._memory_of_captures: dict[Any, Any] = {}
+        self._memory_of_captures: dict[object, Any] = {}
         self._kept: list[Any] = []  # memory that the caller's graphs use
         self.sink: Sink = Sink(self.lanes, {})  # takes the operations of the current execution
         self.workspace: Workspace | None = None  # workspace of the current execution

@@ -137,9 +137,9 @@ class Sink:
     captured = False
     """Whether operations go into a graph of the caller's, which has its own scratch, counters and tile flags."""
 
-    def __init__(self, lanes: Lanes, memory: dict[Any, Any]) -> None:
+    def __init__(self, lanes: Lanes, memory: dict[object, Any]) -> None:
         self._lanes = lanes
-        self.memory: dict[Any, Any] = memory
+        self.memory: dict[object, Any] = memory
 
     def stream(self, lane: str) -> Stream:
         """The stream of a lane, or its launch recorder; calls that cannot be recorded take its `int`."""
@@ -166,7 +166,7 @@ class Sink:
         """Other lanes will wait for the last operation of a lane."""
         self._lanes.mark(lane, index)
 
-    def packed(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def packed(self, key: Hashable, make: Callable[[], object]) -> Any:
         """The array of a key: `make` creates it at the first call, and the execution's memory keeps it."""
         if key not in self.memory:
             self.memory[key] = make()
@@ -182,7 +182,7 @@ class CapturingSink(Sink):
 class RecordingSink(Sink):
     """Passes operations to lanes that record them."""
 
-    def packed(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def packed(self, key: Hashable, make: Callable[[], object]) -> Any:
         """Raise NotRecordableError: each set of operands has packed copies at other addresses."""
         del make
         raise NotRecordableError(f"packed operands: {key}")
@@ -191,7 +191,7 @@ class RecordingSink(Sink):
 class RehearsingSink(Sink):
     """Lists products, and launches nothing that peers can observe."""
 
-    def __init__(self, lanes: Lanes, memory: dict[Any, Any]) -> None:
+    def __init__(self, lanes: Lanes, memory: dict[object, Any]) -> None:
         super().__init__(lanes, memory)
         self.products: list[Product] = []
 

@@ -35,7 +35,7 @@ class Workspace:
         self.phases: int = phases
         self.calls = 0
         self._signals: dict[Any, list[Any]] = {}
-        self._arrays: dict[Any, Any] = {}
+        self._arrays: dict[object, Any] = {}
         self.pitch: int
         self._flags_nbytes, self._shot_nbytes, self.pitch = layout(len(peers), nbytes, phases)
 

@@ -174,7 +174,7 @@ class Module:
         self._sms: int = device.attributes["MultiProcessorCount"]
         self._early = early if int(device.compute_capability) >= EARLY_CAPABILITY else ()
         self._modules: list[Any] = []
-        self._functions: dict[Any, Any] = {}
+        self._functions: dict[object, Any] = {}
         self._arguments = {family: Arguments(layout) for family, layout in structs.items()}
         self._structs = structs
         self._lock = Lock()

@@ -105,7 +105,7 @@ def readings_of(part: Part) -> list[Reading]:
     return [read(part.x, part.y, z) for z in (part.z, *results)]
 
 
-def stored_as(reading: Reading) -> tuple[Any, ...]:
+def stored_as(reading: Reading) -> tuple[object, ...]:
     """Properties that all parts of one launch share."""
     problem, swapped = reading
     return problem.transa, problem.transb, problem.k, problem.dtype, swapped
@@ -116,7 +116,7 @@ def list_capacity(count: int) -> int:
     return next(capacity for capacity in _CAPACITIES if capacity >= count)
 
 
-def key_of(part: Part) -> tuple[Any, ...]:
+def key_of(part: Part) -> tuple[object, ...]:
     """The key of this part for the cache of launches."""
     x, y, z, *words, terms, places, terms_late, interleaved, origin = part
     results = (*(term.z for term in terms), *(place.z for place in places))

@@ -160,7 +160,7 @@ class Hopper:
         self.counters: Any = cupy.zeros(1 + MOST_FLAGS, cupy.uint32)
         cupy.cuda.get_current_stream().synchronize()
         self._kernels: dict[Variant, Kernel] = {}
-        self._tables: dict[Any, Any] = {}
+        self._tables: dict[object, Any] = {}
         self._calls: dict[Any, Call] = {}
 
     def serves(self, parts: Sequence[Part]) -> bool:
