@@ -69,7 +69,7 @@ class Elementwise(Operation[DistMatrix]):
         return cls(expression, kinds, out, converted, overlaps, analysis)
 
     @classmethod
-    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[object, ...]:
         return (*form[:4], bool(fact))
 
     @property

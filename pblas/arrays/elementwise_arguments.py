@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class Analysis(NamedTuple):
 
 def checked_operands(
     opname: str, expression: object, operands: Mapping[str, object], runtime: Runtime | None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local)."""
     _check_names(opname, expression, operands)
     checked = {name: _checked_operand(opname, name, z, runtime) for name, z in operands.items()}
@@ -46,7 +46,7 @@ def checked_operands(
     return checked
 
 
-def is_number(z: object) -> bool:
+def is_number(z: object) -> TypeGuard[complex]:
     """Whether an operand is a number, not a matrix or an array."""
     return isinstance(z, _NUMBERS)
 

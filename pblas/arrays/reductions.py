@@ -78,7 +78,7 @@ class Reduced(Operation[Any]):
         """What the call returns, from the results in one dimension and in the precision of the additions (global)."""
 
     @abstractmethod
-    def operands(self, bound: Bound[Any]) -> tuple[Any, ...]:
+    def operands(self, bound: Bound[Any]) -> tuple[object, ...]:
         """The operands of `partial_results` (local)."""
 
     @property
