@@ -367,7 +367,7 @@ class ReduceArguments(Arguments):
         """The arguments for an agreement (global)."""
         return spelled(self.arguments()) if self.operands else self.form.text
 
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[object, ...]:
         """Key of a call: the ranks agree on each new key once, and not again on calls with a known key (global)."""
         call_args = self.arguments() | {
             f"epilogue's {name}": "a number" for name, value in self.operands.items() if isinstance(value, _NUMBERS)
@@ -421,7 +421,7 @@ class ReduceArguments(Arguments):
             epilogue.check(self.name, self.dtype)
         return epilogue
 
-    def _checked_operands(self) -> dict[str, Any]:
+    def _checked_operands(self) -> dict[str, object]:
         """The operands of the epilogue by name: numbers and arrays, checked (local)."""
         operands: dict[str, Any] = {"eps": 1e-6} if self.form.is_rmsnorm else {}
         what = f"{self.name}: epilogue {self.epilogue.expression!r}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ class Pointwise:
     ) -> None:
         self._value = evaluator_of(expression, overwrites=True)
         self._base, self._length, self._by_columns = base, max(1, length), by_columns
-        self._numbers: dict[str, Any] = {}
+        self._numbers: dict[str, object] = {}
         self._vectors: dict[str, Array] = {}
         self._arrays: dict[str, Flat] = {}
         for name, value in operands.items():
