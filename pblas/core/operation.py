@@ -126,7 +126,7 @@ class Operation(ABC, Generic[ResultT]):
         return cls(*form)
 
     @classmethod
-    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[object, ...]:
         """The form once the ranks know the largest `Bound.fact` of all (global)."""
         return form
 
