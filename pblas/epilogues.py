@@ -357,7 +357,7 @@ class Epilogue:
             raise errors.ArgumentError(f"there is a bias and the epilogue {self.expression!r}, {taken}")
         return Epilogue(text, **self.operands, bias=bias)
 
-    def __reduce__(self) -> tuple[Any, tuple[str, dict[str, Any]]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, dict[str, object]]]:
         return _epilogue, (self.expression, dict(self.operands))
 
     def __repr__(self) -> str:
