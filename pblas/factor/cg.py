@@ -69,7 +69,7 @@ class CgArguments:
             raise errors.ArgumentError(f"{opname}: maxiter must be an integer of at least 0, or None, got {maxiter!r}")
         return cls(a, matrix, vectors, float(tol), int(maxiter), preconditioner)
 
-    def agreed(self) -> dict[str, Any]:
+    def agreed(self) -> dict[str, object]:
         """The arguments that must be equal on all ranks."""
         operands = {"A": self.a, "B": self.b, "preconditioner": self.preconditioner}
         return {

@@ -86,7 +86,7 @@ class FactoredMatrix:
         return self._w.runtime
 
     @cached_property
-    def _signature(self) -> dict[str, Any]:
+    def _signature(self) -> dict[str, object]:
         """The properties that must be equal on all ranks, for agreements."""
         of_w = {f"factor's {name}": value for name, value in self._w.signature().items()}
         return {"factor": type(self).__name__, "layout of A": shared_descriptor(self._desc), **of_w}

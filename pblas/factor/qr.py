@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
-_MODES: tuple[Any, ...] = ("reduced", "r", "complete")
+_MODES: tuple[object, ...] = ("reduced", "r", "complete")
 
 
 class QrResult(NamedTuple):
