@@ -50,7 +50,7 @@ def is_element(key: object) -> bool:
     return isinstance(key, tuple) and len(parts := _without_ellipsis(key)) == 2 and all(map(_is_index, parts))
 
 
-def _without_ellipsis(key: object) -> tuple[Any, ...]:
+def _without_ellipsis(key: object) -> tuple[object, ...]:
     """The parts of a key, with whole slices in place of its only Ellipsis.
 
     >>> _without_ellipsis((..., 1)), _without_ellipsis(...), _without_ellipsis((0, ..., 1))

@@ -45,7 +45,7 @@ class DistMatrix(Operators):
         self.dtype: Dtype = local.dtype
         self._local: Array | None = local
         self._key: Any = None
-        self._signature: dict[str, Any] | None = None
+        self._signature: dict[str, object] | None = None
         runtime.matrices.add(self)
 
     @property
@@ -298,7 +298,7 @@ class DistMatrix(Operators):
         finally:
             discard(temporary)
 
-    def signature(self) -> dict[str, Any]:
+    def signature(self) -> dict[str, object]:
         """The properties that must be equal on all ranks, for agreements."""
         if self._signature is None:
             desc, name = shared_descriptor(self.desc), name_of(self.dtype)

@@ -24,15 +24,15 @@ Ord = Literal["fro", "inf", "max"] | float  # the norms of a matrix; as numbers 
 class Operations(NamedTuple):
     """The operations that the operators call; each takes the matrix first."""
 
-    pmatmul: Callable[..., Any]
-    product_with_array: Callable[..., Any]
-    combined: Callable[..., Any]
-    redistribute: Callable[..., Any]
+    pmatmul: Callable[..., object]
+    product_with_array: Callable[..., object]
+    combined: Callable[..., object]
+    redistribute: Callable[..., object]
     assign: Callable[..., None]
-    reduction: Callable[..., Any]
+    reduction: Callable[..., object]
     trace: Callable[..., Any]
     diagonal: Callable[..., Any]
-    norm: Callable[..., Any]
+    norm: Callable[..., object]
 
 
 class Operators:
