@@ -38,7 +38,7 @@ TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", 
 """Dtypes of arrays; routines of two letters take complex arrays and have real results or scalars."""
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
-ROUTINES: dict[str, Callable[..., Any]] = {}  # the routines of all types by their names; each module adds its own
+ROUTINES: dict[str, Callable[..., object]] = {}  # the routines of all types by their names; each module adds its own
 
 _OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", "TAU", *WORKSPACES}
 """Arguments that may differ between ranks."""
@@ -208,7 +208,7 @@ class Call:
         self.runtime.agree(f"{self.opname}: sizes of workspaces", {})
         return True
 
-    def _shared(self) -> dict[str, Any]:
+    def _shared(self) -> dict[str, object]:
         """The arguments that must be equal on all ranks."""
         entries = {f"DESC{name}": entry.values[2:10] for name, entry in self._entries.items()}
         return {name: entries.get(name, value) for name, value in self._values.items() if name not in self._own}
@@ -514,7 +514,7 @@ def of_types(
 
 
 @contextmanager
-def unchecked(routine: Routine, prefix: str, *values: object) -> Iterator[tuple[Any, ...]]:
+def unchecked(routine: Routine, prefix: str, *values: object) -> Iterator[tuple[object, ...]]:
     """The name of a routine that checks its arguments itself, and the arguments (local)."""
     yield prefix + routine.name, *values
 

@@ -183,7 +183,7 @@ class Permutation(PivotedCall):
         other, start = (descriptors.CSRC, self["IP"]) if self._axis == 0 else (descriptors.RSRC, self["JP"])
         return TiedVector.of(self.grid, self._descip, self._axis, max(0, self._descip[other]), start, self._pivoted())
 
-    def _shared(self) -> dict[str, Any]:
+    def _shared(self) -> dict[str, object]:
         """DESCIP without the entries that may differ."""
         _, _, m, n, imb, inb, mb, nb, rsrc, csrc, _ = self._descip.values
         entries = (m, imb, mb, rsrc) if self._axis == 0 else (n, inb, nb, csrc)
