@@ -363,7 +363,7 @@ class TriangularMultiplication(StructuredProduct):
     may_overlap: ClassVar[bool] = True  # D may be B: `parts` checks
 
     @classmethod
-    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[object, ...]:
         return (*form[:-2], bool(form[-2] or fact), form[-1])
 
     def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
