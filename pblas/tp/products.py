@@ -134,7 +134,7 @@ class _Form(Kept):
         """Arguments that must be equal on all ranks, by the names that callers know (global)."""
         self.call_args |= {"batch shape": caller.batch, "dtype": name_of(self.dtype)}
         self.call_args["dtypes"] = [name_of(array.dtype) for array in operands.values()]
-        self.texts: dict[tuple[Any, ...], str] = {}
+        self.texts: dict[tuple[object, ...], str] = {}
         """The text of these arguments for an agreement, by the call's other ones (global)."""
 
 
