@@ -465,7 +465,7 @@ class RegularTriangularSolve(TriangularSolve):
         return cls.bind(opname, runtime, a, b, "L", uplo, trans, diag)
 
     @classmethod
-    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[object, ...]:
         if fact:
             info = cls(*form).a.n - fact + 1
             text = f"element ({info - 1}, {info - 1}) of A's diagonal is 0, so A is singular (info={info})"
