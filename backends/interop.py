@@ -116,9 +116,9 @@ def current_stream(x: Any) -> Stream | None:
 class Target(NamedTuple):
     """Destination of a result."""
 
-    theirs: Any  # the caller's array, or a new one of its library; None if `array` is converted in the end (local)
+    theirs: object  # the caller's array, or a new one of its library; None if `array` is converted in the end (local)
     array: Array  # the backend's array on the same memory (local)
-    like: Any  # an array of the caller's library (local)
+    like: object  # an array of the caller's library (local)
 
     @property
     def result(self) -> Any:

@@ -79,7 +79,7 @@ class Open:
     kind: Kind
     name: str
     details: dict[str, Any]
-    since: Any
+    since: object
 
 
 class Recorder:

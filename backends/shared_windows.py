@@ -36,7 +36,7 @@ class Block(blocks.Block):
 
     __slots__ = ("memory",)
 
-    memory: Any
+    memory: object
 
     @property
     def __array_interface__(self) -> dict[str, object]:

@@ -103,7 +103,7 @@ class DeviceRecorder(Recorder):
 
         return run
 
-    def _run_again(self, programs: Any, key: Any, body: Callable[[], None]) -> bool:
+    def _run_again(self, programs: Any, key: object, body: Callable[[], None]) -> bool:
         """Replacement of `replayed`: run the body eagerly, on lanes that begin together."""
         arrays = self._backend.arrays
         if self._backend.push:

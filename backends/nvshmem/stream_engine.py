@@ -59,7 +59,7 @@ class StreamEngine:
         self._many_queues = hardware_queues() >= DEFAULT_QUEUES
         common.prepare("take memory for executions", self._take)
         block = common.heap.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
-        self._barrier_memory: Any = block
+        self._barrier_memory: object = block
         flags, epoch = common.heap.addresses(block), self._private.epoch.data.ptr
         self._meet = partial(self._kernels.barrier, rank=self._rank, flags=flags, epoch=epoch, watch=self._watch)
         common.watchdog.follow(queue, self._private.marks.values())
