@@ -205,7 +205,7 @@ def check_out(opname: str, out: object, *, layouts: bool = True) -> None:
     check_not_conjugated(opname, "out", out)
 
 
-def common_dtype(opname: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> Dtype:
+def common_dtype(opname: str, matrices: Mapping[str, Any], dtype: object, *, stored: bool = False) -> Dtype:
     """The dtype of all matrices of a call: `dtype`, needed with descriptors, or that of the first one."""
     first = next(iter(matrices.values()))
     if isinstance(first, MatrixDescriptor) and dtype is None:
