@@ -39,7 +39,7 @@ class CgArguments:
     vectors: Array | None
     tol: float
     maxiter: int
-    preconditioner: Any
+    preconditioner: object
 
     @classmethod
     def checked(

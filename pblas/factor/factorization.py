@@ -248,9 +248,9 @@ def planned(
     opname: str,
     a: Any,
     *,
-    dtype: Any,
+    dtype: object,
     nprocs: object,
-    algorithm: Any,
+    algorithm: object,
     upper: Any = False,
     returns: bool = False,
 ) -> PlannedT:
