@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.layouts.placement import Placement
@@ -42,7 +42,7 @@ class RunAllGatherGemm:
 
     peers_read = True  # see `Executor`: peers read an operand, or a copy of it made before an agreement (global)
 
-    def __init__(self, plan: AllGatherGemm, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
+    def __init__(self, plan: AllGatherGemm, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, dtypes.total
         self._arrays = backend.arrays
         self._gather = Gather(backend, plan, dtypes.b, orders.right)

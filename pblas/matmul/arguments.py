@@ -71,8 +71,8 @@ class ProductCall(NamedTuple):
     options: ProductOptions
     epilogue: Any
     scales: tuple[Any, Any, Any, Any]  # scale_a, scale_b, scale_d and amax
-    out_dtype: Any
-    wire_dtype: Any
+    out_dtype: object
+    wire_dtype: object
     dtype: Any = None
     nprocs: Any = None
     hardware: Any = None

@@ -41,7 +41,7 @@ TAG_PART, TAG_DONE, TAG_RELAYED = 1001, 1002, 1005
 class RunGemmReduce:
     """Runs a GemmReduceScatter or GemmAllReduce plan on one rank."""
 
-    def __init__(self, plan: GemmReduceScatter, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
+    def __init__(self, plan: GemmReduceScatter, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._plan, self._rank, self._total = plan, backend.rank, dtypes.total
         self._arrays = backend.arrays
         self._reduction = Reduction(backend, plan, dtypes, orders.result)

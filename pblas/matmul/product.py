@@ -388,7 +388,7 @@ class PlannedMatmul(Planned[DistMatrix]):
         if scales is None or scales.d is None or isinstance(operands, CheckedOperands):
             return operands
         assert self._epilogue is not None, "a scale of D is an operand"
-        own: Any = self._epilogue.epilogue.operands if operands is None else operands
+        own: object = self._epilogue.epilogue.operands if operands is None else operands
         return {**own, SCALE_D: scales.d} if isinstance(own, Mapping) else own
 
 
@@ -402,7 +402,7 @@ _EXECUTORS: dict[type[ProductPlan], Any] = {
 }
 
 
-def executor(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders) -> Executor:
+def executor(plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> Executor:
     """**Collective.** The executor of a plan, with its workspace."""
     runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtypes, orders)
     return runner

@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.device import Programs
+from pblas.backends.device import Mark, Programs
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.matmul.local_gemm_run import Operands, Orders, widened
@@ -316,7 +316,7 @@ class Panels:
         self._sent_first = [movement for movement in sent_first if movement.has_messages]
         self._own_panels = [None if own is None else (own[0].local_shape(rank), own[1]) for own in own_panels]
         self._buffers: list[Array | None] = [None, None]
-        self._multiplied: Any = None
+        self._multiplied: Mark = None
         self.has_messages: bool = bool(self._sent_first) or any(self._steps)
 
     @property

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.engine_limits import Lane
+    from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
 
 
@@ -73,7 +74,7 @@ class RunPush(Pushed):
     def __init__(
         self,
         plan: AllGatherGemm | GemmReduceScatter,
-        backend: Any,
+        backend: HostRanks,
         dtypes: ProductDtypes,
         orders: Orders,
         modes: GemmModes = EXACT,
@@ -256,7 +257,7 @@ class RunLocal(Pushed):
     """Runs a LocalGemm plan on an engine, on one rank."""
 
     def __init__(
-        self, plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes = EXACT
+        self, plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, orders: Orders, modes: GemmModes = EXACT
     ) -> None:
         del dtypes, orders
         self._engine, self._modes = backend.engine(plan.queue), modes
