@@ -44,7 +44,7 @@ class DistMatrix(Operators):
         self.conjugated: bool = conj
         self.dtype: Dtype = local.dtype
         self._local: Array | None = local
-        self._key: Any = None
+        self._key: object = None
         self._signature: dict[str, object] | None = None
         runtime.matrices.add(self)
 
@@ -199,7 +199,7 @@ class DistMatrix(Operators):
     def _element(self, key: object) -> float | complex:
         """**Collective.** A[i, j] as a Python number, on all ranks; the key is two integers."""
         opname, runtime = "DistMatrix[i, j]", self.runtime
-        value: Any = None
+        value: object = None
         with runtime.call(opname):
             with runtime.local_step(opname):
                 chosen = indexing.selection(self.shape, key)
@@ -277,7 +277,7 @@ class DistMatrix(Operators):
             dataset = files.checked_dataset("save", path, dataset)
             overwrite = checked_flag("save", "overwrite", overwrite)
         runtime.agree("save", {"path": path, "dataset": dataset, "overwrite": overwrite, **self.signature()})
-        made: Any = None
+        made: object = None
         try:
             with runtime.local_step("save: create the file"):
                 if runtime.rank == 0:

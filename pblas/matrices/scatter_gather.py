@@ -11,14 +11,14 @@ from pblas.errors import WorkspaceError
 from pblas.layouts.descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, Index
     from pblas.runtime.runtime import Runtime
 
 TAG = 1010
 _PANEL_NBYTES = 16 << 20  # largest message: bounds the memory for packed copies
 
 
-def index_of(ranges: list[tuple[int, int]]) -> slice | Array:
+def index_of(ranges: list[tuple[int, int]]) -> Index:
     """The index of some ranges of global indices: a slice for one range at most, else an index array."""
     if len(ranges) <= 1:
         return slice(*(ranges[0] if ranges else (0, 0)))
