@@ -114,14 +114,14 @@ class StructuredArguments:
     a: Any
     b: Any = None
     c: Any = None
-    side: Any = "L"
-    uplo: Any = "L"
-    trans: Any = "N"
-    diag: Any = "N"
+    side: object = "L"
+    uplo: object = "L"
+    trans: object = "N"
+    diag: object = "N"
     alpha: Any = 1.0
     beta: Any = None
     out: Any = None
-    overlap: Any = True
+    overlap: object = True
     dtype: DTypeLike | None = None
 
     @property
