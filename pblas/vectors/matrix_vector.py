@@ -232,11 +232,11 @@ class Product:
     x: Any  # the vector (global)
     y: Any = None  # the vector that is added (global)
     out: Any = None  # of the result (global)
-    trans: Any = "N"
+    trans: object = "N"
     alpha: Any = 1.0  # scalar (global)
     beta: Any = None  # scalar (global)
-    uplo: Any = None  # the triangle of A (global)
-    diag: Any = "N"  # of a triangular A (global)
+    uplo: object = None  # the triangle of A (global)
+    diag: object = "N"  # of a triangular A (global)
     absolute: str = ""  # as in `MatrixVectorPlan`; with it y and the result are real (global)
 
     @property

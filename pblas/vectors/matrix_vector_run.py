@@ -7,7 +7,7 @@ A_r := A_r + X[rows] Y[:, columns]           (rank-k update)
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from pblas.layouts.triangle import Part, flipped, rectangles
 from pblas.matrices.scatter_gather import global_indices, index_of
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, Index
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
@@ -41,8 +41,8 @@ class LocalPart:
     def __init__(self, desc: MatrixDescriptor, part: Part, rank: int, width: int | None = None) -> None:
         self._desc, self._part, self._rank = desc, part, rank
         rows, columns = desc.global_ranges(rank)
-        self.rows: Any = index_of(rows)  # global indices of the rows of the local array: a slice, or an array (local)
-        self.columns: Any = index_of(columns)  # global indices of its columns (local)
+        self.rows: Index = index_of(rows)  # global indices of the rows of the local array: a slice, or an array (local)
+        self.columns: Index = index_of(columns)  # global indices of its columns (local)
         self.rectangles: list[tuple[slice, slice, bool]] = [
             (slice(*r.rows), slice(*r.columns), r.meets_diagonal) for r in rectangles(desc, rank, part, width)
         ]
