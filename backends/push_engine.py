@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pblas.backends.traced import Kind, product_text, ranks_text, traced, untraced
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.dtypes import Array, Dtype, GpuArray, Order
     from pblas.backends.engine_limits import Flag
     from pblas.epilogues import Node
 
@@ -147,7 +147,7 @@ class Engine(Protocol):
         """**Collective.** `count` slots of `nbytes` bytes on every rank, for reductions and gathers by one kernel."""
 
     @untraced
-    def scratch(self, nbytes: int) -> Array:
+    def scratch(self, nbytes: int) -> GpuArray:
         """At least `nbytes` bytes of private memory, shared by successive executions of all plans."""
 
     @untraced

@@ -238,7 +238,7 @@ class DeviceArrays(Device):
         return np.atleast_1d(function(y, axis=axis).get())
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
-        y: Any = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
+        y: GpuArray = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
         first = cupy.argmax if kind == "max" else cupy.argmin
         if axis is None:
             flat = int(first(cupy.ascontiguousarray(y).reshape(-1)))

@@ -20,7 +20,7 @@ from pblas.backends.allocator import NoBlocks
 from pblas.backends.cuda import device as gpu
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.base import GpuBackend
-from pblas.backends.cuda.channel import DeviceChannel
+from pblas.backends.cuda.channel import DeviceChannel, DeviceTransfer
 from pblas.backends.cuda.strided_copy import copied
 from pblas.backends.cuda.transfer import runs_of
 from pblas.backends.local_step import LocalStep
@@ -93,11 +93,11 @@ class AwareChannel(DeviceChannel):
         super().__init__(hosts, arrays)
         self._comm = hosts.comm
 
-    def send(self, x: Array, dest: int, tag: int) -> Any:
+    def send(self, x: Array, dest: int, tag: int) -> DeviceTransfer:
         address, keep = self._tight(x)
         return self._deferred(lambda: Transfer(self._comm.Isend(_words(address, x), dest, tag), keep), keep)
 
-    def receive(self, x: Array, source: int, tag: int) -> Any:
+    def receive(self, x: Array, source: int, tag: int) -> DeviceTransfer:
         self.received_nbytes += x.nbytes
         target: Any = x
         return self._deferred(lambda: Transfer(self._comm.Irecv(_words(target.data.ptr, x), source, tag), x), x)

@@ -55,7 +55,7 @@ class DeviceChannel:
         self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()  # a mark, and a function to call after it
         self._landing: list[tuple[Any, Any]] = []  # a mark, and host memory in use until then
 
-    def send(self, x: Array, dest: int, tag: int) -> Any:
+    def send(self, x: Array, dest: int, tag: int) -> DeviceTransfer:
         """Start to send x (m x n, one stride is one element) to `dest`, after the lane's operations so far (local)."""
         host, where = _pinned(x), runs_of(x)
         assert where is not None, "pieces are strided runs"
@@ -64,7 +64,7 @@ class DeviceChannel:
         _copy(self._arrays.stream, host.ctypes.data, run, device_x.data.ptr, pitch, run, count, _DEVICE_TO_HOST)
         return self._deferred(lambda: self._hosts.send(host, dest, tag), (host, x))
 
-    def receive(self, x: Array, source: int, tag: int) -> Any:
+    def receive(self, x: Array, source: int, tag: int) -> DeviceTransfer:
         """Start to receive into x (m x n, contiguous) from `source` (local).
 
         Operations of the side lane after the end of the transfer see the data.
@@ -75,11 +75,11 @@ class DeviceChannel:
         transfer.started = self._hosts.receive(host, source, tag)
         return transfer
 
-    def signal(self, dest: int, tag: int) -> Any:
+    def signal(self, dest: int, tag: int) -> DeviceTransfer:
         """Send an empty message after the lane's operations so far (local)."""
         return self._deferred(lambda: self._hosts.signal(dest, tag), None)
 
-    def await_signal(self, source: int, tag: int) -> Any:
+    def await_signal(self, source: int, tag: int) -> DeviceTransfer:
         """Start to receive an empty message (local)."""
         transfer = DeviceTransfer(self, None)
         transfer.started = self._hosts.await_signal(source, tag)

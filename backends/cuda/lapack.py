@@ -128,7 +128,7 @@ class Lapack:
         if x.size:
             self._kernels.launch(stream, "lower", x.dtype.char, x.shape[1], place(x))
 
-    def inverse(self, stream: int, t: GpuArray, *, unit: bool) -> Any:
+    def inverse(self, stream: int, t: GpuArray, *, unit: bool) -> GpuArray:
         """T^-1 of a lower triangle of at most MOST_INVERTED rows; see `inverses`."""
         return self.inverses(stream, t, unit=unit, order=MOST_INVERTED)
 

@@ -99,9 +99,9 @@ class Plan:
 class Arrays:
     """The arrays of one call on this rank, all of them on the GPU (local)."""
 
-    x: Any  # input of the reduction or gather
-    out: Any  # result of the last kernel: the normalised rows, if rows are normalised
-    sums: Any  # result of the reduction: `out`, or the residual if rows are normalised
+    x: GpuArray  # input of the reduction or gather
+    out: GpuArray  # result of the last kernel: the normalised rows, if rows are normalised
+    sums: GpuArray  # result of the reduction: `out`, or the residual if rows are normalised
     base: int = 0  # number of the first element of `out` and `sums`
     x_base: int = 0  # number of the first element of x
     # of the epilogue's expression, in the order of its terms; arrays have the shape of `out`, or of its last dimension
@@ -246,13 +246,13 @@ def _row_pass(common: EngineResources, arrays: Arrays, x: int, out: int, weight:
     )
 
 
-def _array_at(address: int, shape: tuple[int, ...], dtype: Dtype, strides: object = None) -> Any:
+def _array_at(address: int, shape: tuple[int, ...], dtype: Dtype, strides: object = None) -> GpuArray:
     """An array in memory that the caller keeps alive."""
     memory = cupy.cuda.UnownedMemory(address, max(1, int(np.prod(shape)) * dtype.itemsize), None)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
-def _unowned(x: GpuArray) -> Any:
+def _unowned(x: GpuArray) -> GpuArray:
     """The same elements as words that CuPy can copy; the caller keeps the memory alive."""
     word = np.dtype(f"u{x.itemsize}") if x.itemsize <= 8 else x.dtype
     return _array_at(x.data.ptr, x.shape, word, x.strides)

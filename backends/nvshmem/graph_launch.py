@@ -213,7 +213,7 @@ _OPERAND_PITCH, _SHIFT = 1 << 40, 1 << 32
 """Made-up addresses: bytes from one operand to the next, and the distance between an operand's two addresses."""
 
 
-def _at_made_up_address(x: GpuArray, number: int, shift: int) -> Any:
+def _at_made_up_address(x: GpuArray, number: int, shift: int) -> GpuArray:
     """An array with the layout and alignment of x, at one of two made-up addresses."""
     place = (number + 1) * (_OPERAND_PITCH + shift * _SHIFT) + x.data.ptr % ALIGNMENT
     memory = cupy.cuda.UnownedMemory(place, _SHIFT, None, int(runtime.getDevice()))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.dtypes import GpuArray
     from pblas.backends.push_engine import Finish, GemmModes
 
     Start = Callable[[Stream], object]
@@ -122,9 +123,9 @@ class Product(NamedTuple):
     """A GEMM that planning lists before it runs: Z := alpha X Y, and its epilogue."""
 
     alpha: complex
-    x: Any
-    y: Any
-    z: Any
+    x: GpuArray
+    y: GpuArray
+    z: GpuArray
     conj: tuple[bool, bool]
     modes: GemmModes
     scales: tuple[Any, Any]
@@ -166,7 +167,7 @@ class Sink:
         """Other lanes will wait for the last operation of a lane."""
         self._lanes.mark(lane, index)
 
-    def packed(self, key: Hashable, make: Callable[[], object]) -> Any:
+    def packed(self, key: Hashable, make: Callable[[], GpuArray]) -> GpuArray:
         """The array of a key: `make` creates it at the first call, and the execution's memory keeps it."""
         if key not in self.memory:
             self.memory[key] = make()
@@ -182,7 +183,7 @@ class CapturingSink(Sink):
 class RecordingSink(Sink):
     """Passes operations to lanes that record them."""
 
-    def packed(self, key: Hashable, make: Callable[[], object]) -> Any:
+    def packed(self, key: Hashable, make: Callable[[], GpuArray]) -> GpuArray:
         """Raise NotRecordableError: each set of operands has packed copies at other addresses."""
         del make
         raise NotRecordableError(f"packed operands: {key}")

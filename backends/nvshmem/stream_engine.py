@@ -106,7 +106,7 @@ class StreamEngine:
             return None
         return [x.data.ptr if r == self._rank else heap.place_address(window, offset, r) for r in range(self._size)]
 
-    def scratch(self, nbytes: int) -> Any:
+    def scratch(self, nbytes: int) -> GpuArray:
         """Private memory of at least `nbytes` bytes, which all plans' executions use one after the other (local).
 
         Earlier graphs keep their smaller scratch.
@@ -116,15 +116,15 @@ class StreamEngine:
         sink.memory["scratch", memory.data.ptr] = memory
         return memory
 
-    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Any:
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         slow = 1 if strides[0] <= strides[1] else 0
         memory = cupy.cuda.alloc(max(shape[slow] * strides[slow], dtype.itemsize))
         return new_array(shape, dtype, memory, strides)
 
-    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Any:
+    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Array:
         return self._current.array(self._rank, offset, shape, dtype, order)
 
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Any:
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Array:
         return self._current.array(peer, offset, shape, dtype, order)
 
     def offset(self, peer: int, address: int) -> int:

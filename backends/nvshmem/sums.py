@@ -56,15 +56,15 @@ class Copies:
         if target.size:
             self._executions.sink.launch(lane, start)
 
-    def packed(self, key: tuple[Any, ...], like: GpuArray, order: Order) -> Any:
+    def packed(self, key: tuple[Any, ...], like: GpuArray, order: Order) -> GpuArray:
         """A tight array of the same shape. Each set of operands has its own array for the lifetime of its graphs."""
 
-        def make() -> Any:
+        def make() -> GpuArray:
             return new_array(like.shape, like.dtype, self._private.new(like.nbytes).data, order=order)
 
         return self._executions.sink.packed((*key, like.shape, like.dtype, order, like.data.ptr), make)
 
-    def tight(self, lane: str, x: Array, order: Order) -> Any:
+    def tight(self, lane: str, x: Array, order: Order) -> GpuArray:
         """The array, or a copy of it that is tight and in the given order."""
         if is_tight(x, order):
             return x
@@ -74,18 +74,18 @@ class Copies:
         self.copy(lane, x, target)
         return target
 
-    def reordered(self, lane: str, x: GpuArray, order: Order) -> Any:
+    def reordered(self, lane: str, x: GpuArray, order: Order) -> GpuArray:
         """A copy of an array in the other storage order."""
         target = self.packed(("order",), x, order)
         self._assign(lane, x, target)
         return target
 
-    def padded(self, lane: str, x: GpuArray, number: int, shape: tuple[int, int], order: Order) -> Any:
+    def padded(self, lane: str, x: GpuArray, number: int, shape: tuple[int, int], order: Order) -> GpuArray:
         """A copy of operand `number` of a product at the start of a larger array, with zeros after it."""
         kernels, count = self._strided_copy, shape[0] * shape[1]
         key = "padded", number, shape, x.dtype, order, x.data.ptr, x.shape, x.strides
 
-        def make() -> Any:
+        def make() -> GpuArray:
             return new_array(shape, x.dtype, self._private.new(count * x.dtype.itemsize).data, order=order)
 
         whole = self._executions.sink.packed(key, make)
@@ -100,7 +100,7 @@ class Copies:
     def _strided_copy(self) -> StridedCopy:
         return StridedCopy()
 
-    def conjugated(self, lane: str, x: GpuArray, number: int) -> Any:
+    def conjugated(self, lane: str, x: GpuArray, number: int) -> GpuArray:
         """A copy of conj(X), operand `number` of a product."""
         order: Order = "F" if x.strides[0] <= x.strides[1] else "C"
         target = self.packed(("conj", number), x, order)
