@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from decimal import Decimal, InvalidOperation
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 try:
     from rich.box import SIMPLE_HEAD as SIMPLE_HEAD  # noqa: PLC0414 - for the commands
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from _typeshed import SupportsWrite
 
-    Commands = argparse._SubParsersAction["Parser"]  # noqa: SLF001 - it has no public name
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # to which a command adds its parser
 
 # Environment variables with the rank of a process: of MPICH and Intel MPI, Open MPI, PMIx, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
