@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from _typeshed import SupportsWrite
 
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # to which a command adds its parser
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - to which a command adds its parser
 
 # Environment variables with the rank of a process: of MPICH and Intel MPI, Open MPI, PMIx, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
