@@ -291,7 +291,7 @@ class Agreement:
 
     # Small values
 
-    def gather(self, value: Any, step: str, ranks: Sequence[int] | None = None) -> list[Any]:
+    def gather(self, value: object, step: str, ranks: Sequence[int] | None = None) -> list[Any]:
         """**Collective** over the `ranks`. The small Python value of each rank, in the order of `ranks`.
 
         In round k each rank sends its known values to the 2^k-th rank after it: ceil(log2 P) rounds for P ranks.
@@ -306,7 +306,7 @@ class Agreement:
             distance *= 2
         return [known[i] for i in range(count)]
 
-    def broadcast(self, value: Any, root: int, step: str) -> Any:
+    def broadcast(self, value: object, root: int, step: str) -> Any:
         """**Collective.** A small Python value of one rank, on all ranks, by a binomial tree."""
         place, distance = (self.rank - root) % self.size, 1
         while distance < self.size and not place & distance:
@@ -342,7 +342,7 @@ class Agreement:
 
     def wait(
         self,
-        arrived: Callable[[], Any],
+        arrived: Callable[[], object],
         step: str,
         timeout: float | None = None,
         *,

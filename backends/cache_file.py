@@ -29,7 +29,7 @@ class Ranks(Protocol):
     def rank(self) -> int:
         """This rank's number (local)."""
 
-    def broadcast_object(self, value: Any, root: int) -> Any:
+    def broadcast_object(self, value: object, root: int) -> Any:
         """**Collective.** A small Python value of `root`, on all ranks."""
 
 
@@ -65,7 +65,7 @@ class Cache(Generic[Key, Value]):
         what: str,
         version: int,
         read: Callable[[Any], tuple[Key, Value]],
-        plain: Callable[[Key, Value], dict[str, Any]],
+        plain: Callable[[Key, Value], dict[str, object]],
     ) -> None:
         self.path: Path | None = store_path(*names)  # the file; None without a home directory (local)
         self.entries: dict[Key, Value] = {}

@@ -14,7 +14,7 @@ from pblas import errors
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.delayed_channel import DelayedChannel
-from pblas.backends.dtypes import Array, address_of
+from pblas.backends.dtypes import Array, Dtype, Order, address_of
 from pblas.backends.host_ranks import HostRanks, Location
 from pblas.backends.interop import host_array
 from pblas.backends.recorder import Recorder
@@ -78,7 +78,7 @@ class CpuBackend(HostRanks):
 
     # Arrays
 
-    def as_array(self, x: Any) -> Array:
+    def as_array(self, x: object) -> Array:
         if hasattr(x, "__cuda_array_interface__"):
             raise errors.ArgumentError(
                 f"the array is on a GPU, a context with backend={self.name!r} multiplies in host memory; "
@@ -86,13 +86,13 @@ class CpuBackend(HostRanks):
             )
         return host_array(x)
 
-    def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def new(self, shape: tuple[int, ...], dtype: Dtype) -> Array:
         return np.empty(shape, dtype)
 
     def is_here(self, x: Array) -> bool:
         return isinstance(x, np.ndarray)
 
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         raw = np.asarray(memory)
         if 0 in shape:
             return np.empty(shape, dtype, order="F" if strides[0] < strides[1] else "C")
@@ -168,7 +168,7 @@ class CpuBackend(HostRanks):
         return block, entries
 
     def peer_block(
-        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
+        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order
     ) -> Array:
         if not isinstance(block, Block):
             return np.ndarray(shape, dtype, block.data, offset, order=order)

@@ -57,7 +57,7 @@ def lacking(method: str) -> NotImplementedError:
 class Programs(OrderedDict[Any, Any]):
     """CUDA graphs of the most recently used executions, by their keys; empty on CPUs."""
 
-    def keep(self, key: Any, program: Any) -> None:
+    def keep(self, key: object, program: object) -> None:
         """Add a recording, and drop the least recently used one if there are too many (local)."""
         self[key] = program
         self.move_to_end(key)
@@ -149,7 +149,7 @@ class Elementwise(Protocol):
         """Raise ArgumentError if `evaluate` takes no expressions of so many operands; `opname` is for the message."""
 
     @traced("sum", "evaluate", "out")
-    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
+    def evaluate(self, tree: Node, operands: Mapping[str, object], compute: Dtype, out: Array) -> None:
         """Out := an expression of numbers and arrays of any dtypes, rounded once.
 
         Args:
@@ -161,7 +161,7 @@ class Elementwise(Protocol):
 
     @untraced
     def combining(
-        self, tree: Node, operands: Mapping[str, Any], name: str, compute: Dtype, out: Array
+        self, tree: Node, operands: Mapping[str, object], name: str, compute: Dtype, out: Array
     ) -> Callable[[Array, Array], None] | None:
         """A function put(x, part) that updates a part of out while one operand arrives in pieces (local).
 
@@ -177,7 +177,9 @@ class Elementwise(Protocol):
         """
 
     @traced("sum", "epilogue", "out")
-    def finish(self, epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array, stream: Any = None) -> None:
+    def finish(
+        self, epilogue: Epilogue, x: Array, operands: Mapping[str, object], out: Array, stream: object = None
+    ) -> None:
         """Out := the epilogue of X, in the precision in which X's elements are added, rounded once.
 
         Args:
@@ -193,15 +195,15 @@ class Elementwise(Protocol):
         """
 
     @traced("sum", "add rows", "x")
-    def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
+    def add_rows(self, x: Array, out: Array, stream: object = None) -> None:
         """Out := the sum of the rows of X, of any strides, added in 32 bits at least; `stream` is as in `finish`."""
 
     @traced("sum", "largest", "x")
-    def largest(self, x: Array, out: Array, stream: Any = None) -> None:
+    def largest(self, x: Array, out: Array, stream: object = None) -> None:
         """Out := the largest |element| of a real X, as one float32: NaN if it has one, 0 if it has no elements."""
 
     @traced("sum", lambda kind, x, *_, **__: (f"reduce: {kind}", {"bytes": x.nbytes}))
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
         """Reduce the elements of X, converted to `dtype` and divided by `scale`, along an axis or all together.
 
         Args:
@@ -244,7 +246,7 @@ class Elementwise(Protocol):
         """
 
 
-def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[str, Any]]:
+def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[str, object]]:
     m, n = z.shape
     return f"{name} {m} x {n} x {k}", {"flops": flops}
 
@@ -515,7 +517,7 @@ class Lanes(Protocol):
     """Order of operations."""
 
     @untraced
-    def begin(self, stream: Any = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
+    def begin(self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
         """Begin an execution; returns when the caller's stream is idle. The first call loads libraries.
 
         Args:
@@ -533,7 +535,7 @@ class Lanes(Protocol):
         """Return when both lanes are idle."""
 
     @untraced
-    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
+    def replayed(self, programs: Programs, key: Callable[[], object], body: Callable[[], None]) -> bool:
         """Run a body that only calls methods of this device, or replay it.
 
         A GPU runs the body twice at most, records it, and replays the recording from the third time on: the host needs
@@ -564,7 +566,7 @@ class Lanes(Protocol):
         """Work issued on this lane from now on starts after a mark of the other lane; None: no mark."""
 
     @untraced
-    def check_stream(self, operation: str, stream: Any, *, waits: bool) -> None:
+    def check_stream(self, operation: str, stream: object, *, waits: bool) -> None:
         """Check the caller's stream, and wait until it is idle if `waits`; optional (local).
 
         Args:

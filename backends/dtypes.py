@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ctypes import c_size_t
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -14,6 +14,7 @@ Dtype = np.dtype[Any]
 Array = np.ndarray[tuple[Any, ...], Dtype]
 Vector = np.ndarray[tuple[int], Dtype]
 Table = np.ndarray[tuple[int, int], Dtype]
+Index = slice | Array  # of elements along one dimension
 Real = np.floating[Any]
 Number = np.inexact[Any]
 Scalar = complex | np.number[Any]
@@ -79,6 +80,39 @@ def strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array
     """
     words = x.view(np.uint8) if x.dtype in FLOAT8 else x
     return np.lib.stride_tricks.as_strided(words, shape, strides).view(x.dtype)
+
+
+class GpuArray(Protocol):
+    """What pblas uses of a CuPy array, since CuPy has no types; every `Array` is one to a type checker."""
+
+    @property
+    def data(self) -> Any:
+        """The memory from the first element on: a `cupy.cuda.MemoryPointer`."""
+
+    @property
+    def shape(self) -> tuple[Any, ...]: ...
+    @property
+    def strides(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Dtype: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def flags(self) -> Any: ...
+    @property
+    def T(self) -> Self: ...
+    def view(self, dtype: object, /) -> Any: ...
+    def conj(self) -> Any: ...
+    def __iter__(self) -> Any: ...
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
+    def __setitem__(self, index: Any, value: Any, /) -> None: ...
 
 
 class ProductDtypes(NamedTuple):

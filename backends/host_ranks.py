@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot
     from pblas.backends.transport import Channel, HostChannel, Transport
@@ -170,11 +170,11 @@ class HostRanks(ABC):
         """Raise this rank's error in the middle of a call, which breaks the context: see `Agreement.abort` (local)."""
         self.agreement.abort(error)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: object) -> list[Any]:
         """**Collective.** A small Python value of each rank, in the order of ranks."""
         return self.agreement.gather(value, "gather of small values")
 
-    def broadcast_object(self, value: Any, root: int) -> Any:
+    def broadcast_object(self, value: object, root: int) -> Any:
         """**Collective.** A small Python value of `root`, on all ranks."""
         return self.agreement.broadcast(value, root, "broadcast of a value")
 
@@ -189,11 +189,11 @@ class HostRanks(ABC):
     # Arrays
 
     @abstractmethod
-    def as_array(self, x: Any) -> Array:
+    def as_array(self, x: object) -> Array:
         """X as an array in the memory of this backend; nothing is copied if it is one (local)."""
 
     @abstractmethod
-    def new(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def new(self, shape: tuple[int, ...], dtype: Dtype) -> Array:
         """An uninitialised private array in C order, in the memory of this backend (local)."""
 
     @abstractmethod
@@ -201,7 +201,7 @@ class HostRanks(ABC):
         """Whether an array is in the memory of this backend (local)."""
 
     @abstractmethod
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: np.dtype[Any]) -> Array:
+    def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         """An array at the start of memory from `allocate`, which the array keeps alive (local)."""
 
     @abstractmethod
@@ -324,9 +324,7 @@ class HostRanks(ABC):
         entry: tuple[int, ...] = tuple(location[1][peer].tolist())
         return entry
 
-    def peer_array(
-        self, location: Location, peer: int, shape: tuple[int, int], dtype: np.dtype[Any], order: str
-    ) -> Array:
+    def peer_array(self, location: Location, peer: int, shape: tuple[int, int], dtype: Dtype, order: str) -> Array:
         """The array that a near peer published, in place (local)."""
         # The strides give the order; only backends that copy use `order`.
         window, offset, rows, columns = self.published(location, peer)
@@ -336,7 +334,7 @@ class HostRanks(ABC):
 
     @abstractmethod
     def peer_block(
-        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Any
+        self, block: Any, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order
     ) -> Array:
         """A tight array `offset` bytes into a near peer's, or this rank's, part of a symmetric block (local)."""
 

@@ -30,7 +30,7 @@ class Stream:
         return 0, self._handle
 
 
-def is_tensor(x: Any) -> bool:
+def is_tensor(x: object) -> bool:
     """Whether x is a tensor of torch."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
@@ -88,7 +88,7 @@ def check_tensor(x: Any) -> None:
         )
 
 
-def has_memory(x: Any) -> bool:
+def has_memory(x: object) -> bool:
     """Whether x is an array whose memory can be used in place, unlike a number or a list (local)."""
     return (
         isinstance(x, np.ndarray) or is_tensor(x) or hasattr(x, "__cuda_array_interface__") or hasattr(x, "__dlpack__")
@@ -116,9 +116,9 @@ def current_stream(x: Any) -> Stream | None:
 class Target(NamedTuple):
     """Destination of a result."""
 
-    theirs: Any  # the caller's array, or a new one of its library; None if `array` is converted in the end (local)
+    theirs: object  # the caller's array, or a new one of its library; None if `array` is converted in the end (local)
     array: Array  # the backend's array on the same memory (local)
-    like: Any  # an array of the caller's library (local)
+    like: object  # an array of the caller's library (local)
 
     @property
     def result(self) -> Any:
@@ -149,12 +149,12 @@ def empty(shape: tuple[int, ...], like: Any, dtype: Dtype | None = None) -> Any:
     return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype.name), device=like.device)
 
 
-def to_library(result: Array, like: Any) -> Any:
+def to_library(result: Array, like: object) -> Any:
     """A result as an array of the library of `like`, on the same memory (local)."""
     return result if isinstance(like, (type(result), np.ndarray)) else library_of(like).from_dlpack(result)
 
 
-def library_of(like: Any) -> Any:
+def library_of(like: object) -> Any:
     """The library of an array.
 
     >>> library_of(np.zeros(1)) is np
@@ -165,7 +165,7 @@ def library_of(like: Any) -> Any:
     return _library(like)
 
 
-def makes_arrays(like: Any) -> bool:
+def makes_arrays(like: object) -> bool:
     """Whether the library of an array creates arrays from DLPack.
 
     >>> makes_arrays(np.zeros(1)), makes_arrays([0.0])
@@ -174,7 +174,7 @@ def makes_arrays(like: Any) -> bool:
     return isinstance(like, np.ndarray) or hasattr(_library(like), "from_dlpack")
 
 
-def _library(x: Any) -> Any:
+def _library(x: object) -> Any:
     if isinstance(x, np.ndarray):
         return np
     return getattr(x, "__array_namespace__", lambda: sys.modules[type(x).__module__.partition(".")[0]])()

@@ -15,20 +15,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pblas.backends.traced import Kind, product_text, ranks_text, traced, untraced
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.dtypes import Array, Dtype, GpuArray, Order
     from pblas.backends.engine_limits import Flag
     from pblas.epilogues import Node
 
-    Put = tuple[int, Array, int, Any]  # peer, source, bytes from the start of the peer's workspace, storage order
+    Handle = Any  # an object of an engine that its caller only hands back
+    Put = tuple[int, Array, int, Order]  # peer, source, bytes from the start of the peer's workspace, storage order
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
     """A portion of a result, Z := alpha X Y + terms + beta Z, computed in 32 bits and rounded once."""
 
-    x: Any  # m x k (local)
-    y: Any  # k x n (local)
-    z: Any  # m x n (local)
+    x: Array  # m x k (local)
+    y: Array  # k x n (local)
+    z: Array  # m x n (local)
     # flag of this rank that signals the arrival of X and Y; the wait resets it. None: they are available
     awaits: Flag | None = None
     ready: float = 0.0  # expected arrival in microseconds after the start, not before that of earlier portions
@@ -37,11 +38,11 @@ class Portion:
     signal: Flag | None = None
     partial: bool = False  # whether Z is alpha X Y alone
     # arrays like Z to add, in this order, each with the flag that signals its arrival; the wait resets it
-    terms: tuple[tuple[Any, Flag], ...] = ()
+    terms: tuple[tuple[Array, Flag], ...] = ()
     terms_late: bool = False  # whether the terms arrive only after X Y is computed
-    old: Any = None  # array read in beta Z, which may be Z; None if beta is 0 (local)
+    old: Array | None = None  # array read in beta Z, which may be Z; None if beta is 0 (local)
     # more arrays like Z that get the portion, each with this rank's flag to set at a peer, or None
-    places: tuple[tuple[Any, Flag | None], ...] = ()
+    places: tuple[tuple[Array, Flag | None], ...] = ()
     interleaved: int = 0  # number of directly preceding portions whose tiles may alternate with the tiles of this one
     origin: tuple[int, int] = (0, 0)  # row and column of Z in the block that gets the epilogue
 
@@ -59,7 +60,7 @@ class Finish:
     tree: Node  # from `pblas.epilogues.parse` (global)
     operands: Mapping[str, Any]  # by name; arrays have the shape of the block, perhaps with strides of 0 (local)
 
-    def of(self, view: Callable[[Any], Any]) -> Finish:
+    def of(self, view: Callable[[Array], Array]) -> Finish:
         """The same epilogue for a view of the block (local)."""
         return Finish(self.tree, {name: view(z) if is_array(z) else z for name, z in self.operands.items()})
 
@@ -75,7 +76,7 @@ class GemmModes:
 EXACT = GemmModes()  # the modes of a product that is to be as precise as its dtypes allow
 
 
-def is_array(x: Any) -> bool:
+def is_array(x: object) -> bool:
     """Whether an operand is an array, not a number (local)."""
     return bool(getattr(x, "shape", ()))
 
@@ -84,27 +85,29 @@ def is_array(x: Any) -> bool:
 class Output:
     """Destination of a sum: out := epilogue(sum + beta old), rounded once."""
 
-    out: Any  # an array (local)
+    out: Array  # an array (local)
     beta: complex = 0.0  # scalar (global)
-    old: Any = None  # an array like `out`, which may be `out`; None if beta is 0 (local)
+    old: Array | None = None  # an array like `out`, which may be `out`; None if beta is 0 (local)
     finish: Finish | None = None  # epilogue, applied before `out` is rounded (local)
 
 
-def _gets_text(gets: Sequence[tuple[int, int, Array]]) -> tuple[str, dict[str, Any]]:
+def _gets_text(gets: Sequence[tuple[int, int, Array]]) -> tuple[str, dict[str, object]]:
     return f"get from {ranks_text(get[0] for get in gets)}", {"bytes": sum(get[2].nbytes for get in gets)}
 
 
-def _burst_kind(puts: Any, _phase: int, _peers: Any, awaits: Any, _step: str) -> Kind:
+def _burst_kind(puts: object, _phase: int, _peers: object, awaits: object, _step: str) -> Kind:
     return "wait" if awaits and not puts else "copy"  # a barrier, or copies
 
 
-def _burst_text(puts: Any, phase: int, peers: Any, awaits: Any, step: str) -> tuple[str, dict[str, Any]]:
+def _burst_text(
+    puts: Sequence[Put], phase: int, peers: Iterable[int], awaits: Iterable[int], step: str
+) -> tuple[str, dict[str, object]]:
     if awaits and not puts:
         return f"{step} {ranks_text(awaits)}", {"phase": phase}
     return f"push to {ranks_text(peers)}", {"bytes": sum(put[1].nbytes for put in puts), "phase": phase}
 
 
-def _portions_text(_alpha: complex, portions: list[Portion], *_: Any, **__: Any) -> tuple[str, dict[str, Any]]:
+def _portions_text(_alpha: complex, portions: list[Portion], *_: object, **__: object) -> tuple[str, dict[str, object]]:
     text, details = product_text([(portion.x, portion.y, portion.z) for portion in portions])
     sent = 0
     for portion in portions:
@@ -113,15 +116,17 @@ def _portions_text(_alpha: complex, portions: list[Portion], *_: Any, **__: Any)
     return text, details | ({"sent": sent} if sent else {})
 
 
-def _sum_text(parts: list[Array], output: Output) -> tuple[str, dict[str, Any]]:
+def _sum_text(parts: list[Array], output: Output) -> tuple[str, dict[str, object]]:
     return f"add {len(parts)} partial products" if len(parts) > 1 else "round", {"bytes": output.out.nbytes}
 
 
-def _all_gather_text(shard: Array, _order: Order, _slots: Any, first: list[int], *_: Any) -> tuple[str, dict[str, Any]]:
+def _all_gather_text(
+    shard: Array, _order: Order, _slots: Handle, first: list[int], *_: object
+) -> tuple[str, dict[str, object]]:
     return "all-gather in one kernel", {"bytes": first[-1] * shard.itemsize}
 
 
-def _reduce_scatter_text(parts: list[Array], *_: Any) -> tuple[str, dict[str, Any]]:
+def _reduce_scatter_text(parts: list[Array], *_: object) -> tuple[str, dict[str, object]]:
     return "reduce-scatter in one kernel", {"bytes": sum(part.nbytes for part in parts)}
 
 
@@ -131,30 +136,30 @@ class Engine(Protocol):
     # Memory
 
     @untraced
-    def reserve(self, nbytes: int, phases: int) -> Any:
+    def reserve(self, nbytes: int, phases: int) -> Handle:
         """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
         All plans ask for the same number of phases. Growing allocates another workspace: plans keep their first one.
         """
 
     @untraced
-    def slots(self, count: int, nbytes: int) -> Any:
+    def slots(self, count: int, nbytes: int) -> Handle:
         """**Collective.** `count` slots of `nbytes` bytes on every rank, for reductions and gathers by one kernel."""
 
     @untraced
-    def scratch(self, nbytes: int) -> Any:
+    def scratch(self, nbytes: int) -> GpuArray:
         """At least `nbytes` bytes of private memory, shared by successive executions of all plans."""
 
     @untraced
-    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Any:
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         """A new local array of a matrix, in private memory."""
 
     @untraced
-    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
+    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Array:
         """A tight array in this rank's own workspace of the current call."""
 
     @untraced
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Any:
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Array:
         """A tight array in the workspace of a peer of the current call, to be written."""
 
     @untraced
@@ -168,7 +173,7 @@ class Engine(Protocol):
     # Executions
 
     @untraced
-    def program(self, recording: Any = None, places: Sequence[int] = ()) -> Any:
+    def program(self, recording: Handle | None = None, places: Sequence[int] = ()) -> Handle:
         """State of the executions on one set of arrays.
 
         Args:
@@ -177,7 +182,7 @@ class Engine(Protocol):
         """
 
     @untraced
-    def record(self, operands: Sequence[Array], execution: Callable[[list[Any]], Callable[[], None]]) -> Any:
+    def record(self, operands: Sequence[Array], execution: Callable[[list[Array]], Callable[[], None]]) -> Handle:
         """Record the launches of an execution on operands of these layouts; None if they cannot be replayed.
 
         Args:
@@ -186,7 +191,7 @@ class Engine(Protocol):
         """
 
     @untraced
-    def run(self, program: Any, body: Callable[[], None], stream: Any) -> None:
+    def run(self, program: Handle, body: Callable[[], None], stream: object) -> None:
         """Run one execution. The body issues its operations; on GPUs a graph launch may replace the body."""
 
     @untraced
@@ -194,11 +199,11 @@ class Engine(Protocol):
         """**Collective.** Choose algorithms and load kernels before the first execution."""
 
     @untraced
-    def seconds(self, program: Any, body: Callable[[], None]) -> float:
+    def seconds(self, program: Handle, body: Callable[[], None]) -> float:
         """**Collective.** Measure one execution: its seconds on this rank. All ranks begin together."""
 
     @untraced
-    def call(self, workspace: Any) -> AbstractContextManager[None]:
+    def call(self, workspace: Handle) -> AbstractContextManager[None]:
         """Context of one execution, which uses the next parity of the workspace if it needs one."""
 
     # Operations; all but the first two issue work on a lane
@@ -288,7 +293,7 @@ class Engine(Protocol):
         """Output := the sum of the parts, added in their order."""
 
     @traced("copy", _all_gather_text)
-    def all_gather(self, lane: str, shard: Array, order: Order, slots: Any, first: list[int], offset: int) -> None:
+    def all_gather(self, lane: str, shard: Array, order: Order, slots: Handle, first: list[int], offset: int) -> None:
         """Gather the shards of all ranks, tight and one after the other, in this rank's workspace.
 
         Args:
@@ -302,7 +307,7 @@ class Engine(Protocol):
 
     @traced("sum", _reduce_scatter_text)
     def reduce_scatter(
-        self, lane: str, parts: list[Array], order: Order, slots: Any, contributing: list[int], output: Output
+        self, lane: str, parts: list[Array], order: Order, slots: Handle, contributing: list[int], output: Output
     ) -> None:
         """Output := the sum of all ranks' partial products of this rank's shard of D.
 
@@ -316,7 +321,7 @@ class Engine(Protocol):
         """
 
     @traced("sum", "all-reduce in one shot", "partial")
-    def one_shot(self, lane: str, partial: Array, slots: Any, contributing: list[int], output: Output) -> None:
+    def one_shot(self, lane: str, partial: Array, slots: Handle, contributing: list[int], output: Output) -> None:
         """Output := the sum of all ranks' partial products, on all ranks; each rank adds all of it.
 
         Args:
@@ -333,9 +338,9 @@ class Engine(Protocol):
         lane: str,
         wire: Dtype,
         first: list[int],
-        slots: Any,
+        slots: Handle,
         results_at: int,
-        peer_addresses: Any,
+        peer_addresses: list[int] | None,
         phase: int,
         contributing: list[int],
         output: Output,

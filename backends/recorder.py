@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from pblas.backends.dtypes import Array
+    from pblas.backends.transport import Transfer
 
 
 Described = tuple[str, Kind, str, dict[str, Any]]  # the lane, kind, name and details of an operation, as in `Event`
@@ -78,7 +79,7 @@ class Open:
     kind: Kind
     name: str
     details: dict[str, Any]
-    since: Any
+    since: object
 
 
 class Recorder:
@@ -182,12 +183,12 @@ class Recorder:
 
     # Recording
 
-    def _replace(self, target: object, name: str, replacement: Any) -> None:
+    def _replace(self, target: object, name: str, replacement: object) -> None:
         self._replaced.append((target, name, vars(target).get(name)))
         setattr(target, name, replacement)
 
-    def _recorded(self, method: Callable[..., Any], describe: Callable[..., Described | None]) -> Callable[..., Any]:
-        def recorded(*arguments: Any, **options: Any) -> Any:
+    def _recorded(self, method: Callable[..., Any], describe: Callable[..., Described | None]) -> Callable[..., object]:
+        def recorded(*arguments: object, **options: object) -> Any:
             described = describe(*arguments, **options)
             if described is None:
                 return method(*arguments, **options)
@@ -218,11 +219,11 @@ class Recorder:
             if stack:
                 stack[-1].since = now
 
-    def _end(self, op: Open, mark: Any) -> None:
+    def _end(self, op: Open, mark: object) -> None:
         if op.since is not None and not self.is_full:
             self._recorded_spans.append((op, op.since, mark))
 
-    def _on_side_lane(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _on_side_lane(self, method: Callable[..., Any]) -> Callable[..., object]:
         @contextmanager
         def on_side_lane(what: str = "", kind: Kind = "copy") -> Iterator[None]:
             with method(what, kind):
@@ -234,7 +235,7 @@ class Recorder:
 
         return on_side_lane
 
-    def _receive(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _receive(self, method: Callable[..., Any]) -> Callable[..., object]:
         def receive(x: Array, source: int, tag: int) -> Any:
             if self.is_full:
                 return method(x, source, tag)
@@ -261,7 +262,7 @@ class _Followed:
 
     __slots__ = ("_arrival", "_transfer")
 
-    def __init__(self, transfer: Any, arrival: Arrival) -> None:
+    def __init__(self, transfer: Transfer, arrival: Arrival) -> None:
         self._transfer, self._arrival = transfer, arrival
 
     def done(self) -> bool:

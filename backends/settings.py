@@ -17,13 +17,13 @@ _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 
 def checked_name(
     backend: Any,
-    transport: Any,
+    transport: object,
     *,
-    timeout: Any,
+    timeout: object,
     threads: Any,
-    ranks_per_node: Any,
-    link: Any,
-    device: Any,
+    ranks_per_node: object,
+    link: object,
+    device: object,
     is_group: bool = False,
 ) -> Name:
     """The requested backend, or that of CPUs if a setting is of CPUs only; the arguments are those of `Context`.
@@ -74,7 +74,7 @@ def checked_name(
     return chosen
 
 
-def check_tuning(tuning: Any) -> None:
+def check_tuning(tuning: object) -> None:
     """Raise ArgumentError unless `tuning` of `Context` is one of its values.
 
     >>> check_tuning("fixed")
@@ -83,7 +83,7 @@ def check_tuning(tuning: Any) -> None:
         raise errors.ArgumentError(f"Context: tuning must be 'measured' or 'fixed', got {tuning!r}")
 
 
-def check_start(nbytes: Any, device: Any, timeout: Any) -> None:
+def check_start(nbytes: object, device: object, timeout: object) -> None:
     """Raise ArgumentError for invalid arguments of `init_nvshmem`.
 
     >>> check_start(1 << 30, None, TIMEOUT)
@@ -103,12 +103,12 @@ def _check_count(operation: str, name: str, value: Any) -> None:
         raise errors.ArgumentError(f"{operation}: {name} must be None or a positive integer, got {value!r}")
 
 
-def _check_device(operation: str, device: Any) -> None:
+def _check_device(operation: str, device: object) -> None:
     if device is not None and not _is(device, Integral):
         raise errors.ArgumentError(f"{operation}: device must be None or the number of a visible GPU, got {device!r}")
 
 
-def _is(value: Any, kind: type) -> bool:
+def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 

@@ -36,10 +36,10 @@ class Block(blocks.Block):
 
     __slots__ = ("memory",)
 
-    memory: Any
+    memory: object
 
     @property
-    def __array_interface__(self) -> dict[str, Any]:
+    def __array_interface__(self) -> dict[str, object]:
         return {"shape": (self.nbytes,), "typestr": "|u1", "data": (self.address, False), "version": 3}
 
 

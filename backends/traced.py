@@ -24,7 +24,9 @@ class Mark:
     on_host: bool = False  # whether the host waits, and not a lane of the device
     has_stream: bool = False  # whether the operation runs on a stream of the caller, which is no lane
 
-    def described(self, lane: str, *arguments: Any, **named: Any) -> tuple[str, Kind, str, dict[str, Any]] | None:
+    def described(
+        self, lane: str, *arguments: object, **named: object
+    ) -> tuple[str, Kind, str, dict[str, object]] | None:
         """Lane, kind, name and details of a call; None if it does nothing."""
         text = self.text(*arguments, **named)
         if text is None:
@@ -68,7 +70,7 @@ def _with_bytes(name: str, parameters: list[str], of: str) -> Text:
     return lambda *args, **named: (name, {"bytes": (args[index] if index < len(args) else named[of]).nbytes})
 
 
-def product_text(products: list[tuple[Any, Any, Any]]) -> tuple[str, dict[str, Any]]:
+def product_text(products: list[tuple[Any, Any, Any]]) -> tuple[str, dict[str, object]]:
     """Name and sizes of some products Z := X Y, each a batch perhaps.
 
     >>> import numpy as np

@@ -99,7 +99,7 @@ class SmallValues(Protocol):
     def rank(self) -> int:
         """The number of this rank (local)."""
 
-    def gather(self, value: Any, step: str, ranks: Sequence[int] | None = None) -> list[Any]:
+    def gather(self, value: object, step: str, ranks: Sequence[int] | None = None) -> list[Any]:
         """**Collective** over the `ranks`. The value of each, in their order: see `Agreement.gather`."""
 
 

@@ -32,7 +32,7 @@ def checked_int(where: str, name: str, value: Any, low: int, high: int | None = 
     return int(value)
 
 
-def checked_index(where: str, name: str, value: Any, stop: int | None = None) -> None:
+def checked_index(where: str, name: str, value: object, stop: int | None = None) -> None:
     """Check an index: an int in 0..stop-1, or an array of signed integers.
 
     The elements of an array are not checked: that would need the array's library, and a wait for a GPU that holds them.

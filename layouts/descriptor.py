@@ -526,7 +526,7 @@ lld=None takes the least.
 
         return Drawing(self.grid, self.rows, self.columns, self.order, self.lld)
 
-    def _check_element(self, where: str, i: Any, j: Any) -> None:
+    def _check_element(self, where: str, i: object, j: object) -> None:
         """Raise LayoutError unless (i, j) is the global index of an element."""
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "i", i, self.m)
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "j", j, self.n)

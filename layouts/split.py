@@ -282,7 +282,7 @@ class Split:
         return Split(g1 - g0, self.nb, self.nprocs, src, self.nb - (g0 - self._first) % self.nb)
 
 
-def blocks_of(where: str, name: str, n: int, nprocs: int, counts: Any) -> tuple[int, int, int]:
+def blocks_of(where: str, name: str, n: int, nprocs: int, counts: object) -> tuple[int, int, int]:
     """nb, inb and src of the distribution that gives process p the next counts[p] elements.
 
     >>> blocks_of("row_wise", "rows", 11, 4, [2, 4, 4, 1]), blocks_of("row_wise", "rows", 5, 3, [0, 3, 2])

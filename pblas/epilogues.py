@@ -291,7 +291,7 @@ class Epilogue:
     Epilogue('silu(x)')
     """
 
-    def __init__(self, expression: str, **operands: Any) -> None:
+    def __init__(self, expression: str, **operands: object) -> None:
         self.expression: str = NAMED.get(str(expression), expression)
         self.operands: MappingProxyType[str, Any] = MappingProxyType(operands)
         self.tree: Node | None = None  # the tree of the expression; None for "rmsnorm" (global)
@@ -339,7 +339,7 @@ class Epilogue:
                 f"{opname}: epilogue {self.expression!r}: {self.needs_real} is for real arrays, x is {dtype.name}"
             )
 
-    def after_bias(self, bias: Any) -> Epilogue:
+    def after_bias(self, bias: object) -> Epilogue:
         """The epilogue of x + bias.
 
         Args:
@@ -357,7 +357,7 @@ class Epilogue:
             raise errors.ArgumentError(f"there is a bias and the epilogue {self.expression!r}, {taken}")
         return Epilogue(text, **self.operands, bias=bias)
 
-    def __reduce__(self) -> tuple[Any, tuple[str, dict[str, Any]]]:
+    def __reduce__(self) -> tuple[Any, tuple[str, dict[str, object]]]:
         return _epilogue, (self.expression, dict(self.operands))
 
     def __repr__(self) -> str:
@@ -397,7 +397,7 @@ def _check_names(text: str, expression: str, operands: tuple[str, ...]) -> None:
             raise errors.ArgumentError(f"{text!r}: the operand {name} is not used; leave it out")
 
 
-def _check_rmsnorm(operands: Mapping[str, Any]) -> None:
+def _check_rmsnorm(operands: Mapping[str, object]) -> None:
     """Raise ArgumentError unless all operands are operands of "rmsnorm"."""
     for name in operands:
         if name not in ("weight", "eps", "residual"):

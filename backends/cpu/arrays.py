@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from pblas import errors
 from pblas.backends.cpu import blas, elementwise, lapack, pointwise, random, reductions
 from pblas.backends.cpu.blas import syr2k, syrk, trsm
 from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
-from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
+from pblas.backends.dtypes import Array, Dtype, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class HostArrays(Device):
     def empty(self, nbytes: int) -> Array:
         return np.empty(nbytes, np.uint8)
 
-    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Any = "F") -> Array:
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Order = "F") -> Array:
         return np.ndarray(shape, dtype, memory.data, order=order)
 
     def scratch(self, shape: tuple[int, int], dtype: Dtype) -> Array:
@@ -66,31 +66,33 @@ class HostArrays(Device):
     def check_operands(self, opname: str, count: int) -> None:
         pass
 
-    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
+    def evaluate(self, tree: Node, operands: Mapping[str, object], compute: Dtype, out: Array) -> None:
         elementwise.evaluate(tree, operands, compute, out)
 
     def conjugate(self, z: Array) -> None:
         np.conjugate(z, out=z)
 
     def combining(
-        self, tree: Node, operands: Mapping[str, Any], name: str, compute: Dtype, out: Array
+        self, tree: Node, operands: Mapping[str, object], name: str, compute: Dtype, out: Array
     ) -> Callable[[Array, Array], None] | None:
         return elementwise.combining(tree, operands, name, compute, out)
 
-    def finish(self, epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array, stream: Any = None) -> None:
+    def finish(
+        self, epilogue: Epilogue, x: Array, operands: Mapping[str, object], out: Array, stream: object = None
+    ) -> None:
         pointwise.finish(epilogue, x, operands, out)
 
-    def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
+    def add_rows(self, x: Array, out: Array, stream: object = None) -> None:
         with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
             out[...] = x.sum(0, accumulator_dtype(x.dtype))
 
-    def largest(self, x: Array, out: Array, stream: Any = None) -> None:
+    def largest(self, x: Array, out: Array, stream: object = None) -> None:
         with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
             out[...] = np.abs(x).max(initial=0) if x.size else 0
 
     # Reductions, to arrays in host memory
 
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
         return reductions.reduce(kind, x, axis, order, dtype, scale)
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
@@ -218,7 +220,7 @@ class HostArrays(Device):
 
     # Order
 
-    def begin(self, stream: Any = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
+    def begin(self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
         del modes, autotune
         if stream is not None:
             raise errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out")
@@ -226,7 +228,7 @@ class HostArrays(Device):
     def synchronize(self) -> None:
         pass
 
-    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
+    def replayed(self, programs: Programs, key: Callable[[], object], body: Callable[[], None]) -> bool:
         body()
         return True
 

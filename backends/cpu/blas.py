@@ -83,7 +83,7 @@ def _factor(scalar: complex, z: Array) -> Any:
     return accumulator_dtype(z.dtype).type(scalar)
 
 
-def _pointer(name: str, module: Any = cython_blas) -> int:
+def _pointer(name: str, module: object = cython_blas) -> int:
     """Address of a routine in the library that SciPy loaded."""
     capsule = vars(module)["__pyx_capi__"][name]
     get_name, get_pointer = ctypes.pythonapi.PyCapsule_GetName, ctypes.pythonapi.PyCapsule_GetPointer

@@ -180,7 +180,7 @@ def _compiled(tree: Node, real: Dtype, complex_names: frozenset[str]) -> _Compil
         reused = None
     as_lines = function in (np.maximum, np.minimum)
 
-    def apply(values: Mapping[str, Any], shape: Shape, out: Any) -> Any:
+    def apply(values: Mapping[str, object], shape: Shape, out: Any) -> Any:
         args = [node(values, shape, None) for node in nodes]
         if as_lines:  # see `SHORT`
             args = [line(x, shape[-1]) if not isinstance(x, np.ndarray) and shape[-1] > SHORT else x for x in args]

@@ -159,7 +159,7 @@ def _trans(x: Array, adjoint: bool) -> bytes:
     return (b"C" if x.dtype.kind == "c" else b"T") if adjoint else b"N"
 
 
-def _call(like: Array, name: str, *arguments: Any) -> None:
+def _call(like: Array, name: str, *arguments: object) -> None:
     """Call a routine of the dtype of an array; integers are passed by reference."""
     converted = [ctypes.c_int(argument) if isinstance(argument, int) else argument for argument in arguments]
     _routine(_PREFIXES[like.dtype.char] + name, len(arguments))(*map(_address, converted))

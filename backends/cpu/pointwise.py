@@ -4,46 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pblas.backends.dtypes import Array, accumulator_dtype
 from pblas.epilogues import COMPARISONS, RESULT, Apply, Epilogue, Name, Node, Number, nodes, parse
 
+if TYPE_CHECKING:
+    from types import ModuleType
 
-def _special() -> Any:
+
+def _special() -> ModuleType:
     """SciPy's special functions, imported late: few expressions need them, and the import takes time."""
     from scipy import special
 
     return special
 
 
-def _out(x: Any) -> Any:
+def _out(x: object) -> Array | None:
     """The out= argument of a function whose argument x is not used any more: x, if it is an array."""
     return x if isinstance(x, np.ndarray) else None
 
 
-def _one_plus_exp(x: Any) -> Any:
+def _one_plus_exp(x: Array) -> Array:
     """1 + exp(-x)."""
     value = -x
     value = np.exp(value, out=_out(value))
     return np.add(value, x.dtype.type(1), out=_out(value))
 
 
-def _silu(x: Any) -> Any:  # a quarter of the time of x times SciPy's expit in float32
+def _silu(x: Array) -> Array:  # a quarter of the time of x times SciPy's expit in float32
     denominator = _one_plus_exp(x)
     return np.divide(x, denominator, out=_out(denominator))
 
 
-def _gelu(x: Any) -> Any:
+def _gelu(x: Array) -> Array:
     value = x * x.dtype.type(-(0.5**0.5))
     value = _special().erfc(value, out=_out(value))
     value = np.multiply(value, x, out=_out(value))
     return np.multiply(value, x.dtype.type(0.5), out=_out(value))
 
 
-def _gelu_tanh(x: Any) -> Any:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)), without the difference where x is far below 0
+def _gelu_tanh(x: Array) -> Array:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)), without the difference where x is far below 0
     kind = x.dtype.type
     exponent = x * x
     exponent = np.multiply(exponent, kind(0.07135481627260025), out=_out(exponent))
@@ -52,7 +55,7 @@ def _gelu_tanh(x: Any) -> Any:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)), without the
     return np.divide(x, denominator, out=_out(denominator))
 
 
-OWN: dict[str, Callable[[Any], Any]] = {
+OWN: dict[str, Callable[[Array], Array]] = {
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
     "erf": lambda x: _special().erf(x),
     "sigmoid": lambda x: x.dtype.type(1) / _one_plus_exp(x),
@@ -70,11 +73,11 @@ _MAX_KNOWN = 1024  # expressions
 SHORT = 256  # elements; maximum(x, array of equal numbers) takes half the time of maximum(x, number) for longer rows
 
 
-Evaluator = Callable[["Array", Mapping[str, Any]], Any]
+Evaluator = Callable[["Array", Mapping[str, object]], Any]
 """The value of an expression for x and operands, as `evaluate`, except that NumPy may warn."""
 
 
-def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
+def evaluate(tree: Node, x: Array, operands: Mapping[str, object]) -> Any:
     """The value of an expression in the precision of x: an array of its shape, or a scalar if x does not occur.
 
     >>> from pblas.epilogues import parse
@@ -85,7 +88,7 @@ def evaluate(tree: Node, x: Array, operands: Mapping[str, Any]) -> Any:
         return evaluator(tree)(x, operands)
 
 
-def evaluate_into(tree: Node, x: Array, operands: Mapping[str, Any], out: Array) -> None:
+def evaluate_into(tree: Node, x: Array, operands: Mapping[str, object], out: Array) -> None:
     """Out := the value of an expression, in the precision in which x's elements are added, rounded once."""
     if not out.size:
         return
@@ -170,7 +173,7 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
         return lambda x, operands: function(*[argument(x, operands) for argument in arguments])
     place = free.index(True)
 
-    def apply(x: Array, operands: Mapping[str, Any]) -> Any:
+    def apply(x: Array, operands: Mapping[str, object]) -> Any:
         values = [argument(x, operands) for argument in arguments]
         return function(*values, out=_out(values[place]))
 
@@ -180,7 +183,7 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
 def _as_line(argument: Evaluator) -> Evaluator:
     """The value of an argument. A number becomes an array as long as a row of x if rows are longer than SHORT."""
 
-    def value(x: Array, operands: Mapping[str, Any]) -> Any:
+    def value(x: Array, operands: Mapping[str, object]) -> Any:
         result = argument(x, operands)
         return result if isinstance(result, np.ndarray) or x.shape[-1:] <= (SHORT,) else line(result, x.shape[-1])
 
@@ -188,7 +191,7 @@ def _as_line(argument: Evaluator) -> Evaluator:
 
 
 @lru_cache(16, typed=True)
-def line(value: Any, n: int) -> Array:
+def line(value: object, n: int) -> Array:
     """An array of n elements that all have this value."""
     return np.full(n, value)
 

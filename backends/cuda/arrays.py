@@ -24,7 +24,7 @@ from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
 from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
 from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
-from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, Array, Dtype, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class DeviceArrays(Device):
         self._kept.append(array)
         return array
 
-    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Any = "F") -> Array:
+    def array(self, memory: Array, shape: tuple[int, ...], dtype: Dtype, order: Order = "F") -> Array:
         array: Array = transfer.new_array(shape, dtype, memory.data, order=order)
         return array
 
@@ -146,7 +146,7 @@ class DeviceArrays(Device):
 
     # Elementwise
 
-    def assign(self, x: Array, z: Array) -> None:
+    def assign(self, x: GpuArray, z: GpuArray) -> None:
         if not z.size or (copied if x.dtype == z.dtype else self._converted)(self.stream, x, z):
             return
         if x.dtype == z.dtype:
@@ -155,7 +155,7 @@ class DeviceArrays(Device):
         else:
             self.add_scaled(1, x, 0, z)
 
-    def _converted(self, stream: int, x: Any, z: Any) -> bool:
+    def _converted(self, stream: int, x: GpuArray, z: GpuArray) -> bool:
         """Z := X between 32 and 16 bits, if both are stored in the same order."""
         for order in "FC":
             source, target = transfer.lines_of(x, order), transfer.lines_of(z, order)
@@ -171,13 +171,15 @@ class DeviceArrays(Device):
         if beta != 1:
             self.add_scaled(0, z, beta, z)
 
-    def add_scaled(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
+    def add_scaled(self, alpha: complex, x: GpuArray, beta: complex, z: GpuArray) -> None:
         shape: Any = z.shape
         self.strided_copy.combine(
             self.stream, (x.dtype, z.dtype), shape, StridedRegion.of(x), StridedRegion.of(z), alpha, beta
         )
 
-    def finish(self, epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array, stream: Any = None) -> None:
+    def finish(
+        self, epilogue: Epilogue, x: GpuArray, operands: Mapping[str, Any], out: GpuArray, stream: object = None
+    ) -> None:
         if not out.size:
             return
         caller_stream = streams.current_handle(stream)
@@ -193,19 +195,19 @@ class DeviceArrays(Device):
                 f"evaluate a part of it first"
             )
 
-    def evaluate(self, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
+    def evaluate(self, tree: Node, operands: Mapping[str, object], compute: Dtype, out: Array) -> None:
         if out.size:
             self.pointwise.combine(self.stream, tree, operands, compute, out)
 
-    def combining(self, tree: Node, operands: Mapping[str, Any], name: str, compute: Dtype, out: Array) -> None:
+    def combining(self, tree: Node, operands: Mapping[str, object], name: str, compute: Dtype, out: Array) -> None:
         """None: an operand arrives first, and one kernel evaluates the expression then."""
 
-    def add_rows(self, x: Array, out: Array, stream: Any = None) -> None:
+    def add_rows(self, x: Array, out: Array, stream: object = None) -> None:
         caller_stream = cupy.cuda.get_current_stream() if stream is None else cupy.cuda.Stream.from_external(stream)
         with caller_stream:
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
-    def largest(self, x: Array, out: Array, stream: Any = None) -> None:
+    def largest(self, x: Array, out: Array, stream: object = None) -> None:
         """Without their signs, the bits of floating-point numbers have the order of the numbers, NaN last."""
         handle = streams.current_handle(stream)
         with cupy.cuda.Stream.from_external(streams.Handle(handle)):
@@ -221,7 +223,7 @@ class DeviceArrays(Device):
     # Reductions, to arrays in host memory, on CuPy's current stream. CuPy reads memory once for each step and has
     # temporaries of the size of x where elements are converted or squared.
 
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any = None) -> Array:
+    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
         y = _in_precision(x, dtype)
         if kind in ("abs_sum", "abs_max"):
             y = cupy.abs(y)
@@ -236,7 +238,7 @@ class DeviceArrays(Device):
         return np.atleast_1d(function(y, axis=axis).get())
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
-        y: Any = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
+        y: GpuArray = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
         first = cupy.argmax if kind == "max" else cupy.argmin
         if axis is None:
             flat = int(first(cupy.ascontiguousarray(y).reshape(-1)))
@@ -286,7 +288,7 @@ class DeviceArrays(Device):
 
     # Host memory, for naive collectives
 
-    def check_stream(self, operation: str, stream: Any, *, waits: bool) -> None:
+    def check_stream(self, operation: str, stream: object, *, waits: bool) -> None:
         handle = streams.current_handle(stream)
         if waits:
             if streams.is_capturing(handle):
@@ -337,9 +339,10 @@ class DeviceArrays(Device):
         total: Array = parts.T.reshape(count + 1, n, n).sum(0).T.get()
         return total
 
-    def _multiply_short(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any) -> None:
+    def _multiply_short(self, alpha: complex, x: GpuArray, y: GpuArray, beta: complex, z: GpuArray) -> None:
         """`gemm` of matrices of 8 bits, by way of copies that cuBLASLt takes."""
-        shapes, orders = copies_of(x, y, z), ("C", "F", "F" if _by_columns(z) else "C")
+        shapes = copies_of(x, y, z)
+        orders: tuple[Order, ...] = "C", "F", "F" if _by_columns(z) else "C"
         matrices = []
         for w, shape, order in zip((x, y, z), shapes, orders, strict=True):
             whole = w
@@ -374,7 +377,9 @@ class DeviceArrays(Device):
         if memory is not None:
             self._kept.append(memory)
 
-    def _matmul(self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj: tuple[bool, bool]) -> None:
+    def _matmul(
+        self, alpha: complex, x: GpuArray, y: GpuArray, beta: complex, z: GpuArray, conj: tuple[bool, bool]
+    ) -> None:
         """A product on this lane, with the lane's workspace."""
         lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
@@ -426,7 +431,7 @@ class DeviceArrays(Device):
         self.assign(z, right)
         self.gemm(1, inverse, right, 0, z, conj=(conj, False))
 
-    def lower(self, x: Array) -> None:
+    def lower(self, x: GpuArray) -> None:
         self._lapack.lower(self.stream, x)
 
     def cholesky(self, x: Array, info: Array) -> None:
@@ -464,7 +469,7 @@ class DeviceArrays(Device):
 
     # Order
 
-    def begin(self, stream: Any = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
+    def begin(self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
         caller_stream = streams.current_handle(stream)
         if streams.is_capturing(caller_stream):
             raise errors.ArgumentError(
@@ -488,7 +493,7 @@ class DeviceArrays(Device):
         runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()
 
-    def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
+    def replayed(self, programs: Programs, key: Callable[[], object], body: Callable[[], None]) -> bool:
         known = key()
         program = programs.pop(known, None)
         if program is None:  # the first time, when libraries load and tune
@@ -556,7 +561,7 @@ def _largest_bits() -> Any:
     return cupy.ReductionKernel("T x", "T y", "(T)(x & ((T)-1 >> 1))", "max(a, b)", "y = a", "0", "largest_bits")
 
 
-def _by_columns(x: Array) -> bool:
+def _by_columns(x: GpuArray) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1]) or x.shape[1] <= 1
 
 

@@ -20,7 +20,7 @@ from pblas.backends.allocator import NoBlocks
 from pblas.backends.cuda import device as gpu
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.base import GpuBackend
-from pblas.backends.cuda.channel import DeviceChannel
+from pblas.backends.cuda.channel import DeviceChannel, DeviceTransfer
 from pblas.backends.cuda.strided_copy import copied
 from pblas.backends.cuda.transfer import runs_of
 from pblas.backends.local_step import LocalStep
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.dtypes import Array, Dtype, GpuArray, Order
     from pblas.backends.gpu_info import Gpu
     from pblas.backends.transport import Transport
 
@@ -93,16 +93,16 @@ class AwareChannel(DeviceChannel):
         super().__init__(hosts, arrays)
         self._comm = hosts.comm
 
-    def send(self, x: Array, dest: int, tag: int) -> Any:
+    def send(self, x: Array, dest: int, tag: int) -> DeviceTransfer:
         address, keep = self._tight(x)
         return self._deferred(lambda: Transfer(self._comm.Isend(_words(address, x), dest, tag), keep), keep)
 
-    def receive(self, x: Array, source: int, tag: int) -> Any:
+    def receive(self, x: Array, source: int, tag: int) -> DeviceTransfer:
         self.received_nbytes += x.nbytes
         target: Any = x
         return self._deferred(lambda: Transfer(self._comm.Irecv(_words(target.data.ptr, x), source, tag), x), x)
 
-    def _tight(self, x: Any) -> tuple[int, Any]:
+    def _tight(self, x: GpuArray) -> tuple[int, Any]:
         """Address of x or of a contiguous copy, and the array that keeps it alive."""
         where = runs_of(x)
         assert where is not None, "pieces are strided runs"
@@ -167,7 +167,7 @@ class CudaBackend(GpuBackend):
         self.agreement.agree(f"allocate\n{nbytes=}")
         return memory
 
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
+    def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         array: Any = transfer.new_array(shape, dtype, memory, strides)
         return array
 

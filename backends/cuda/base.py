@@ -57,7 +57,7 @@ class GpuBackend(HostRanks):
 
     # Arrays
 
-    def as_array(self, x: Any) -> Array:
+    def as_array(self, x: object) -> Array:
         try:
             array: Any = x if isinstance(x, cupy.ndarray) else transfer.device_array(x)
         except (TypeError, ValueError) as caught:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.cuda.arrays import DeviceArrays
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, GpuArray
     from pblas.backends.transport import Channel, Transfer
 
 _HOST_TO_DEVICE, _DEVICE_TO_HOST = 1, 2
@@ -31,7 +31,7 @@ class DeviceTransfer:
 
     __slots__ = ("_channel", "_keep", "_on_arrival", "started")
 
-    def __init__(self, channel: DeviceChannel, keep: Any, on_arrival: Callable[[], None] | None = None) -> None:
+    def __init__(self, channel: DeviceChannel, keep: object, on_arrival: Callable[[], None] | None = None) -> None:
         self._channel, self._keep, self._on_arrival = channel, keep, on_arrival
         self.started: Transfer | None = None  # the hosts' message, once it has begun
 
@@ -55,7 +55,7 @@ class DeviceChannel:
         self._waiting: deque[tuple[Any, Callable[[], None]]] = deque()  # a mark, and a function to call after it
         self._landing: list[tuple[Any, Any]] = []  # a mark, and host memory in use until then
 
-    def send(self, x: Array, dest: int, tag: int) -> Any:
+    def send(self, x: Array, dest: int, tag: int) -> DeviceTransfer:
         """Start to send x (m x n, one stride is one element) to `dest`, after the lane's operations so far (local)."""
         host, where = _pinned(x), runs_of(x)
         assert where is not None, "pieces are strided runs"
@@ -64,7 +64,7 @@ class DeviceChannel:
         _copy(self._arrays.stream, host.ctypes.data, run, device_x.data.ptr, pitch, run, count, _DEVICE_TO_HOST)
         return self._deferred(lambda: self._hosts.send(host, dest, tag), (host, x))
 
-    def receive(self, x: Array, source: int, tag: int) -> Any:
+    def receive(self, x: Array, source: int, tag: int) -> DeviceTransfer:
         """Start to receive into x (m x n, contiguous) from `source` (local).
 
         Operations of the side lane after the end of the transfer see the data.
@@ -75,11 +75,11 @@ class DeviceChannel:
         transfer.started = self._hosts.receive(host, source, tag)
         return transfer
 
-    def signal(self, dest: int, tag: int) -> Any:
+    def signal(self, dest: int, tag: int) -> DeviceTransfer:
         """Send an empty message after the lane's operations so far (local)."""
         return self._deferred(lambda: self._hosts.signal(dest, tag), None)
 
-    def await_signal(self, source: int, tag: int) -> Any:
+    def await_signal(self, source: int, tag: int) -> DeviceTransfer:
         """Start to receive an empty message (local)."""
         transfer = DeviceTransfer(self, None)
         transfer.started = self._hosts.await_signal(source, tag)
@@ -95,7 +95,7 @@ class DeviceChannel:
     def close(self) -> None:
         """Nothing to free: the backend closes the hosts' channel (local)."""
 
-    def _deferred(self, post: Callable[[], Transfer], keep: Any) -> DeviceTransfer:
+    def _deferred(self, post: Callable[[], Transfer], keep: object) -> DeviceTransfer:
         """A transfer that begins after this lane's operations so far."""
         transfer = DeviceTransfer(self, keep)
 
@@ -105,7 +105,7 @@ class DeviceChannel:
         self._waiting.append((self._arrays.mark(), start))
         return transfer
 
-    def _upload(self, host: Array, x: Any) -> None:
+    def _upload(self, host: Array, x: GpuArray) -> None:
         with self._arrays.on_side_lane():
             target, source = x.data.ptr, host.ctypes.data
             _copy(self._arrays.stream, target, x.nbytes, source, x.nbytes, x.nbytes, 1, _HOST_TO_DEVICE)

@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from itertools import combinations
-from typing import Any
 
 from pblas.backends.gpu_info import INSTALL, Gpu, Platform, uuid_text, version_text
 from pblas.errors import BackendError
@@ -167,5 +166,5 @@ def peers(count: int, can_access: Callable[[int, int], bool] = can_access) -> li
     return [(a, b) for a, b in combinations(range(count), 2) if can_access(a, b) and can_access(b, a)]
 
 
-def _one_line(error: Any) -> str:
+def _one_line(error: object) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".")

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from pblas.backends.cache_file import Ranks
+    from pblas.backends.dtypes import GpuArray
 
 __all__ = ["Gemm", "Problem", "copies_of", "needs_copy", "read"]
 
@@ -100,10 +101,10 @@ class Gemm:
         self,
         stream: Stream,
         alpha: complex,
-        x: Any,
-        y: Any,
+        x: GpuArray,
+        y: GpuArray,
         beta: complex,
-        z: Any,
+        z: GpuArray,
         *,
         conj: tuple[bool, bool] = (False, False),
         lane: Hashable = "main",

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas.backends.cache_file import Cache
-from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, Array, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT32, RESULTS, GpuArray, accumulator_dtype
 from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.push_engine import EXACT, Finish, GemmModes, is_array
 
@@ -100,7 +100,9 @@ class _Stored(NamedTuple):
     stride: int
 
 
-def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), modes: GemmModes = EXACT) -> Reading:
+def read(
+    x: GpuArray, y: GpuArray, z: GpuArray, conj: tuple[bool, bool] = (False, False), modes: GemmModes = EXACT
+) -> Reading:
     """The problem Z := alpha X Y + beta Z of three arrays."""
     _check(x, y, z)
     swapped = _stored(z, flipped=False).transposed
@@ -128,7 +130,7 @@ def read(x: Any, y: Any, z: Any, conj: tuple[bool, bool] = (False, False), modes
     return Reading(problem, swapped)
 
 
-def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, bool]:
+def needs_copy(x: GpuArray, y: GpuArray, z: GpuArray, conj: tuple[bool, bool]) -> tuple[bool, bool]:
     """Whether X, and whether Y, must first be conjugated into a copy: cuBLASLt would read it untransposed."""
     if x.dtype.kind != "c" or not any(conj) or not z.size:
         return False, False
@@ -137,7 +139,7 @@ def needs_copy(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[bool, b
     return copy_x, copy_y
 
 
-def epilogue_of(finish: Finish, x: Array, z: Array) -> tuple[str, int]:
+def epilogue_of(finish: Finish, x: GpuArray, z: GpuArray) -> tuple[str, int]:
     """cuBLASLt's name of an epilogue, and the address of its bias."""
     fits = z.ndim == 2 and (z.dtype != FLOAT32 or x.dtype == FLOAT32)
     fused = fused_epilogue(finish.tree, z.dtype.name) if fits else None
@@ -165,7 +167,7 @@ class Copies(NamedTuple):
     z: tuple[int, int] | None
 
 
-def copies_of(x: Any, y: Any, z: Any) -> Copies:
+def copies_of(x: GpuArray, y: GpuArray, z: GpuArray) -> Copies:
     """The copies that a product of matrices of 8 bits needs: of X by rows, of Y by columns, of Z in its own order."""
     (m, n), k = z.shape, x.shape[1]
     by_rows = _stored(z, flipped=False).transposed
@@ -187,7 +189,7 @@ def _whole(n: int) -> int:
     return -(-n // ALIGNMENT) * ALIGNMENT
 
 
-def _has_aligned_lines(x: Any, axis: int) -> bool:
+def _has_aligned_lines(x: GpuArray, axis: int) -> bool:
     """Whether a matrix is contiguous along an axis, in lines that start at multiples of 16 bytes."""
     (length, step), (lines, pitch) = ((x.shape[i], x.strides[i]) for i in (axis, 1 - axis))
     return (length == 1 or step == x.dtype.itemsize) and not (
@@ -205,7 +207,7 @@ def alignment(address: int) -> int:
     return address & -address
 
 
-def _check(x: Array, y: Array, z: Array) -> None:
+def _check(x: GpuArray, y: GpuArray, z: GpuArray) -> None:
     """Assert the invariants of a call; users' mistakes were found before."""
     (m, n), k = z.shape[-2:], x.shape[-1]
     assert x.shape[-2:] == (m, k), (x.shape, y.shape, z.shape)
@@ -220,7 +222,7 @@ def _check(x: Array, y: Array, z: Array) -> None:
     assert z.ndim in (2, 3), z.shape
 
 
-def _stored(x: Array, *, flipped: bool) -> _Stored:
+def _stored(x: GpuArray, *, flipped: bool) -> _Stored:
     """X, or X^T if `flipped`, as Fortran reads it.
 
     A vector with stride one is read as a column, so that its leading dimension is free. Rounded up, it is as well
@@ -269,7 +271,7 @@ class Choices(Cache[Problem, Choice]):
         super().__init__(names, "tuned products", 2, _entry, _plain)
 
 
-def _plain(problem: Problem, choice: Choice) -> dict[str, Any]:
+def _plain(problem: Problem, choice: Choice) -> dict[str, object]:
     return {
         "problem": problem.plain(),
         "algorithm": choice.algorithm.hex(),

@@ -26,7 +26,7 @@ from pblas.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 
 _TYPES = {"f": "float, float", "d": "double, double", "F": "float2, float", "D": "double2, double"}
@@ -48,7 +48,7 @@ class DtypeKernels:
         name: str,
         letter: str,
         ctas: int,
-        arguments: tuple[Any, ...],
+        arguments: tuple[object, ...],
         *,
         shared_nbytes: int = 0,
         threads: int = THREADS,
@@ -111,7 +111,7 @@ class Lapack:
         cusolverDn.destroy(self._handle)
         self._memory.clear()
 
-    def potrf(self, stream: int, x: Any, info: Any) -> None:
+    def potrf(self, stream: int, x: GpuArray, info: GpuArray) -> None:
         """X := L with X = L L^H, for the lower triangle of a Hermitian X; 0 above the diagonal."""
         n, ld = x.shape[0], lda(x)
         if not n:
@@ -123,16 +123,16 @@ class Lapack:
         found = *place(x), np.int32(n), np.int64(info.data.ptr)
         self._kernels.launch(stream, "find_nan", x.dtype.char, 1, found)
 
-    def lower(self, stream: int, x: Array) -> None:
+    def lower(self, stream: int, x: GpuArray) -> None:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
         if x.size:
             self._kernels.launch(stream, "lower", x.dtype.char, x.shape[1], place(x))
 
-    def inverse(self, stream: int, t: Array, *, unit: bool) -> Any:
+    def inverse(self, stream: int, t: GpuArray, *, unit: bool) -> GpuArray:
         """T^-1 of a lower triangle of at most MOST_INVERTED rows; see `inverses`."""
         return self.inverses(stream, t, unit=unit, order=MOST_INVERTED)
 
-    def inverses(self, stream: int, t: Any, *, unit: bool, order: int) -> Any:
+    def inverses(self, stream: int, t: GpuArray, *, unit: bool, order: int) -> Any:
         """Inverses of the blocks on the diagonal of a lower triangle, side by side, until the next call for the stream.
 
         All of them are computed at once.
@@ -149,7 +149,7 @@ class Lapack:
         )
         return x
 
-    def getrf(self, stream: int, x: Any, pivots: Any, info: Any) -> None:
+    def getrf(self, stream: int, x: GpuArray, pivots: GpuArray, info: GpuArray) -> None:
         """X := L and U with P X = L U by partial pivoting; the diagonal of L is 1 and not stored."""
         if not x.size:
             return
@@ -158,14 +158,14 @@ class Lapack:
         buffers = self._buffers(stream, cusolverDn.xgetrf_buffer_size, (*matrix, kind))
         cusolverDn.xgetrf(self._handle, self._params, *matrix, pivots.data.ptr, kind, *buffers, info.data.ptr)
 
-    def geqrf(self, stream: int, x: Any, tau: Any) -> None:
+    def geqrf(self, stream: int, x: GpuArray, tau: GpuArray) -> None:
         """X := R and V with X = Q R and Q = H_1 H_2 ..., H_j = I - tau_j v_j v_j^H; the ones of V are not stored."""
         kind, info = _KINDS[x.dtype.char], self.memory(stream, "info", 8)
         matrix = *x.shape, kind, x.data.ptr, lda(x), kind, tau.data.ptr, kind
         buffers = self._buffers(stream, cusolverDn.xgeqrf_buffer_size, matrix)
         cusolverDn.xgeqrf(self._handle, self._params, *matrix, *buffers, info.data.ptr)
 
-    def swap_rows(self, stream: int, x: Any, pivots: Any, start: int = 0, *, backward: bool = False) -> None:
+    def swap_rows(self, stream: int, x: GpuArray, pivots: GpuArray, start: int = 0, *, backward: bool = False) -> None:
         """Exchange row i of X with row pivots[i], one after the other for i from `start` on."""
         if not x.size:
             return
@@ -184,7 +184,7 @@ class Lapack:
             nbytes = 2 * count * x.itemsize
             self._kernels.launch(stream, "move_rows", letter, x.shape[1], rows, shared_nbytes=nbytes)
 
-    def _buffers(self, stream: int, ask: Callable[..., Any], matrix: tuple[Any, ...]) -> tuple[int, int, int, int]:
+    def _buffers(self, stream: int, ask: Callable[..., Any], matrix: tuple[object, ...]) -> tuple[int, int, int, int]:
         """cuSOLVER's workspace on the GPU and on the host, addresses and bytes, for a routine on a stream."""
         cusolverDn.set_stream(self._handle, stream)
         key = ask.__name__, matrix[:3], matrix[4]
@@ -207,12 +207,12 @@ class Lapack:
         return memory
 
 
-def place(x: Any) -> tuple[np.int64, np.int64]:
+def place(x: GpuArray) -> tuple[np.int64, np.int64]:
     """Address and leading dimension of an array, as kernels take them."""
     return np.int64(x.data.ptr), np.int64(lda(x))
 
 
-def lda(x: Array) -> int:
+def lda(x: GpuArray) -> int:
     """Leading dimension of an array in Fortran order, which may have one column."""
     m, n = x.shape
     assert m <= 1 or x.strides[0] == x.itemsize, "in Fortran order"
@@ -313,7 +313,7 @@ class Reflectors:
         shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + THREADS)
         self._kernels.launch(stream, "factor_panel", dtype.char, ctas, arguments, shared_nbytes=shared)
 
-    def _close(self, stream: int, triangle: Any, tau: Array, t: Array) -> None:
+    def _close(self, stream: int, triangle: GpuArray, tau: Array, t: Array) -> None:
         """T := diag(tau) L^-H, for L = I + the lower triangle of V^H V diag(conj(tau)) below its diagonal.
 
         Source: Puglisi, Modification of the Householder method based on the compact WY representation, 1992.
@@ -329,6 +329,6 @@ class Reflectors:
         return cupy.ndarray(shape, dtype, memory.data, order="F")
 
 
-def _address(x: Any) -> np.int64:
+def _address(x: GpuArray) -> np.int64:
     """Address of an array, as kernels take it."""
     return np.int64(x.data.ptr)

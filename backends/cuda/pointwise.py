@@ -19,7 +19,7 @@ from pblas.backends.cuda.kernels import EARLY_CAPABILITY, Stream, configured, ex
 from pblas.epilogues import RESULT, Name, Node, Number, operand_names, renamed
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 MAX_TERMS = 12  # maximum number of terms of one expression: its operands, and x
 TERM_WORDS = 3
@@ -154,7 +154,13 @@ class Pointwise:
         self.evaluate(stream, renamed(tree, names), operands[first], others, out, compute)
 
     def evaluate(
-        self, stream: Stream, tree: Node, x: Any, operands: Mapping[str, Any], out: Any, compute: Dtype | None = None
+        self,
+        stream: Stream,
+        tree: Node,
+        x: GpuArray,
+        operands: Mapping[str, Any],
+        out: GpuArray,
+        compute: Dtype | None = None,
     ) -> None:
         """Launch Out := the value of an expression, computed in 32 bits at least and rounded once."""
         names = operand_names(tree)
@@ -167,7 +173,7 @@ class Pointwise:
         transposed = out.ndim > 1 and abs(slow) < abs(fast)
         lines, length = (1, *out.shape)[-2:][:: -1 if transposed else 1]
 
-        def places(z: Array) -> tuple[int, int]:
+        def places(z: GpuArray) -> tuple[int, int]:
             itemsize = z.itemsize
             steps = [stride // itemsize if n > 1 else 0 for n, stride in zip(z.shape, z.strides, strict=True)]
             across, along = (0, 0, *steps)[-2:]
@@ -182,7 +188,14 @@ class Pointwise:
         self._launch(self._function(*key), stream, words, min(-(-packs // _THREADS), _CTAS_PER_SM * self._sms))
 
     def normalise(
-        self, stream: int, x: Any, out: Any, *, residual: Any = None, weight: Any = None, eps: float = 0.0
+        self,
+        stream: int,
+        x: GpuArray,
+        out: GpuArray,
+        *,
+        residual: GpuArray | None = None,
+        weight: GpuArray | None = None,
+        eps: float = 0.0,
     ) -> None:
         """Launch Out := the rows of x, each divided by sqrt(mean of its squares + eps), times weight.
 
@@ -221,7 +234,7 @@ class Pointwise:
             "normalise_rows", (x, weight), lambda: functions(x) + types + expanded(FOLDER / "normalise.cu")
         )
 
-    def _loaded(self, name: str, key: Any, code: Callable[[], str]) -> Any:
+    def _loaded(self, name: str, key: object, code: Callable[[], str]) -> Any:
         compiled = self._compiled.get((name, key))
         if compiled is None:
             module = self._cupy.RawModule(code=code(), options=OPTIONS)

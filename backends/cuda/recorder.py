@@ -72,7 +72,7 @@ class DeviceRecorder(Recorder):
     def _seconds(self) -> Callable[[Any], float]:
         host_time, base = self._base
 
-        def seconds(mark: Any) -> float:
+        def seconds(mark: object) -> float:
             return mark if isinstance(mark, float) else host_time + 1e-3 * float(cupy.cuda.get_elapsed_time(base, mark))
 
         return seconds
@@ -85,7 +85,7 @@ class DeviceRecorder(Recorder):
         return lambda *arguments, **named: mark.described(*arguments, **named) if self._running else None
 
     def _run(self, engine: Any, method: Callable[..., None]) -> Callable[..., None]:
-        def run(program: Any, body: Callable[[], None], stream: Any) -> None:
+        def run(program: Any, body: Callable[[], None], stream: object) -> None:
             if stream is not None and not hasattr(stream, "__cuda_stream__"):
                 method(program, body, stream)  # it rejects the stream
                 return
@@ -103,7 +103,7 @@ class DeviceRecorder(Recorder):
 
         return run
 
-    def _run_again(self, programs: Any, key: Any, body: Callable[[], None]) -> bool:
+    def _run_again(self, programs: Any, key: object, body: Callable[[], None]) -> bool:
         """Replacement of `replayed`: run the body eagerly, on lanes that begin together."""
         arrays = self._backend.arrays
         if self._backend.push:

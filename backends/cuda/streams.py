@@ -52,7 +52,7 @@ def relaxed() -> Iterator[None]:
         check(driver.cuThreadExchangeStreamCaptureMode(before))
 
 
-def handle_of(stream: Any) -> int:
+def handle_of(stream: object) -> int:
     """The handle of a stream of CuPy, or of any library whose streams have `__cuda_stream__`."""
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is None:
@@ -63,7 +63,7 @@ def handle_of(stream: Any) -> int:
     return int((protocol() if callable(protocol) else protocol)[1])
 
 
-def current_handle(stream: Any) -> int:
+def current_handle(stream: object) -> int:
     """`handle_of` a stream; None is CuPy's current one."""
     return int(cupy.cuda.get_current_stream().ptr) if stream is None else handle_of(stream)
 

@@ -22,7 +22,7 @@ from pblas.backends.cuda.kernels import expanded
 from pblas.backends.cuda.transfer import lines_of, new_array
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, GpuArray
     from pblas.layouts.messages import Move
     from pblas.layouts.overlap import Run
     from pblas.layouts.trapezoid import Trapezoid
@@ -69,7 +69,7 @@ class StridedRegion(NamedTuple):
         return abs(self.down) < abs(self.across)
 
     @classmethod
-    def of(cls, x: Any) -> StridedRegion:
+    def of(cls, x: GpuArray) -> StridedRegion:
         """The positions of all elements of a matrix."""
         return cls(x.data.ptr, x.strides[0] // x.itemsize, x.strides[1] // x.itemsize)
 
@@ -103,7 +103,7 @@ class StridedCopy:
         name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
         self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)
 
-    def pad(self, stream: int, x: Array, whole: Any) -> None:
+    def pad(self, stream: int, x: GpuArray, whole: GpuArray) -> None:
         """Copy X to the start of another matrix of its dtype, with zeros after it."""
         if whole.shape != x.shape:
             self._runtime.memsetAsync(whole.data.ptr, 0, whole.nbytes, stream)
@@ -265,7 +265,7 @@ class BlockCopy:
         """Whether it is one whole block of consecutive rows and columns at both ends."""
         return self._rows.is_single and self._columns.is_single and self._trapezoid is None
 
-    def block(self, x: Array, place: int) -> Array:
+    def block(self, x: GpuArray, place: int) -> Array:
         """The part's elements in x, if they form a block."""
         (i, j), (m, n) = (lines.start(place) for lines in (self._rows, self._columns)), self._shape
         return x[i : i + m, j : j + n]
@@ -277,7 +277,7 @@ class BlockCopy:
         matrix: Array = new_array(self._shape, flat.dtype, flat.data, order=order)
         return matrix
 
-    def copy(self, x: Array, origin: int, out: Array, goal: int, put: Any) -> None:
+    def copy(self, x: GpuArray, origin: int, out: GpuArray, goal: int, put: Any) -> None:
         """Put the part's elements from x to out; each array is a SOURCE, PACKED or TARGET. `put` is a `Scaling`."""
         copies = (put.alpha, put.beta, put.conj) == (1, 0, False) and x.dtype == out.dtype
         if copies and self.is_block:
@@ -295,7 +295,7 @@ class BlockCopy:
                 side=self._side,
             )
 
-    def _region(self, x: Array, place: int) -> StridedRegion:
+    def _region(self, x: GpuArray, place: int) -> StridedRegion:
         """Positions of the part's elements in x."""
         if place == _PACKED:
             if self._trapezoid is None:
@@ -323,7 +323,7 @@ class BlockCopy:
         return int(self._offsets[0].data.ptr)
 
 
-def copied(stream: int, x: Any, z: Any) -> bool:
+def copied(stream: int, x: GpuArray, z: GpuArray) -> bool:
     """Z := X of the same dtype by a copy engine; false, without an effect, if their storage orders differ."""
     for order in "FC":
         source, target = lines_of(x, order), lines_of(z, order)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import cupy
 import numpy as np
 
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, Order
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, GpuArray, Order
 from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 
 _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
@@ -37,7 +37,7 @@ def device_array(x: Any) -> Any:
     return cupy.from_dlpack(x) if on_gpu else None
 
 
-def download(x: Any) -> Array:
+def download(x: GpuArray) -> Array:
     """The elements of a CuPy array in host memory, in its storage order (local)."""
     with _settled(x):
         layout = runs_of(x)
@@ -54,7 +54,7 @@ def download(x: Any) -> Array:
 
 
 @contextmanager
-def uploading(x: Any) -> Iterator[Array]:
+def uploading(x: GpuArray) -> Iterator[Array]:
     """A with block that yields host memory of x's shape; unless it raises, its contents are copied to x (local)."""
     layout = runs_of(x)
     assert layout is not None, "a part of a matrix has strided runs"
@@ -66,13 +66,13 @@ def uploading(x: Any) -> Iterator[Array]:
             _copy_runs(x.data.ptr, pitch, host.ctypes.data, run, run, count)
 
 
-def copy(x: Array, z: Array) -> None:
+def copy(x: GpuArray, z: GpuArray) -> None:
     """Z := X for CuPy arrays of one GPU, one shape and one dtype, of any strides (local)."""
     with _settled(z):
         words(z)[...] = words(x)
 
 
-def fill(x: Any, value: complex = 0) -> None:
+def fill(x: GpuArray, value: complex = 0) -> None:
     """All elements of X := value, as its dtype holds it (local)."""
     if x.size:
         target = words(x)
@@ -87,8 +87,8 @@ class Shadow:
 
     __slots__ = ("__array_interface__",)
 
-    def __init__(self, x: Any) -> None:
-        self.__array_interface__: dict[str, Any] = {
+    def __init__(self, x: GpuArray) -> None:
+        self.__array_interface__: dict[str, object] = {
             "shape": x.shape,
             "strides": x.strides,
             "typestr": f"|V{x.itemsize}",
@@ -98,7 +98,7 @@ class Shadow:
 
 
 @contextmanager
-def _settled(x: Any) -> Iterator[None]:
+def _settled(x: GpuArray) -> Iterator[None]:
     """A with block on the GPU of x, which is idle when the block begins and ends."""
     with cupy.cuda.Device(x.data.device_id):
         cupy.cuda.runtime.deviceSynchronize()
@@ -111,7 +111,7 @@ def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> in
     return sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + itemsize
 
 
-def lines_of(x: Array, order: str) -> tuple[int, int, int] | None:
+def lines_of(x: GpuArray, order: str) -> tuple[int, int, int] | None:
     """(bytes of a line, lines, pitch in bytes) of a matrix whose columns ("F") or rows ("C") are contiguous.
 
     None if they are not contiguous, or if the pitch is too large for a copy engine.
@@ -124,7 +124,7 @@ def lines_of(x: Array, order: str) -> tuple[int, int, int] | None:
     return (width, x.shape[slow], pitch) if width <= pitch <= _MOST_PITCH else None
 
 
-def runs_of(x: Array) -> tuple[Literal["F", "C"], int, int, int] | None:
+def runs_of(x: GpuArray) -> tuple[Literal["F", "C"], int, int, int] | None:
     """(storage order, bytes of a run, runs, pitch in bytes) of a matrix; None if its elements form no runs."""
     orders: tuple[Literal["F", "C"], ...] = ("F", "C")
     return next(((order, *lines) for order in orders if (lines := lines_of(x, order)) is not None), None)
@@ -139,7 +139,7 @@ def _copy_runs(target: int, target_pitch: int, source: int, source_pitch: int, r
         runtime.memcpy2D(target, target_pitch, source, source_pitch, run, count, runtime.memcpyDefault)
 
 
-def words(x: Array) -> Any:
+def words(x: GpuArray) -> Any:
     """The same memory with a dtype that every CuPy kernel copies: integers instead of bfloat16 or 8-bit numbers."""
     if x.dtype in FLOAT8:
         return x.view(np.uint8)
@@ -147,7 +147,7 @@ def words(x: Array) -> Any:
 
 
 def new_array(
-    shape: tuple[int, ...], dtype: Dtype, memory: Any, strides: tuple[int, ...] | None = None, order: Order = "C"
+    shape: tuple[int, ...], dtype: Dtype, memory: object, strides: tuple[int, ...] | None = None, order: Order = "C"
 ) -> Any:
     """A CuPy array at the start of some memory; CuPy knows arrays of 8-bit numbers only as views of bytes (local)."""
     if dtype in FLOAT8:

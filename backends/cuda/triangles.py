@@ -7,7 +7,7 @@ conjugates a Hermitian one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import cupy
 import numpy as np
@@ -17,7 +17,7 @@ from pblas.backends.cuda import streams
 
 if TYPE_CHECKING:
     from pblas.backends.device import Uplo
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, GpuArray
 
 
 _SOLVES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
@@ -30,7 +30,7 @@ _BATCHES = {
 }
 
 
-def gram_blocks(handle: int, x: Any, rows: int, count: int, parts: Any) -> None:
+def gram_blocks(handle: int, x: GpuArray, rows: int, count: int, parts: GpuArray) -> None:
     """Parts[b] := X[b]^H X[b] for blocks of rows, one after the other."""
     n, scalars = x.shape[1], np.array([1, 0], x.dtype)
     one, zero = (scalars.ctypes.data + i * x.itemsize for i in (0, 1))
@@ -82,7 +82,9 @@ class _Options(NamedTuple):
     triangle: tuple[int, int]
 
 
-def _options(stream: int, t: Any, z: Any, uplo: Uplo, *, unit: bool, conj: bool) -> tuple[_Options, Array | None]:
+def _options(
+    stream: int, t: GpuArray, z: GpuArray, uplo: Uplo, *, unit: bool, conj: bool
+) -> tuple[_Options, Array | None]:
     """The arguments for T and Z, and a conjugate copy of T if there is one."""
     (m, n), straight = z.shape, by_columns(z)
     # On the left T, on the right T^T, as cuBLAS reads it: as it is stored, or transposed with a flag.
@@ -103,19 +105,19 @@ def _options(stream: int, t: Any, z: Any, uplo: Uplo, *, unit: bool, conj: bool)
     return _Options(leading, (int(matrix.data.ptr), leading_dimension(matrix))), copy
 
 
-def _place(z: Any, *, straight: bool | None = None) -> tuple[int, int]:
+def _place(z: GpuArray, *, straight: bool | None = None) -> tuple[int, int]:
     """Address and leading dimension of a matrix, or of its transpose if it is stored by rows."""
     straight = by_columns(z) if straight is None else straight
     return int(z.data.ptr), leading_dimension(z if straight else z.T)
 
 
-def by_columns(x: Array) -> bool:
+def by_columns(x: GpuArray) -> bool:
     """Whether cuBLAS reads X without a transposition; for a single row or column by its shape, as on CPUs."""
     m, n = x.shape
     return m <= 1 or (n > 1 and x.strides[0] == x.itemsize)
 
 
-def leading_dimension(x: Array) -> int:
+def leading_dimension(x: GpuArray) -> int:
     """Distance in elements between the columns of an X that is stored by columns."""
     m, n = x.shape
     return int(x.strides[1]) // int(x.itemsize) if n > 1 else max(m, 1)
@@ -129,9 +131,9 @@ def syrk(
     handle: int,
     stream: int,
     alpha: complex,
-    x: Any,
+    x: GpuArray,
     beta: complex,
-    z: Any,
+    z: GpuArray,
     *,
     uplo: Uplo,
     conj: bool = False,

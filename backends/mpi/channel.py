@@ -20,7 +20,7 @@ class Transfer:
 
     __slots__ = ("_keep", "request")
 
-    def __init__(self, request: MPI.Request, keep: Any = None) -> None:
+    def __init__(self, request: MPI.Request, keep: object = None) -> None:
         self.request: MPI.Request = request
         self._keep = keep
 

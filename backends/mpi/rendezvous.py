@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from mpi4py import MPI
 
 from pblas import errors
@@ -14,7 +12,7 @@ from pblas.backends.mpi.transport import MpiTransport
 
 def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiTransport:
     """The ranks of a communicator; sends no message (local)."""
-    candidate: Any = comm
+    candidate: object = comm
     if candidate is not None and (not isinstance(candidate, MPI.Intracomm) or candidate == MPI.COMM_NULL):
         name = (
             "COMM_NULL" if isinstance(candidate, MPI.Comm) and candidate == MPI.COMM_NULL else type(candidate).__name__

@@ -67,7 +67,7 @@ class NvshmemBackend(GpuBackend):
 
     # Arrays
 
-    def view(self, memory: Any, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
+    def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         array: Array = self.arena.array(memory, 0, shape, strides, dtype)
         return array
 

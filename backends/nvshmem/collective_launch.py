@@ -22,6 +22,7 @@ from pblas.epilogues import RESULT, Epilogue, Name, Node, operand_names, parse
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from pblas.backends.dtypes import GpuArray
     from pblas.backends.nvshmem.stream_engine import StreamEngine
     from pblas.collectives.arguments import GatherArguments, ReduceArguments
 
@@ -44,7 +45,7 @@ class CollectiveLaunch:
         self._engine, self._state = engine, engine.collectives
         self._resources = self._state.resources
 
-    def repeat(self, operation: str, x: Any, out: Any, options: tuple[Any, ...], stream: Any) -> bool:
+    def repeat(self, operation: str, x: object, out: object, options: tuple[object, ...], stream: object) -> bool:
         """Launch a call that was prepared before, with the same x, out and options; whether there was one (local)."""
         key = _key(operation, x, out, options)
         prepared = None if None in key[1:3] else self._state.prepared.get(key)
@@ -54,7 +55,7 @@ class CollectiveLaunch:
         self._engine.collect(prepared, stream)
         return True
 
-    def reduce(self, call: ReduceArguments, options: tuple[Any, ...], stream: Any) -> Any:
+    def reduce(self, call: ReduceArguments, options: tuple[object, ...], stream: object) -> Any:
         """**Collective** for a new kind of call: an all-reduce or a reduce-scatter."""
         plan, shape = self._reduction(call), call.place.shape
         order: Literal["C", "F"] = "F" if plan.reversed else "C"
@@ -72,7 +73,7 @@ class CollectiveLaunch:
             self._launch(call.name, plan, arrays, options, stream)
         return target.result
 
-    def gather(self, call: GatherArguments, options: tuple[Any, ...], stream: Any) -> Any:
+    def gather(self, call: GatherArguments, options: tuple[object, ...], stream: object) -> Any:
         """**Collective** for a new kind of call, or if `call.counts` is None: an all-gather.
 
         Without counts the ranks exchange the lengths of their arrays in every call.
@@ -93,7 +94,7 @@ class CollectiveLaunch:
             self._launch(call.name, plan, arrays, options, stream)
         return target.result
 
-    def _launch(self, operation: str, plan: Plan, arrays: Arrays, options: tuple[Any, ...], stream: Any) -> None:
+    def _launch(self, operation: str, plan: Plan, arrays: Arrays, options: tuple[object, ...], stream: Any) -> None:
         """Prepare a call, keep it for `repeat`, and launch it (local)."""
         calls = self._state.prepared
         with streams.relaxed():
@@ -179,7 +180,7 @@ class CollectiveLaunch:
         rounds = replace(rounds, bounds=bounds, width=width)
         return Plan("all_gather", itemsize, rounds, _PACK_NBYTES // itemsize, itemsize, halves, sources=sources)
 
-    def _code(self, x: Any, *, by_columns: bool) -> int:
+    def _code(self, x: GpuArray | None, *, by_columns: bool) -> int:
         """An array's place in symmetric memory, 0 if it is elsewhere or not tight, and its element order (local)."""
         code = 0 if by_columns else _BY_ROWS
         if x is None or not x.size or x.data.ptr % _PACK_NBYTES or not (x.T if by_columns else x).flags.c_contiguous:
@@ -196,18 +197,18 @@ class CollectiveLaunch:
         return tuple(heap.place_address(window, offset, rank) for rank in range(self._resources.size))
 
 
-def _key(operation: str, x: Any, out: Any, options: tuple[Any, ...]) -> tuple[Any, ...]:
+def _key(operation: str, x: object, out: object, options: tuple[object, ...]) -> tuple[object, ...]:
     """Key of a prepared call: its checked arrays and its options (local)."""
     return operation, _identity(x), _identity(out), *map(_named, options)
 
 
-def _identity(x: Any) -> tuple[Any, ...] | None:
+def _identity(x: Any) -> tuple[object, ...] | None:
     """Key of an array on a GPU; None for an object that must be checked (local)."""
     pointer = getattr(getattr(x, "data", None), "ptr", None)
     return None if pointer is None else (pointer, x.shape, x.strides, x.dtype)
 
 
-def _named(option: Any) -> Any:
+def _named(option: object) -> Any:
     """Key of an option. An epilogue operand that is neither a number nor a CuPy array counts by its id."""
     if isinstance(option, str | None):
         return option or ""
@@ -228,7 +229,7 @@ def _tree(call: ReduceArguments) -> Node:
     return Name(RESULT) if call.residual is None else parse(f"{RESULT} + residual")
 
 
-def _empty(shape: tuple[int, ...], dtype: Any, order: str, stream: Any) -> Any:
+def _empty(shape: tuple[int, ...], dtype: object, order: str, stream: object) -> Any:
     """A new array in CuPy's memory of a stream (local)."""
     if stream is None:
         return cupy.empty(shape, dtype, order)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from pblas.backends.cuda.kernels import Ready
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, GpuArray
     from pblas.backends.nvshmem.kernels import Kernels
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.collectives.collective_plan import Rounds
@@ -99,9 +99,9 @@ class Plan:
 class Arrays:
     """The arrays of one call on this rank, all of them on the GPU (local)."""
 
-    x: Any  # input of the reduction or gather
-    out: Any  # result of the last kernel: the normalised rows, if rows are normalised
-    sums: Any  # result of the reduction: `out`, or the residual if rows are normalised
+    x: GpuArray  # input of the reduction or gather
+    out: GpuArray  # result of the last kernel: the normalised rows, if rows are normalised
+    sums: GpuArray  # result of the reduction: `out`, or the residual if rows are normalised
     base: int = 0  # number of the first element of `out` and `sums`
     x_base: int = 0  # number of the first element of x
     # of the epilogue's expression, in the order of its terms; arrays have the shape of `out`, or of its last dimension
@@ -113,7 +113,7 @@ class Arrays:
 class Prepared:
     """A prepared call: its launches, with copies of arrays that are not tight before and after them."""
 
-    def __init__(self, plan: Plan, arrays: Arrays, common: EngineResources, options: Any) -> None:
+    def __init__(self, plan: Plan, arrays: Arrays, common: EngineResources, options: object) -> None:
         self._plan, self._options = plan, options
         self._copies: list[Any] = []
         self._before: list[tuple[Any, Any]] = []
@@ -149,7 +149,7 @@ class Prepared:
         for source, target in self._after:
             _copy(stream, source, target)
 
-    def _tight(self, x: Any, *, reads: bool = False, writes: bool = False) -> int:
+    def _tight(self, x: GpuArray, *, reads: bool = False, writes: bool = False) -> int:
         """Address of an array's elements in consecutive order: of the array itself, or of a tight copy."""
         view = x.T if self._plan.reversed else x
         if view.flags.c_contiguous:
@@ -164,7 +164,7 @@ class Prepared:
             self._after.append((packed, original))
         return int(memory.ptr)
 
-    def _terms(self, arrays: Arrays) -> dict[str, Any]:
+    def _terms(self, arrays: Arrays) -> dict[str, object]:
         """Operands of the epilogue. Lines are rows, or columns where elements are numbered down them."""
         shape, size = arrays.out.shape, arrays.out.size
         columns = max(1, shape[-1] if shape else 1)
@@ -192,7 +192,7 @@ class Prepared:
         arguments = arguments | {"first": first, "stop": stop, "flags": halves.flags} | where
         return kernels.ready(plan.kind, plan.key, max(1, min(ctas, -(-largest // plan.unit))), **arguments)
 
-    def _where(self, first: list[int], nbytes: int) -> tuple[int, dict[str, Any]]:
+    def _where(self, first: list[int], nbytes: int) -> tuple[int, dict[str, object]]:
         """CTAs for shards of `nbytes` bytes, and the addresses that the kernel of a round writes or reads."""
         plan, pitch, size = self._plan, self._plan.halves.pitch, len(first)
         if plan.slots is not None:
@@ -246,13 +246,13 @@ def _row_pass(common: EngineResources, arrays: Arrays, x: int, out: int, weight:
     )
 
 
-def _array_at(address: int, shape: tuple[int, ...], dtype: Dtype, strides: Any = None) -> Any:
+def _array_at(address: int, shape: tuple[int, ...], dtype: Dtype, strides: object = None) -> GpuArray:
     """An array in memory that the caller keeps alive."""
     memory = cupy.cuda.UnownedMemory(address, max(1, int(np.prod(shape)) * dtype.itemsize), None)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
 
-def _unowned(x: Any) -> Any:
+def _unowned(x: GpuArray) -> GpuArray:
     """The same elements as words that CuPy can copy; the caller keeps the memory alive."""
     word = np.dtype(f"u{x.itemsize}") if x.itemsize <= 8 else x.dtype
     return _array_at(x.data.ptr, x.shape, word, x.strides)

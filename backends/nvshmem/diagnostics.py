@@ -68,7 +68,7 @@ def _versions(platform: Platform) -> tuple[tuple[str, str], ...]:
     return tuple((name, text) for name, text in versions_found.items() if text)
 
 
-def _asked(library: Callable[[], Any]) -> str | None:
+def _asked(library: Callable[[], object]) -> str | None:
     """The version that a library reports; None if it is absent or reports none."""
     try:
         return str(library())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from pblas.backends.cuda.gemm import Gemm
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, GpuArray
     from pblas.backends.nvshmem.shared import EngineResources
 
 
@@ -65,7 +65,7 @@ class Executions:
         self.lanes: Lanes = Lanes()
         self._before, self._after = streams.event(), streams.event()
         self._capture = self._begun = -1  # the caller's current capture; the last one with a barrier
-        self._memory_of_captures: dict[Any, Any] = {}
+        self._memory_of_captures: dict[object, Any] = {}
         self._kept: list[Any] = []  # memory that the caller's graphs use
         self.sink: Sink = Sink(self.lanes, {})  # takes the operations of the current execution
         self.workspace: Workspace | None = None  # workspace of the current execution
@@ -213,7 +213,7 @@ _OPERAND_PITCH, _SHIFT = 1 << 40, 1 << 32
 """Made-up addresses: bytes from one operand to the next, and the distance between an operand's two addresses."""
 
 
-def _at_made_up_address(x: Any, number: int, shift: int) -> Any:
+def _at_made_up_address(x: GpuArray, number: int, shift: int) -> GpuArray:
     """An array with the layout and alignment of x, at one of two made-up addresses."""
     place = (number + 1) * (_OPERAND_PITCH + shift * _SHIFT) + x.data.ptr % ALIGNMENT
     memory = cupy.cuda.UnownedMemory(place, _SHIFT, None, int(runtime.getDevice()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cupy
 import numpy as np
@@ -15,11 +15,12 @@ from pblas.backends.nvshmem.kernels.arguments import push_counter_nbytes
 from pblas.backends.nvshmem.workspace import FLAG_NBYTES, PARITIES, Workspace, layout, padded
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import GpuArray
     from pblas.backends.nvshmem.graph_launch import Executions
     from pblas.backends.nvshmem.shared import EngineResources
 
 
-def private(nbytes: int, device: int) -> Any:
+def private(nbytes: int, device: int) -> GpuArray:
     """Private bytes of this rank, not from the user's memory pool (local)."""
     try:
         memory = cupy.cuda.Memory(max(nbytes, 1))
@@ -36,21 +37,23 @@ class PrivateMemory:
 
     def __init__(self, common: EngineResources) -> None:
         self._device = common.nvshmem.device.index
-        self.epoch: Any = self.new(FLAG_NBYTES)  # the barrier's count of calls
-        self.counters: dict[bool, Any] = {captured: self.new(push_counter_nbytes()) for captured in (False, True)}
+        self.epoch: GpuArray = self.new(FLAG_NBYTES)  # the barrier's count of calls
+        self.counters: dict[bool, GpuArray] = {captured: self.new(push_counter_nbytes()) for captured in (False, True)}
         """Counters of pushes."""
-        self.marks: dict[bool, Any] = {captured: self.new(MAX_TILE_FLAGS * FLAG_NBYTES) for captured in (False, True)}
+        self.marks: dict[bool, GpuArray] = {
+            captured: self.new(MAX_TILE_FLAGS * FLAG_NBYTES) for captured in (False, True)
+        }
         """Tile flags: words that GEMMs set."""
-        self._scratch: dict[bool, Any] = {}
+        self._scratch: dict[bool, GpuArray] = {}
         for array in (self.epoch, *self.counters.values(), *self.marks.values()):
             runtime.memsetAsync(array.data.ptr, 0, array.nbytes, common.origin.ptr)
         common.origin.synchronize()
 
-    def new(self, nbytes: int) -> Any:
+    def new(self, nbytes: int) -> GpuArray:
         """Private bytes of this rank (local)."""
         return private(nbytes, self._device)
 
-    def scratch(self, nbytes: int, *, captured: bool) -> Any:
+    def scratch(self, nbytes: int, *, captured: bool) -> GpuArray:
         """At least `nbytes` bytes of scratch, which the executions of all plans use one after the other (local)."""
         array = self._scratch.get(captured)
         if array is None or array.nbytes < nbytes:

@@ -53,7 +53,7 @@ class Replay:
     """
 
     def __init__(self) -> None:
-        self.memory: dict[Any, Any] = {}  # further arrays that the launches use
+        self.memory: dict[object, Any] = {}  # further arrays that the launches use
         self._launches: list[tuple[Start, str, Words]] = []
         self._relocations: list[tuple[Words, int, int, int]] = []
 
@@ -89,7 +89,7 @@ class Recording:
 
     def __init__(self, gemm: Gemm) -> None:
         self.workspace: Workspace | None = None  # the workspace that the launches use, if any
-        self.memory: dict[int, dict[Any, Any]] = {}  # further arrays that the launches use, by half of the workspace
+        self.memory: dict[int, dict[object, Any]] = {}  # further arrays that the launches use, by half of the workspace
         self._replays: dict[int, Replay] = {}
         self._gemm, self._products = gemm, gemm.forgotten
 

@@ -100,7 +100,7 @@ class Watchdog:
         known = [reference for reference in self._workspaces if reference() is not None]
         self._workspaces = [*known, weakref.ref(workspace)]  # a new list: the thread may be reading the old one
 
-    def follow(self, queue: int | None, marks: Iterable[Any]) -> None:
+    def follow(self, queue: int | None, marks: Iterable[object]) -> None:
         """Follow the executions of a queue too (local)."""
         self._ends = self._ends | {queue: _Ends()}  # a new dict: the thread may be reading the old one
         self._marks += marks

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
     from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.dtypes import GpuArray
     from pblas.backends.push_engine import Finish, GemmModes
 
     Start = Callable[[Stream], object]
@@ -78,7 +79,7 @@ class Lanes:
         self._flush()
         return self._stream(lane)
 
-    def operate(self, lane: str, operations: Iterable[Any]) -> None:
+    def operate(self, lane: str, operations: Iterable[object]) -> None:
         """Let a lane set words, or wait for them (see `streams.operate`). Consecutive ones are one stream operation.
 
         After a copy of 8 MB a flag and a wait take 3.3 us together, and 5.1 us as two operations (2 H200).
@@ -108,7 +109,7 @@ class Lanes:
         """Other lanes will wait for this operation, the last of its lane."""
         streams.record(self.stream(lane), self._event("op", index))
 
-    def _event(self, *key: Any) -> int:
+    def _event(self, *key: object) -> int:
         if key not in self._events:
             self._events[key] = streams.event()
         return self._events[key]
@@ -122,9 +123,9 @@ class Product(NamedTuple):
     """A GEMM that planning lists before it runs: Z := alpha X Y, and its epilogue."""
 
     alpha: complex
-    x: Any
-    y: Any
-    z: Any
+    x: GpuArray
+    y: GpuArray
+    z: GpuArray
     conj: tuple[bool, bool]
     modes: GemmModes
     scales: tuple[Any, Any]
@@ -137,9 +138,9 @@ class Sink:
     captured = False
     """Whether operations go into a graph of the caller's, which has its own scratch, counters and tile flags."""
 
-    def __init__(self, lanes: Lanes, memory: dict[Any, Any]) -> None:
+    def __init__(self, lanes: Lanes, memory: dict[object, Any]) -> None:
         self._lanes = lanes
-        self.memory: dict[Any, Any] = memory
+        self.memory: dict[object, Any] = memory
 
     def stream(self, lane: str) -> Stream:
         """The stream of a lane, or its launch recorder; calls that cannot be recorded take its `int`."""
@@ -154,7 +155,7 @@ class Sink:
         del rehearse
         self.launch(lane, start)
 
-    def operate(self, lane: str, operations: Iterable[Any]) -> None:
+    def operate(self, lane: str, operations: Iterable[object]) -> None:
         """Set words, or wait for them: see `Lanes.operate`."""
         self._lanes.operate(lane, operations)
 
@@ -166,7 +167,7 @@ class Sink:
         """Other lanes will wait for the last operation of a lane."""
         self._lanes.mark(lane, index)
 
-    def packed(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def packed(self, key: Hashable, make: Callable[[], GpuArray]) -> GpuArray:
         """The array of a key: `make` creates it at the first call, and the execution's memory keeps it."""
         if key not in self.memory:
             self.memory[key] = make()
@@ -182,7 +183,7 @@ class CapturingSink(Sink):
 class RecordingSink(Sink):
     """Passes operations to lanes that record them."""
 
-    def packed(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def packed(self, key: Hashable, make: Callable[[], GpuArray]) -> GpuArray:
         """Raise NotRecordableError: each set of operands has packed copies at other addresses."""
         del make
         raise NotRecordableError(f"packed operands: {key}")
@@ -191,7 +192,7 @@ class RecordingSink(Sink):
 class RehearsingSink(Sink):
     """Lists products, and launches nothing that peers can observe."""
 
-    def __init__(self, lanes: Lanes, memory: dict[Any, Any]) -> None:
+    def __init__(self, lanes: Lanes, memory: dict[object, Any]) -> None:
         super().__init__(lanes, memory)
         self.products: list[Product] = []
 
@@ -203,7 +204,7 @@ class RehearsingSink(Sink):
         del lane, start
         rehearse(self.products)
 
-    def operate(self, lane: str, operations: Iterable[Any]) -> None:
+    def operate(self, lane: str, operations: Iterable[object]) -> None:
         pass
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:

@@ -19,7 +19,7 @@ from pblas import errors
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.gemm import copies_of, needs_copy, read
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.dtypes import FLOAT8, Array, Dtype, Order
+from pblas.backends.dtypes import FLOAT8, Array, Dtype, GpuArray, Order
 from pblas.backends.gpu_info import DEFAULT_QUEUES, hardware_queues
 from pblas.backends.nvshmem.collectives import DeviceCollectives, Prepared
 from pblas.backends.nvshmem.graph_launch import Executions, Program
@@ -59,7 +59,7 @@ class StreamEngine:
         self._many_queues = hardware_queues() >= DEFAULT_QUEUES
         common.prepare("take memory for executions", self._take)
         block = common.heap.allocate(barrier_flags_nbytes(self._size), "the engine's barrier")
-        self._barrier_memory: Any = block
+        self._barrier_memory: object = block
         flags, epoch = common.heap.addresses(block), self._private.epoch.data.ptr
         self._meet = partial(self._kernels.barrier, rank=self._rank, flags=flags, epoch=epoch, watch=self._watch)
         common.watchdog.follow(queue, self._private.marks.values())
@@ -91,7 +91,7 @@ class StreamEngine:
         """
         return self.collectives.reserve(count * nbytes, count * nbytes).slots(nbytes)
 
-    def peer_addresses(self, x: Any) -> list[int] | None:
+    def peer_addresses(self, x: GpuArray | None) -> list[int] | None:
         """**Collective.** Addresses of an array on every rank, as mapped here; None if it is not symmetric memory.
 
         It must be tight, and at the same place of the same block on every rank.
@@ -102,11 +102,11 @@ class StreamEngine:
             window = -1
         maxima = (window, -window, offset, -offset)
         agreed = self._resources.ranks.agree("plan_matmul: location of D", maxima=maxima).maxima
-        if window < 0 or agreed != maxima:
+        if x is None or window < 0 or agreed != maxima:
             return None
         return [x.data.ptr if r == self._rank else heap.place_address(window, offset, r) for r in range(self._size)]
 
-    def scratch(self, nbytes: int) -> Any:
+    def scratch(self, nbytes: int) -> GpuArray:
         """Private memory of at least `nbytes` bytes, which all plans' executions use one after the other (local).
 
         Earlier graphs keep their smaller scratch.
@@ -116,15 +116,15 @@ class StreamEngine:
         sink.memory["scratch", memory.data.ptr] = memory
         return memory
 
-    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Any:
+    def matrix(self, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         slow = 1 if strides[0] <= strides[1] else 0
         memory = cupy.cuda.alloc(max(shape[slow] * strides[slow], dtype.itemsize))
         return new_array(shape, dtype, memory, strides)
 
-    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
+    def array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Array:
         return self._current.array(self._rank, offset, shape, dtype, order)
 
-    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Any:
+    def place(self, peer: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Array:
         return self._current.array(peer, offset, shape, dtype, order)
 
     def offset(self, peer: int, address: int) -> int:
@@ -148,14 +148,14 @@ class StreamEngine:
         self._kernels.delay(stream, nanoseconds)
         self._meet(stream)
 
-    def run(self, program: Program, body: Callable[[], None], stream: Any) -> None:
+    def run(self, program: Program, body: Callable[[], None], stream: object) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
         main = self._main(stream)
         if self._resources.has_fault() or self._resources.ranks.agreement.broken is not None:
             self._resources.raise_fault()
         self._executions.run(program, body, main)
 
-    def _main(self, stream: Any) -> int:
+    def _main(self, stream: object) -> int:
         """The handle of the caller's stream; an invalid stream is an error on every rank."""
         if stream is None:
             return int(cupy.cuda.get_current_stream().ptr)
@@ -236,7 +236,7 @@ class StreamEngine:
         """Shared state of collectives of plain arrays."""
         return DeviceCollectives(self._resources)
 
-    def collect(self, prepared: Prepared, stream: Any) -> None:
+    def collect(self, prepared: Prepared, stream: object) -> None:
         """One execution of a collective on the caller's stream (local)."""
 
         def body() -> None:
@@ -292,13 +292,13 @@ class StreamEngine:
 
     # Transfers
 
-    def put(self, lane: str, source: Any, peer: int, offset: int, order: Any) -> None:
+    def put(self, lane: str, source: GpuArray, peer: int, offset: int, order: Order) -> None:
         (width, lines, pitch), target = lines_of(source, order), self._current.slots(peer) + offset
         if width * lines:
             copied = target, width, source.data.ptr, pitch, width, lines
             self._sink.launch(lane, lambda stream: streams.copy(stream, *copied))
 
-    def get(self, lane: str, peer: int, offset: int, target: Any) -> None:
+    def get(self, lane: str, peer: int, offset: int, target: GpuArray) -> None:
         (width, lines, pitch), source = lines_of(target, "F"), self._current.slots(peer) + offset
         copied = target.data.ptr, pitch, source, width, width, lines
         self._sink.launch(lane, lambda stream: streams.copy(stream, *copied))
@@ -339,7 +339,7 @@ class StreamEngine:
         counter = self._private.counter(captured=self._sink.captured)
         self._sink.launch(lane, lambda stream: self._kernels.push(stream, blocks, flags, counter))
 
-    def copy(self, lane: str, source: Array, target: Array) -> None:
+    def copy(self, lane: str, source: GpuArray, target: GpuArray) -> None:
         """Target := source, of the same dtype, with a kernel. On a side lane it runs concurrently with GEMMs."""
         self._copies.copy(lane, source, target)
 
@@ -358,10 +358,10 @@ class StreamEngine:
         self,
         lane: str,
         alpha: complex,
-        x: Any,
-        y: Any,
+        x: GpuArray,
+        y: GpuArray,
         beta: complex,
-        z: Any,
+        z: GpuArray,
         *,
         conj: tuple[bool, bool] = (False, False),
         modes: GemmModes = EXACT,
@@ -375,7 +375,8 @@ class StreamEngine:
                 for y_i, z_i in zip(y, z, strict=True):
                     self.gemm(lane, alpha, x, y_i, beta, z_i, modes=modes, scales=scales)
                 return
-            shapes, kinds = copies_of(x, y, z), ("C", "F", min(orders(z)))
+            shapes = copies_of(x, y, z)
+            kinds: tuple[Order, ...] = "C", "F", min(orders(z))
             x, y, whole = [
                 w if shape is None else self._copies.padded(lane, w, number, shape, order)
                 for number, (w, shape, order) in enumerate(zip((x, y, z), shapes, kinds, strict=True))
@@ -406,12 +407,12 @@ class StreamEngine:
         """The lane whose workspace this queue's products use."""
         return self._queue, captured
 
-    def finish(self, lane: str, finish: Finish | None, z: Array) -> None:
+    def finish(self, lane: str, finish: Finish | None, z: GpuArray) -> None:
         """Z := the epilogue of Z; while products are rehearsed, the values of Z are arbitrary."""
         if finish is not None:
             self._finish(self.stream(lane), finish, z)
 
-    def _finish(self, stream: Stream, finish: Finish | None, z: Array) -> None:
+    def _finish(self, stream: Stream, finish: Finish | None, z: GpuArray) -> None:
         if finish is not None:
             self._resources.ranks.arrays.pointwise.evaluate(stream, finish.tree, z, finish.operands, z)
 
@@ -468,7 +469,7 @@ class StreamEngine:
         if output.out.size:
             self._sums.add(lane, parts, output)
 
-    def all_gather(self, lane: str, shard: Any, order: Any, slots: Slots, first: list[int], offset: int) -> None:
+    def all_gather(self, lane: str, shard: GpuArray, order: Order, slots: Slots, first: list[int], offset: int) -> None:
         if not is_tight(shard, order):
             place = self.array(offset + first[self._rank] * shard.itemsize, shard.shape, shard.dtype, order)
             self.copy(lane, shard, place)

@@ -11,7 +11,7 @@ from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.kernels.arguments import all_reduce_flags_nbytes
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Dtype, Order
 
 ALIGNMENT = 256
 FLAG_NBYTES = 4
@@ -28,14 +28,14 @@ class Workspace:
     `nbytes` of slots. `peers` are the addresses of the ranks' blocks, as mapped into this process.
     """
 
-    def __init__(self, block: Any, peers: list[int], nbytes: int, phases: int) -> None:
+    def __init__(self, block: object, peers: list[int], nbytes: int, phases: int) -> None:
         self.block: Any = block
         self.peers: list[int] = peers
         self.nbytes: int = nbytes
         self.phases: int = phases
         self.calls = 0
         self._signals: dict[Any, list[Any]] = {}
-        self._arrays: dict[Any, Any] = {}
+        self._arrays: dict[object, Any] = {}
         self.pitch: int
         self._flags_nbytes, self._shot_nbytes, self.pitch = layout(len(peers), nbytes, phases)
 
@@ -63,7 +63,7 @@ class Workspace:
         """Address of the slots at `peer`."""
         return self._half(peer) + self._flags_nbytes + self._shot_nbytes
 
-    def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Any) -> Any:
+    def array(self, rank: int, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Any:
         """An array without gaps in the slots of a rank; equal arguments return the same array, from a cache (local)."""
         key = self.parity, rank, offset, shape, dtype, order
         if key not in self._arrays:

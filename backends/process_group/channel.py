@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pblas.backends.dtypes import Array
-    from pblas.backends.transport import Transport
+    from pblas.backends.transport import Transfer, Transport
 
 _FIRST_TAG = 1000  # tags below belong to agreements
 _TAG_COLLECTIVE = 999
@@ -51,7 +51,7 @@ class _All:
 
     __slots__ = ("_transfers",)
 
-    def __init__(self, transfers: list[Any]) -> None:
+    def __init__(self, transfers: Sequence[Transfer]) -> None:
         self._transfers = transfers
 
     def done(self) -> bool:
@@ -72,27 +72,27 @@ class MessageChannel:
         self.received_nbytes: int = 0
         self._expected: dict[tuple[int, int], deque[_Expected]] = {}
 
-    def send(self, x: Array, dest: int, tag: int) -> Any:
+    def send(self, x: Array, dest: int, tag: int) -> Transfer:
         return self._send(_columns(x).tobytes("F"), dest, _FIRST_TAG + tag)
 
-    def receive(self, x: Array, source: int, tag: int) -> Any:
+    def receive(self, x: Array, source: int, tag: int) -> Transfer:
         self.received_nbytes += x.nbytes
         return self._expect(x, source, _FIRST_TAG + tag)
 
-    def signal(self, dest: int, tag: int) -> Any:
+    def signal(self, dest: int, tag: int) -> Transfer:
         return self._send(b"", dest, _FIRST_TAG + tag)
 
-    def await_signal(self, source: int, tag: int) -> Any:
+    def await_signal(self, source: int, tag: int) -> Transfer:
         return self._expect(None, source, _FIRST_TAG + tag)
 
-    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> Any:
+    def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> Transfer:
         sent = [
             self._send(part.tobytes(), dest, _TAG_COLLECTIVE)
             for dest, part in enumerate(np.split(x, np.cumsum(counts)[:-1]))
         ]
         return self._collect(out, out_counts, sent)
 
-    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Any:
+    def all_gather(self, x: Array, out: Array, counts: Sequence[int]) -> Transfer:
         message = x.tobytes()
         return self._collect(
             out, counts, [self._send(message, dest, _TAG_COLLECTIVE) for dest in range(self._peers.size)]
@@ -101,11 +101,11 @@ class MessageChannel:
     def close(self) -> None:
         """Nothing to free (local)."""
 
-    def _collect(self, out: Array, counts: Sequence[int], sent: list[Any]) -> _All:
+    def _collect(self, out: Array, counts: Sequence[int], sent: list[_Sent]) -> _All:
         """Receive consecutive elements of out from each rank."""
         parts = np.split(out[:, None], np.cumsum(counts)[:-1])
         received = [self._expect(part, source, _TAG_COLLECTIVE) for source, part in enumerate(parts)]
-        return _All(sent + received)
+        return _All([*sent, *received])
 
     def _send(self, message: bytes, dest: int, tag: int) -> _Sent:
         return _Sent(self._peers.send(message, dest, tag))

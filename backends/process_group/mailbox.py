@@ -39,7 +39,7 @@ _MAILBOXES: dict[Any, Mailbox] = {}
 """One mailbox per group, as long as the process runs: a thread that waits for Gloo cannot be ended."""
 
 
-def mailbox_of(group: Any) -> Mailbox:
+def mailbox_of(group: object) -> Mailbox:
     """The mailbox of a group (local)."""
     if group not in _MAILBOXES:
         _MAILBOXES[group] = Mailbox(group)

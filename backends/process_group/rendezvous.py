@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas import errors
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pblas.backends.process_group.transport import GroupTransport
 
 
-def peers_of(group: Any, operation: str, timeout: float) -> GroupTransport:
+def peers_of(group: object, operation: str, timeout: float) -> GroupTransport:
     """The ranks of a torch.distributed group; sends no message (local)."""
     try:
         import torch.distributed as dist

@@ -8,7 +8,7 @@ import platform
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -62,7 +62,7 @@ class GroupTransport:
 
     name = "gloo"
 
-    def __init__(self, group: Any, timeout: float, space: int = 0) -> None:
+    def __init__(self, group: object, timeout: float, space: int = 0) -> None:
         self._group, self._timeout, self._space = group, timeout, space
         self._mailbox = mailbox_of(group)
         self.rank: int = self._mailbox.rank
@@ -131,7 +131,7 @@ class GroupTransport:
         self._mailbox.drop(self._space)
 
 
-def check_gloo(group: Any, what: str) -> None:
+def check_gloo(group: object, what: str) -> None:
     """Raise BackendError unless a group sends messages between hosts through Gloo (local)."""
     config = str(dist.get_backend_config(group))
     if "cpu:gloo" not in config:

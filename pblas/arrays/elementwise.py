@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import numpy as np
-
 from pblas import errors
 from pblas.arrays.elementwise_arguments import Analysis, Kind, analysed, checked_operands, is_number, local_values
 from pblas.arrays.elementwise_plan import ElementwisePlan
@@ -24,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.simulation.hardware import Topology
 
@@ -38,14 +37,20 @@ class Elementwise(Operation[DistMatrix]):
     expression: str  # with the names of the operands (global)
     kinds: tuple[Kind, ...]  # of the operands (global)
     # descriptor and dtype of the result's matrix; None for a new one (global)
-    out: tuple[MatrixDescriptor, np.dtype[Any]] | None
-    converted: np.dtype[Any] | None  # dtype to which a new result is converted, or None (global)
+    out: tuple[MatrixDescriptor, Dtype] | None
+    converted: Dtype | None  # dtype to which a new result is converted, or None (global)
     overlaps: bool  # whether the result overwrites memory of an operand that is redistributed, on any rank (global)
     analysis: Analysis  # all that follows from these (global)
 
     @classmethod
     def bind(
-        cls, opname: str, runtime: Runtime | None, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any
+        cls,
+        opname: str,
+        runtime: Runtime | None,
+        expression: object,
+        operands: Mapping[str, object],
+        out: Any,
+        dtype: Any,
     ) -> Bound[DistMatrix]:
         """The arguments of `elementwise`, checked on this rank; `dtype` is that of descriptors, or of a new result."""
         checked = checked_operands(opname, expression, operands, runtime)
@@ -64,7 +69,7 @@ class Elementwise(Operation[DistMatrix]):
         return cls(expression, kinds, out, converted, overlaps, analysis)
 
     @classmethod
-    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[object, ...]:
         return (*form[:4], bool(fact))
 
     @property
@@ -82,7 +87,7 @@ class Elementwise(Operation[DistMatrix]):
         return not self.analysis.moved
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.analysis.plan.out, self.analysis.dtype
 
     def plan(self, nprocs: int, topology: Topology) -> ElementwisePlan:
@@ -137,7 +142,7 @@ class PlannedElementwise(Planned[DistMatrix]):
         """
         return self.run(lambda: self._bound(operands, out))
 
-    def _bound(self, operands: Mapping[str, Any], out: Any) -> Bound[DistMatrix]:
+    def _bound(self, operands: Mapping[str, object], out: object) -> Bound[DistMatrix]:
         runtime, operation = self._runtime, self.operation
         assert runtime is not None, "it runs"
         named = {kind.name: operands[kind.name] for kind in operation.kinds if kind.name in operands}
@@ -168,7 +173,7 @@ def plan_elementwise(
     out: DistMatrix | None = None,
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
-    **operands: Any,
+    **operands: object,
 ) -> PlannedElementwise:
     """Plan an elementwise operation. **Collective** with matrices; with descriptors it needs no MPI.
 
@@ -209,7 +214,7 @@ def plan_elementwise(
     return planned(opname, PlannedElementwise, _bind_matrices, matrices, expression, operands, out, dtype, nprocs)
 
 
-def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands: Any) -> DistMatrix:
+def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands: object) -> DistMatrix:
     """**Collective.** An expression of matrices of any layouts, arrays and numbers, element by element.
 
     Where all matrices have one layout nothing moves, and each rank makes one pass over its elements. Otherwise the
@@ -243,7 +248,7 @@ def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands
 
 
 def combined(
-    expression: str, operands: Mapping[str, Any], out: Any = None, dtype: DTypeLike | None = None
+    expression: str, operands: Mapping[str, object], out: object = None, dtype: DTypeLike | None = None
 ) -> DistMatrix:
     """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
     opname = "elementwise" if dtype is None else "astype"
@@ -251,7 +256,13 @@ def combined(
 
 
 def _bind_matrices(
-    opname: str, runtime: Runtime, expression: Any, operands: Mapping[str, Any], out: Any, dtype: Any, nprocs: Any
+    opname: str,
+    runtime: Runtime,
+    expression: object,
+    operands: Mapping[str, object],
+    out: object,
+    dtype: object,
+    nprocs: object,
 ) -> Bound[DistMatrix]:
     for name, option in (("dtype", dtype), ("nprocs", nprocs)):
         if option is not None:

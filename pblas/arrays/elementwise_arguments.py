@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise_plan import ElementwiseOperand, ElementwisePlan
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, Array, accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, Array, Dtype, accumulator_dtype
 from pblas.backends.interop import has_memory
 from pblas.core.checks import is_same_memory, shares_memory
 from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Node, Number, nodes, parse
@@ -30,14 +30,14 @@ class Analysis(NamedTuple):
     tree: Node  # the expression; operands that are conjugated views, and do not move, are arguments of "conj"
     plan: ElementwisePlan  # the plan, but for the ranks and their transport
     moved: tuple[str, ...]  # names of the operands that are redistributed
-    compute: np.dtype[Any]  # dtype of the computation
-    dtype: np.dtype[Any]  # of the result
+    compute: Dtype  # dtype of the computation
+    dtype: Dtype  # of the result
     descriptions: Mapping[str, str]  # name and description of each operand and of the result
 
 
 def checked_operands(
-    opname: str, expression: Any, operands: Mapping[str, Any], runtime: Runtime | None
-) -> dict[str, Any]:
+    opname: str, expression: object, operands: Mapping[str, object], runtime: Runtime | None
+) -> dict[str, object]:
     """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local)."""
     _check_names(opname, expression, operands)
     checked = {name: _checked_operand(opname, name, z, runtime) for name, z in operands.items()}
@@ -46,7 +46,7 @@ def checked_operands(
     return checked
 
 
-def is_number(z: Any) -> bool:
+def is_number(z: object) -> TypeGuard[complex]:
     """Whether an operand is a number, not a matrix or an array."""
     return isinstance(z, _NUMBERS)
 
@@ -109,13 +109,13 @@ class Kind(NamedTuple):
 
     name: str  # in the expression
     shape: tuple[int, int] | None  # of a matrix or an array; None for a number
-    dtype: np.dtype[Any] | None  # None for a number of Python, and for a descriptor of which no dtype is known
+    dtype: Dtype | None  # None for a number of Python, and for a descriptor of which no dtype is known
     desc: MatrixDescriptor | None  # of a matrix; None for an array or a number
     complex: bool  # whether its elements are complex
     conjugated: bool = False  # whether it is a conjugated view
 
     @classmethod
-    def of(cls, name: str, z: Any, asked: np.dtype[Any] | None) -> Kind:
+    def of(cls, name: str, z: Any, asked: Dtype | None) -> Kind:
         """The kind of an operand; `asked` is the dtype of descriptors."""
         if isinstance(z, DistMatrix):
             return cls(name, z.shape, z.dtype, z.desc.without_lld, z.dtype.kind == "c", z.conjugated)
@@ -143,8 +143,8 @@ def analysed(
     opname: str,
     expression: str,
     kinds: tuple[Kind, ...],
-    out: tuple[MatrixDescriptor, np.dtype[Any]] | None,
-    converted: np.dtype[Any] | None,
+    out: tuple[MatrixDescriptor, Dtype] | None,
+    converted: Dtype | None,
 ) -> Analysis:
     """The analysis of an operation."""
     tree = _parsed(opname, expression)
@@ -218,7 +218,7 @@ def _names(opname: str, expression: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.name for node in nodes(_parsed(opname, expression)) if isinstance(node, Name)))
 
 
-def _check_names(opname: str, expression: Any, operands: Mapping[str, Any]) -> None:
+def _check_names(opname: str, expression: object, operands: Mapping[str, object]) -> None:
     """Raise ArgumentError if the names in an expression are not those of the operands."""
     if not isinstance(expression, str):
         kind = type(expression).__name__
@@ -236,7 +236,7 @@ def _check_names(opname: str, expression: Any, operands: Mapping[str, Any]) -> N
             raise errors.ArgumentError(f"{opname}: {expression!r} does not use the operand {name}; leave it out")
 
 
-def _checked_operand(opname: str, name: str, z: Any, runtime: Runtime | None) -> Any:
+def _checked_operand(opname: str, name: str, z: object, runtime: Runtime | None) -> Any:
     """An operand: a number, a matrix or descriptor, or an array of two dimensions (local)."""
     if isinstance(z, DistMatrix) and runtime is not None:
         return z
@@ -284,12 +284,12 @@ def _broadcast_shape(opname: str, kinds: Iterable[Kind]) -> tuple[int, int]:
     return sizes[0], sizes[1]
 
 
-def _promoted(opname: str, kinds: Iterable[Kind], *, converts: bool) -> np.dtype[Any]:
+def _promoted(opname: str, kinds: Iterable[Kind], *, converts: bool) -> Dtype:
     """The dtype of all operands together by NumPy's rules: a Python number changes the kind only.
 
     Operands of 8 bits are only converted, by an expression that is one name (`converts`).
     """
-    names: dict[np.dtype[Any], str] = {}
+    names: dict[Dtype, str] = {}
     for kind in kinds:
         if kind.dtype is not None:
             names[kind.dtype] = kind.name
@@ -324,7 +324,7 @@ def _is_real(node: Node, real_names: Iterable[str]) -> bool:
     return node.function in ("abs", "real", "imag") or all(_is_real(z, real_names) for z in node.arguments)
 
 
-def _check_functions(opname: str, expression: str, tree: Node, promoted: np.dtype[Any]) -> None:
+def _check_functions(opname: str, expression: str, tree: Node, promoted: Dtype) -> None:
     """Raise ArgumentError if a function of real numbers is used with complex operands."""
     if promoted.kind != "c":
         return
@@ -336,7 +336,7 @@ def _check_functions(opname: str, expression: str, tree: Node, promoted: np.dtyp
         )
 
 
-def _check_conversion(opname: str, dtype: np.dtype[Any], result: np.dtype[Any]) -> None:
+def _check_conversion(opname: str, dtype: Dtype, result: Dtype) -> None:
     """Raise DTypeError if a result would lose its imaginary part."""
     if dtype.kind == "c" and result.kind != "c":
         raise errors.DTypeError(

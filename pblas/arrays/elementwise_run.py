@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pblas.backends.dtypes import Array, dtype_of_name
+from pblas.backends.dtypes import Array, Dtype, dtype_of_name
 from pblas.epilogues import Name, Node
 from pblas.layouts.placement import Placement
 from pblas.redistribution.packing import Put, Scaling
@@ -33,7 +33,7 @@ class ElementwiseOperands(NamedTuple):
 class RunElementwise:
     """**Collective.** Result := an expression of operands with any layouts."""
 
-    def __init__(self, backend: HostRanks, plan: ElementwisePlan, compute: np.dtype[Any]) -> None:
+    def __init__(self, backend: HostRanks, plan: ElementwisePlan, compute: Dtype) -> None:
         self._backend, self._plan, self._compute = backend, plan, compute
         self._moved = plan.moved
         self._dtypes = [dtype_of_name(operand.dtype) for operand in self._moved]
@@ -50,7 +50,7 @@ class RunElementwise:
         parts = sum(part.nbytes for part in self._parts.values())
         return sum(movement.workspace_nbytes for movement in self._movements) + parts
 
-    def reserve(self, tree: Node, values: Mapping[str, Any], out: Array | None) -> None:
+    def reserve(self, tree: Node, values: Mapping[str, object], out: Array | None) -> None:
         """Allocate memory for the redistributed operands that `run` does not put into the result (local)."""
         if not self._moved or (out is not None and self._combining(tree, values, out) is not None):
             return
@@ -61,7 +61,7 @@ class RunElementwise:
                 memory = own_memory(self._backend, shape[0] * shape[1] * dtype.itemsize)
                 self._parts[number] = self._backend.arrays.array(memory, shape, dtype, operand.target.order)
 
-    def _combining(self, tree: Node, values: Mapping[str, Any], out: Array) -> Put | None:
+    def _combining(self, tree: Node, values: Mapping[str, object], out: Array) -> Put | None:
         """Evaluates the expression in the result's memory while the only moving operand arrives: A += B (local)."""
         plan = self._plan
         if plan.overlaps or len(self._moved) != 1:
@@ -116,7 +116,7 @@ class RunElementwise:
             self._backend.agree("elementwise: operands are redistributed")
         self._evaluate(x, values)
 
-    def _evaluate(self, x: ElementwiseOperands, values: Mapping[str, Any]) -> None:
+    def _evaluate(self, x: ElementwiseOperands, values: Mapping[str, object]) -> None:
         """Result := the expression, unless that is the result itself (local)."""
         if not isinstance(x.tree, Name) or values[x.tree.name] is not x.result:
             self._backend.arrays.evaluate(x.tree, values, self._compute, x.result)

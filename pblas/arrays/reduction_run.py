@@ -18,7 +18,7 @@ from pblas.matrices.scatter_gather import index_of
 if TYPE_CHECKING:
     from pblas.arrays.reduction_plan import ReductionPlan
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype, Index
     from pblas.layouts.split import Split
 
 _FLOAT64 = np.dtype(np.float64)
@@ -35,20 +35,20 @@ class PreparedReduction:
     def __init__(self, plan: ReductionPlan, rank: int) -> None:
         self.plan: ReductionPlan = plan
         self.rank: int = rank
-        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)  # of the partial results (global)
+        self.dtype: Dtype = np.dtype(plan.partial_dtype)  # of the partial results (global)
         self.nresults: int = plan.nresults  # number of results (global)
         counts = [plan.count(peer) for peer in range(plan.nprocs)]
         self.counts: tuple[int, ...] = tuple(plan.components * count for count in counts)
         """Numbers in the partial results of each rank (global)."""
         self._shares: list[_Share] | None = None
-        self._columns: Any = None
+        self._columns: Index | None = None
         self._keeps = sum(counts) <= _KEPT
 
     @cached_property
     def is_sequence(self) -> bool:
         """Whether the partial results, one after the other, are the results (global)."""
-        places = [share.places for share in self.shares]
-        if self.plan.components > 1 or not all(isinstance(place, slice) for place in places):
+        places = [share.places for share in self.shares if isinstance(share.places, slice)]
+        if self.plan.components > 1 or len(places) < len(self.shares):
             return False
         return [0, *(place.stop for place in places)] == [*(place.start for place in places), self.nresults]
 
@@ -58,7 +58,7 @@ class PreparedReduction:
         if self._shares is not None:
             return self._shares
         plan, shares = self.plan, list[_Share]()
-        known: dict[int, Any] = {}
+        known: dict[int, Index] = {}
         start = 0
         for rank, numbers in enumerate(self.counts):
             if not numbers:
@@ -83,7 +83,7 @@ class PreparedReduction:
         return shares
 
     @property
-    def columns(self) -> Any:
+    def columns(self) -> Index:
         """Indices of this rank's columns: a slice, or an array (local)."""
         if self._columns is not None:
             return self._columns
@@ -99,7 +99,7 @@ class PreparedReduction:
 class _Share(NamedTuple):
     """The partial results of one rank."""
 
-    places: Any  # indices of the results to which they contribute: a slice, or an array (global)
+    places: Index  # indices of the results to which they contribute: a slice, or an array (global)
     spans: list[tuple[int, int]]  # start and stop of each component in the partial results of all ranks (global)
     is_first: bool  # whether no lower rank contributes to these results (global)
 
@@ -144,7 +144,7 @@ def combined(prepared: PreparedReduction, gathered: Array) -> Array:
     return results
 
 
-def _parts(prepared: PreparedReduction, gathered: Array) -> Iterator[tuple[Any, list[Array], bool]]:
+def _parts(prepared: PreparedReduction, gathered: Array) -> Iterator[tuple[Index, list[Array], bool]]:
     """(places of the results, components of the partial results, whether they are the first for these places)."""
     for places, spans, is_first in prepared.shares:
         yield places, [gathered[start:stop] for start, stop in spans], is_first

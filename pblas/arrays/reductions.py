@@ -25,7 +25,7 @@ from pblas.runtime.runtime import Runtime, checked_flag, name_of, spelled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array, Number
+    from pblas.backends.dtypes import Array, Dtype, Number
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.simulation.hardware import Topology
@@ -70,7 +70,7 @@ class Reduced(Operation[Any]):
 
     @property
     @abstractmethod
-    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, Dtype]:
         """Layout of the matrix, operation and axis of the plan, and dtype of the matrix (global)."""
 
     @abstractmethod
@@ -78,7 +78,7 @@ class Reduced(Operation[Any]):
         """What the call returns, from the results in one dimension and in the precision of the additions (global)."""
 
     @abstractmethod
-    def operands(self, bound: Bound[Any]) -> tuple[Any, ...]:
+    def operands(self, bound: Bound[Any]) -> tuple[object, ...]:
         """The operands of `partial_results` (local)."""
 
     @property
@@ -116,7 +116,7 @@ class Reduction(Reduced):
     axis: Axis  # 0 reduces columns, 1 rows, None the matrix (global)
     keepdims: bool  # whether the value has two dimensions (global)
     matrix: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: bool  # whether the matrix is a conjugated view (global)
 
     @classmethod
@@ -127,8 +127,8 @@ class Reduction(Reduced):
         name: str,
         a: DistMatrix,
         axis: Any = None,
-        keepdims: Any = False,
-        ord: Any = None,  # noqa: A002 - NumPy's name
+        keepdims: object = False,
+        ord: object = None,  # noqa: A002 - NumPy's name
     ) -> Bound[Any]:
         a.computed(opname)
         is_axis = isinstance(axis, int | np.integer) and not isinstance(axis, bool) and -2 <= axis < 2
@@ -150,7 +150,7 @@ class Reduction(Reduced):
         return 0 if self.ord == "1" else 1 if self.ord == "inf" else None
 
     @property
-    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, Dtype]:
         operation: Any = "sum" if self.name == "mean" else self.name
         axis = self.axis
         if self.name == "norm":
@@ -184,7 +184,7 @@ class Dot(Reduced):
 
     a: MatrixDescriptor
     b: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     a_conjugated: bool  # whether A is a conjugated view (global)
     b_conjugated: bool  # whether B is (global)
 
@@ -195,7 +195,7 @@ class Dot(Reduced):
         return Bound(cls, form, {}, {"a": a, "b": b}, None)
 
     @property
-    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, Dtype]:
         return self.a, "dot", None, self.dtype
 
     def operands(self, bound: Bound[Any]) -> tuple[Array, Array, bool]:
@@ -214,11 +214,11 @@ class ProductWithArray(Reduced):
 
     vector: tuple[int, ...]  # shape of v (global)
     matrix: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: bool  # whether A is a conjugated view (global)
 
     @classmethod
-    def bind(cls, opname: str, runtime: Runtime, a: DistMatrix, vector: Any) -> Bound[Any]:
+    def bind(cls, opname: str, runtime: Runtime, a: DistMatrix, vector: object) -> Bound[Any]:
         v = runtime.backend.reading(checked_array(opname, "the vector", vector, runtime))
         if v.shape != (a.shape[1],):
             raise errors.DescriptorError(
@@ -230,7 +230,7 @@ class ProductWithArray(Reduced):
         return Bound(cls, form, {}, {"A": a}, None, local=v)
 
     @property
-    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, np.dtype[Any]]:
+    def reduces(self) -> tuple[MatrixDescriptor, Reduces, Axis, Dtype]:
         return self.matrix, "product", 1, self.dtype
 
     def operands(self, bound: Bound[Any]) -> tuple[Array, Array, bool]:
@@ -240,7 +240,7 @@ class ProductWithArray(Reduced):
         return results.astype(self.dtype, copy=False)
 
 
-def reduction(a: DistMatrix, opname: str, axis: Any, keepdims: Any) -> Any:
+def reduction(a: DistMatrix, opname: str, axis: object, keepdims: object) -> Any:
     """**Collective.** The value of `DistMatrix.sum`, `mean`, `max`, `min`, `argmax` or `argmin`, by name."""
     return call(opname, Reduction.bind, {"A": a}, opname, a, axis, keepdims)
 
@@ -256,12 +256,12 @@ def diagonal(a: DistMatrix) -> Array:
     return elements
 
 
-def norm(a: DistMatrix, ord: Any, axis: Any, keepdims: Any) -> Any:  # noqa: A002 - NumPy's name
+def norm(a: DistMatrix, ord: object, axis: object, keepdims: object) -> Any:  # noqa: A002 - NumPy's name
     """**Collective.** A norm of the matrix, or of its columns or rows; see `DistMatrix.norm`."""
     return call("norm", Reduction.bind, {"A": a}, "norm", a, axis, keepdims, ord)
 
 
-def product_with_vector(a: DistMatrix, vector: Any) -> Array:
+def product_with_vector(a: DistMatrix, vector: object) -> Array:
     """**Collective.** A v, for a vector that all ranks have; see `DistMatrix.__matmul__`."""
     product: Array = call("matmul", ProductWithArray.bind, {"A": a}, a, vector)
     return product
@@ -332,7 +332,7 @@ def _check_extreme(opname: str, a: DistMatrix, axis: Axis) -> None:
         )
 
 
-def _checked_ord(ord: Any) -> str:  # noqa: A002 - NumPy's name
+def _checked_ord(ord: object) -> str:  # noqa: A002 - NumPy's name
     """The name of a norm: "fro", "1", "inf" or "max"."""
     if isinstance(ord, str) and ord in ("fro", "inf", "max"):
         return ord

@@ -91,20 +91,22 @@ def hstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
     return _stacked("hstack", matrices, 1)
 
 
-def _triangle(opname: str, a: Any, uplo: Literal["L", "U"], k: Any) -> DistMatrix:
+def _triangle(opname: str, a: object, uplo: Literal["L", "U"], k: object) -> DistMatrix:
     """**Collective.** A triangle of a matrix, in its layout, and zeros elsewhere."""
     if not isinstance(a, DistMatrix):
         fail_without_context(opname, errors.ArgumentError(f"{opname}: expected a DistMatrix, got {type(a).__name__}"))
     return call(opname, _bind_triangle, {"A": a}, a, uplo, k)
 
 
-def _bind_triangle(opname: str, runtime: Runtime, a: DistMatrix, uplo: Literal["L", "U"], k: Any) -> Bound[DistMatrix]:
+def _bind_triangle(
+    opname: str, runtime: Runtime, a: DistMatrix, uplo: Literal["L", "U"], k: object
+) -> Bound[DistMatrix]:
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise errors.ArgumentError(f"{opname}: k must be an integer, got {k!r}")
     return Redistribution.bind(opname, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
 
 
-def _stacked(opname: str, matrices: Any, axis: int) -> DistMatrix:
+def _stacked(opname: str, matrices: object, axis: int) -> DistMatrix:
     """**Collective.** The matrices stacked along an axis."""
     parts = list(matrices) if isinstance(matrices, list | tuple) else []
     if not any(isinstance(x, DistMatrix) for x in parts):
@@ -154,7 +156,7 @@ def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
 _VERB = "DistMatrix[...] = value"
 
 
-def assign(a: DistMatrix, key: Any, value: Any) -> None:
+def assign(a: DistMatrix, key: object, value: object) -> None:
     """**Collective.** A[key] = value; see `DistMatrix.__setitem__`."""
     runtime = a.runtime
     with runtime.local_step(_VERB):
@@ -199,7 +201,7 @@ def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:
         raise errors.DTypeError(f"{_VERB}: the value is {value.dtype.name}, the matrix {view.dtype.name}; take a part")
 
 
-def _checked_elements(runtime: Runtime, value: Any, view: DistMatrix) -> Array:
+def _checked_elements(runtime: Runtime, value: object, view: DistMatrix) -> Array:
     """A scalar or an array, in the dtype of a view and of a shape that broadcasts to its (local)."""
     array = runtime.backend.reading(checked_array(_VERB, "the value", value, runtime))
     array = converted_array(_VERB, "the value", array, view.dtype, rounds=True)

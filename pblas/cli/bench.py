@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.bench_cases import measure
-from pblas.cli.output import SIMPLE_HEAD, Console, Table, add_command, size
+from pblas.cli.output import SIMPLE_HEAD, Commands, Console, Table, add_command, size
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.launch import run as run_on_ranks
 from pblas.launch.job import rank_variable
@@ -56,7 +56,7 @@ def seconds(text: str) -> float:
     return number
 
 
-def add_parser(commands: Any, rank: int) -> None:
+def add_parser(commands: Commands, rank: int) -> None:
     parser = add_command(
         commands, "bench", rank, run, "Measure this machine, beside NumPy or CuPy, in a minute.", _DETAILS
     )

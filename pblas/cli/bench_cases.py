@@ -71,7 +71,7 @@ class Case:
     """A row that has not been measured: pblas' call on all ranks, and the peer's on rank 0."""
 
     row: Row
-    call: Callable[[], Any]
+    call: Callable[[], object]
     peer: Callable[[], Any]
 
 
@@ -145,7 +145,7 @@ class Bench:
             if self._agreed(rounds >= _MOST or (rounds >= _LEAST and late)):
                 return times[1:]
 
-    def _together(self, call: Callable[[], Any]) -> float:
+    def _together(self, call: Callable[[], object]) -> float:
         """**Collective.** Seconds from the start of all ranks to the end of the last one."""
         backend = self.ctx.runtime.backend
         time.sleep(self._pause)

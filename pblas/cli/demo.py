@@ -16,7 +16,7 @@ from threadpoolctl import threadpool_limits
 
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.layout import Kind, Named
-from pblas.cli.output import SIMPLE_HEAD, Console, Table, add_command, dtype, make_progress, size
+from pblas.cli.output import SIMPLE_HEAD, Commands, Console, Table, add_command, dtype, make_progress, size
 from pblas.config import bytes_text
 from pblas.errors import BackendError, DescriptorError, FileFormatError
 from pblas.plans.base import ranks_text
@@ -24,7 +24,7 @@ from pblas.plans.base import ranks_text
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.context import Context
     from pblas.matmul.product import PlannedMatmul
     from pblas.matrices.matrix import DistMatrix
@@ -84,7 +84,7 @@ class Result:
     numpy_seconds: float
 
 
-def add_parser(commands: Any, rank: int) -> None:
+def add_parser(commands: Commands, rank: int) -> None:
     parser = add_command(commands, "demo", rank, run, "Multiply with each plan and check the results.", _DETAILS)
     parser.add_argument("--m", type=size, default=2048, help="rows of A and D (%(default)s)")
     parser.add_argument("--n", type=size, default=2048, help="columns of B and D (%(default)s)")
@@ -145,7 +145,7 @@ class Operands:
         self.a: dict[str, DistMatrix] = {
             kind: self._make(arguments.a, kind, self.m, k, seed=0) for kind in ("row", "column")
         }
-        self.dtype: np.dtype[Any] = self.a["row"].dtype
+        self.dtype: Dtype = self.a["row"].dtype
         self.b: dict[str, DistMatrix] = {
             kind: self._make(arguments.b, kind, k_b, self.n, seed=1) for kind in ("row", "column")
         }
@@ -305,7 +305,7 @@ def _print_next(console: Console, arguments: Namespace, operands: Operands) -> N
 LIMIT = 16.0
 
 
-def wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def wide(dtype: Dtype) -> Dtype:
     """The dtype of the reference: a more precise one, if NumPy multiplies it fast."""
     if dtype.itemsize == 2:
         return np.dtype(np.float32)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pblas.backends.dtypes import Array
-    from pblas.cli.output import Parser
+    from pblas.cli.output import Commands, Parser
     from pblas.context import Context
     from pblas.layouts import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
@@ -77,7 +77,7 @@ def _check_output(arguments: Namespace, dataset: str | None, inputs: Sequence[st
         raise ArgumentError(f"{command}: {path} is also read; choose another --output, or replace it by --overwrite")
 
 
-def add_matmul(commands: Any, rank: int) -> None:
+def add_matmul(commands: Commands, rank: int) -> None:
     parser = add_command(
         commands, "matmul", rank, run_matmul, "D = alpha op(A) op(B) + beta C, with .npy or .h5 files.", _MATMUL_DETAILS
     )
@@ -155,7 +155,7 @@ has one dimension too (a column, in an .h5 file).
 """
 
 
-def add_solve(commands: Any, rank: int) -> None:
+def add_solve(commands: Commands, rank: int) -> None:
     parser = add_command(commands, "solve", rank, run_solve, "Solve A x = b, with .npy or .h5 files.", _SOLVE_DETAILS)
     parser.add_argument("a", metavar="A.npy")
     parser.add_argument("b", metavar="b.npy")

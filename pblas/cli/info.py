@@ -10,7 +10,7 @@ import numpy as np
 from pblas import config
 from pblas.backends.select import gpu_facts
 from pblas.cli import gpus
-from pblas.cli.output import Console, Table, add_command
+from pblas.cli.output import Commands, Console, Table, add_command
 from pblas.errors import BackendError
 from pblas.layouts import Grid, MatrixDescriptor
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _PER_RANK = ("cores for this rank", "BLAS threads per rank", "ranks on this node")
 
 
-def add_parser(commands: Any, rank: int) -> None:
+def add_parser(commands: Commands, rank: int) -> None:
     parser = add_command(
         commands,
         "info",

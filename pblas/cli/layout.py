@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pblas.cli.output import Console, add_command, extent, pair, size
+from pblas.cli.output import Commands, Console, add_command, extent, pair, size
 from pblas.layouts import Grid, MatrixDescriptor
 from pblas.matrices.complete_files import write
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
 
-def add_parser(commands: Any, rank: int) -> None:
+def add_parser(commands: Commands, rank: int) -> None:
     parser = add_command(
         commands, "layout", rank, run, "Draw a block-cyclic distribution of an m x n matrix. Needs no MPI."
     )

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from decimal import Decimal, InvalidOperation
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 try:
     from rich.box import SIMPLE_HEAD as SIMPLE_HEAD  # noqa: PLC0414 - for the commands
@@ -27,6 +27,13 @@ except ImportError:
             TextColumn,
             TimeElapsedColumn,
         )
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from _typeshed import SupportsWrite
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # noqa: SLF001 - to which a command adds its parser
 
 # Environment variables with the rank of a process: of MPICH and Intel MPI, Open MPI, PMIx, MVAPICH, Slurm.
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
@@ -97,7 +104,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.rank = rank
 
-    def _print_message(self, message: str, file: Any = None) -> None:
+    def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         if self.rank == 0:
             super()._print_message(message, file)
 
@@ -115,7 +122,14 @@ class Parser(argparse.ArgumentParser):
             super().print_help(file)
 
 
-def add_command(commands: Any, name: str, rank: int, run: Any, text: str, details: str = "") -> Parser:
+def add_command(
+    commands: Commands,
+    name: str,
+    rank: int,
+    run: Callable[[argparse.Namespace, Console], int],
+    text: str,
+    details: str = "",
+) -> Parser:
     """Add a command."""
     parser: Parser = commands.add_parser(name, rank=rank, help=text, description=f"{text}\n\n{details}".rstrip())
     parser.set_defaults(run=run)

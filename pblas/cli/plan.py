@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from pblas.cli.layout import HELP, Named, named, on_grids
-from pblas.cli.output import Console, Parser, add_command, dtype, extent, pairs, size, trans
+from pblas.cli.output import Commands, Console, Parser, add_command, dtype, extent, pairs, size, trans
 from pblas.errors import ArgumentError
 from pblas.simulation.hardware import PRESETS
 
@@ -102,7 +102,7 @@ row-wise unless their layout is given, and the planner chooses the layout of D o
 {_LAYOUTS}"""
 
 
-def add_plan(commands: Any, rank: int) -> None:
+def add_plan(commands: Commands, rank: int) -> None:
     parser = add_command(
         commands, "plan", rank, run_plan, "Print which data D = op(A) op(B) moves, and how much.", _PLAN_DETAILS
     )
@@ -140,7 +140,7 @@ are pictures. The time of each kind of operation is printed. With an existing tr
 {_LAYOUTS}"""
 
 
-def add_trace(commands: Any, rank: int) -> None:
+def add_trace(commands: Commands, rank: int) -> None:
     parser = add_command(
         commands, "trace", rank, run_trace, "Record when each rank multiplies, copies, adds and waits.", _TRACE_DETAILS
     )

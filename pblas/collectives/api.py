@@ -22,7 +22,7 @@ from pblas.runtime.calls import collective
 from pblas.runtime.kept_plans import Kept
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, ArrayT
+    from pblas.backends.dtypes import Array, ArrayT, Dtype
     from pblas.backends.local_step import LocalStep
     from pblas.runtime.runtime import Runtime
 
@@ -44,7 +44,7 @@ class Collectives:
         *,
         epilogue: AnyEpilogue = None,
         algorithm: Literal["auto", "naive", "one_shot", "two_shot"] = "auto",
-        stream: Any = None,
+        stream: object = None,
     ) -> ArrayT:
         """**Collective.** out = epilogue(sum of all ranks' x), the same bits on every rank.
 
@@ -86,7 +86,7 @@ class Collectives:
         *,
         epilogue: AnyEpilogue = None,
         counts: Sequence[int] | None = None,
-        stream: Any = None,
+        stream: object = None,
     ) -> ArrayT:
         """**Collective.** out = epilogue(this rank's rows of the sum of all ranks' x).
 
@@ -109,7 +109,7 @@ class Collectives:
 
     @collective
     def allgather(
-        self, x: ArrayT, out: ArrayT | None = None, *, counts: Sequence[int] | None = None, stream: Any = None
+        self, x: ArrayT, out: ArrayT | None = None, *, counts: Sequence[int] | None = None, stream: object = None
     ) -> ArrayT:
         """**Collective.** out = all ranks' x, one after the other along axis 0.
 
@@ -165,7 +165,7 @@ def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequen
 class Exchange(Kept):
     """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`."""
 
-    def __init__(self, counts: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
+    def __init__(self, counts: tuple[int, ...], dtype: Dtype, rank: int) -> None:
         self._gathering = Gathering(counts, dtype, rank)
         self._later: tuple[Runtime, str, Array] | None = None
 
@@ -243,13 +243,13 @@ def _hidden(staging: Staging, table: int, x: Flat | None) -> int:
     return int(bool(staging.near) and (x is None or not staging.publish(table, x)))
 
 
-def refuse_stream(operation: str, stream: Any) -> None:
+def refuse_stream(operation: str, stream: object) -> None:
     """Raise ArgumentError if a stream is given: contexts on CPUs have none (local)."""
     if stream is not None:
         raise errors.ArgumentError(f"{operation}: stream is for contexts on GPUs; leave it out")
 
 
-def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reduction, stream: Any) -> Any:
+def _reduce(runtime: Runtime, operation: str, x: object, out: object, options: Reduction, stream: object) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
     if not runtime.backend.gpus:
         return _reduce_on_hosts(runtime, operation, x, out, options, stream)
@@ -279,7 +279,7 @@ def _reduce(runtime: Runtime, operation: str, x: Any, out: Any, options: Reducti
     return target.result
 
 
-def _gather(runtime: Runtime, x: Any, out: Any, counts: Any, stream: Any) -> Any:
+def _gather(runtime: Runtime, x: object, out: object, counts: object, stream: object) -> Any:
     """**Collective.** An all-gather."""
     operation = "allgather"
     if not runtime.backend.gpus:
@@ -319,10 +319,10 @@ def _checking(runtime: Runtime, operation: str) -> LocalStep:
 def _reduce_on_hosts(
     runtime: Runtime,
     operation: str,
-    x: Any,
-    out: Any,
+    x: object,
+    out: object,
     options: Reduction,
-    stream: Any,
+    stream: object,
     caller: tuple[str, str] | None = None,
 ) -> Any:
     """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, and its arguments."""
@@ -439,7 +439,7 @@ def _begun(staging: Staging, steps: Steps, x: Flat, laid_out: Collective | None,
     return job
 
 
-def _gather_on_hosts(runtime: Runtime, x: Any, out: Any, requested_counts: Any, stream: Any) -> Any:
+def _gather_on_hosts(runtime: Runtime, x: object, out: object, requested_counts: object, stream: object) -> Any:
     """**Collective.** An all-gather of NumPy arrays."""
     operation = "allgather"
     with runtime.local_step(operation):

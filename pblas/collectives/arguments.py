@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import Array, accumulator_dtype
+from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
 from pblas.backends.interop import Target, has_memory, is_view, makes_arrays, new_target
 from pblas.collectives.collective_plan import (
     ALGORITHMS,
@@ -50,7 +50,7 @@ def is_writeable(x: Any) -> bool:
     return getattr(x.flags, "writeable", True)
 
 
-def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
+def backends_array(backend: HostRanks, what: str, value: object) -> Array:
     """A caller's array as one of the backend's, on the same memory (local)."""
     try:
         return backend.as_array(value)
@@ -60,7 +60,7 @@ def backends_array(backend: HostRanks, what: str, value: Any) -> Array:
         raise errors.ArgumentError(f"{what} is no array: {caught}") from None
 
 
-def array_remedy(name: str, value: Any) -> str:
+def array_remedy(name: str, value: object) -> str:
     """The end of a message about an argument that is not an array: how to pass one.
 
     >>> array_remedy("x", [1.0]), array_remedy("x", None)
@@ -81,12 +81,12 @@ def bounds_of(counts: Sequence[int], row: int) -> tuple[int, ...]:
 class Arguments(ABC):
     """Arguments that all collectives share; a wrong one raises on this rank only."""
 
-    def __init__(self, name: str, runtime: Runtime, x: Any, out: Any) -> None:
+    def __init__(self, name: str, runtime: Runtime, x: object, out: object) -> None:
         self.name: str = name
         self.runtime: Runtime = runtime
         self.x: Array = self._array("x", x)
         self._like, self._caller_out = x if x is self.x or makes_arrays(x) else self.x, out
-        self.dtype: np.dtype[Any] = checked_dtype(name, self.x.dtype)
+        self.dtype: Dtype = checked_dtype(name, self.x.dtype)
         self.out: Array | None = None if out is None else self._array("out", out)
         if self.out is None:
             return
@@ -99,7 +99,7 @@ class Arguments(ABC):
         if not is_writeable(self.out):
             raise errors.ArgumentError(f"{name}: out is read-only; give it memory that can be written")
 
-    def _array(self, name: str, value: Any) -> Array:
+    def _array(self, name: str, value: object) -> Array:
         if type(value) is np.ndarray and not self.runtime.backend.gpus:  # the most frequent case
             return value
         if isinstance(value, DistMatrix):
@@ -112,7 +112,7 @@ class Arguments(ABC):
             raise errors.ArgumentError(f"{self.name}: {name} must be {kind}, got {type(value).__name__}; {remedy}")
         return array
 
-    def as_array(self, name: str, value: Any) -> Array | None:
+    def as_array(self, name: str, value: object) -> Array | None:
         """The value as an array in this context's memory (host or GPU); None if it is not one (local)."""
         backend = self.runtime.backend
         if not has_memory(value) or (backend.gpus and isinstance(value, np.ndarray)):
@@ -173,7 +173,7 @@ class Arguments(ABC):
 class GatherArguments(Arguments):
     """Arguments of an all-gather."""
 
-    def __init__(self, runtime: Runtime, x: Any, out: Any, counts: Any = None) -> None:
+    def __init__(self, runtime: Runtime, x: object, out: object, counts: object = None) -> None:
         super().__init__("allgather", runtime, x, out)
         if not self.x.ndim:
             raise errors.ArgumentError("allgather: x has no axis along which to gather; use x.reshape(1)")
@@ -231,9 +231,7 @@ class Reduction(NamedTuple):
 class ReduceForm(Kept):
     """All that a reduction derives from its options and from the shape and dtype of x, kept for like calls (global)."""
 
-    def __init__(
-        self, name: str, runtime: Runtime, shape: tuple[int, ...], dtype: np.dtype[Any], options: Reduction
-    ) -> None:
+    def __init__(self, name: str, runtime: Runtime, shape: tuple[int, ...], dtype: Dtype, options: Reduction) -> None:
         op, epilogue, algorithm, counts = options
         self._shape, self._dtype, self._nprocs = shape, dtype, runtime.nprocs
         self._rounds: dict[tuple[int, bool], Rounds] = {}
@@ -310,7 +308,7 @@ class ReduceForm(Kept):
 class ReduceArguments(Arguments):
     """Checked arguments of an all-reduce or a reduce-scatter; the latter has `counts`, the rows that each rank gets."""
 
-    def __init__(self, name: str, runtime: Runtime, x: Any, out: Any, options: Reduction) -> None:
+    def __init__(self, name: str, runtime: Runtime, x: object, out: object, options: Reduction) -> None:
         super().__init__(name, runtime, x, out)
         op, epilogue, algorithm, counts = options
         if not isinstance(op, str) or op not in OPERATIONS:
@@ -369,7 +367,7 @@ class ReduceArguments(Arguments):
         """The arguments for an agreement (global)."""
         return spelled(self.arguments()) if self.operands else self.form.text
 
-    def signature(self) -> tuple[Any, ...]:
+    def signature(self) -> tuple[object, ...]:
         """Key of a call: the ranks agree on each new key once, and not again on calls with a known key (global)."""
         call_args = self.arguments() | {
             f"epilogue's {name}": "a number" for name, value in self.operands.items() if isinstance(value, _NUMBERS)
@@ -392,7 +390,7 @@ class ReduceArguments(Arguments):
         wide = accumulator_dtype(self.dtype)
         return Pointwise(self.epilogue.expression, operands, wide, base, length, by_columns=by_columns)
 
-    def _counts(self, counts: Any) -> tuple[int, ...]:
+    def _counts(self, counts: object) -> tuple[int, ...]:
         """The rows of x that each rank gets."""
         shape = self.x.shape
         if not shape:
@@ -406,7 +404,7 @@ class ReduceArguments(Arguments):
         start = sum(counts[: self.runtime.rank])
         return self.x[start : start + counts[self.runtime.rank]]
 
-    def _epilogue(self, value: Any) -> Any:
+    def _epilogue(self, value: object) -> Any:
         if callable(value) and not isinstance(value, Epilogue):
             if self.runtime.backend.gpus:
                 raise errors.ArgumentError(
@@ -423,7 +421,7 @@ class ReduceArguments(Arguments):
             epilogue.check(self.name, self.dtype)
         return epilogue
 
-    def _checked_operands(self) -> dict[str, Any]:
+    def _checked_operands(self) -> dict[str, object]:
         """The operands of the epilogue by name: numbers and arrays, checked (local)."""
         operands: dict[str, Any] = {"eps": 1e-6} if self.form.is_rmsnorm else {}
         what = f"{self.name}: epilogue {self.epilogue.expression!r}"
@@ -438,7 +436,7 @@ class ReduceArguments(Arguments):
         return operands
 
     def _checked_array(
-        self, what: str, value: Any, array: Array | None, kinds: tuple[str, ...], *, written: bool
+        self, what: str, value: object, array: Array | None, kinds: tuple[str, ...], *, written: bool
     ) -> Array:
         full = self.place.shape
         shapes = [shape for kind, shape in (("row", full[-1:]), ("full", full)) if kind in kinds]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from pblas.collectives.staging_run import INPUTS, RELAYED, RESULTS, Flat, Stagin
 from pblas.plans.partition import receiver
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
 
@@ -219,9 +219,7 @@ class OneShot:
     rank adds all. The views of the memory are made once.
     """
 
-    def __init__(
-        self, staging: Staging, operation: str, shape: tuple[int, ...], dtype: np.dtype[Any], unit: int
-    ) -> None:
+    def __init__(self, staging: Staging, operation: str, shape: tuple[int, ...], dtype: Dtype, unit: int) -> None:
         self.staging: Staging = staging
         self._operation, self._unit, self._span = OPERATIONS[operation], unit, (0, math.prod(shape))
         rank, size = staging.backend.rank, staging.backend.size
@@ -303,7 +301,7 @@ class _Half(NamedTuple):
 class Gathering:
     """An all-gather of arrays of one dimension, for any number of calls: `lay_out`, an agreement, `run`."""
 
-    def __init__(self, counts: tuple[int, ...], dtype: np.dtype[Any], rank: int) -> None:
+    def __init__(self, counts: tuple[int, ...], dtype: Dtype, rank: int) -> None:
         self._bounds = tuple(accumulate(counts, initial=0))
         self._dtype, self._rank, self._nelements = dtype, rank, self._bounds[-1]
         self._own = slice(*self._bounds[rank : rank + 2])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends.cpu.pointwise import PIECE_NBYTES, evaluator_of, rms_normalised
-from pblas.backends.dtypes import Array, accumulator_dtype
+from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
 from pblas.collectives.staging_run import Flat
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -25,8 +24,8 @@ class Pointwise:
         self,
         expression: str,  # a valid one (global)
         # numbers; arrays of the result's shape; vectors with an element for each place in a line, or each line (global)
-        operands: Mapping[str, Any],
-        wide: np.dtype[Any],  # dtype of the sums (global)
+        operands: Mapping[str, object],
+        wide: Dtype,  # dtype of the sums (global)
         base: int,  # number of its first element (local)
         length: int = 1,  # elements of a line (local)
         *,
@@ -34,7 +33,7 @@ class Pointwise:
     ) -> None:
         self._value = evaluator_of(expression, overwrites=True)
         self._base, self._length, self._by_columns = base, max(1, length), by_columns
-        self._numbers: dict[str, Any] = {}
+        self._numbers: dict[str, object] = {}
         self._vectors: dict[str, Array] = {}
         self._arrays: dict[str, Flat] = {}
         for name, value in operands.items():

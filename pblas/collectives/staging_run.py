@@ -128,7 +128,7 @@ class Staging:
                 for block in self._blocks
             ]
         self._buffers: dict[tuple[int, int], Array] = {}
-        self._slots: dict[tuple[Any, ...], Flat] = {}
+        self._slots: dict[tuple[object, ...], Flat] = {}
         """Slots of recent calls: to make one takes longer than to copy a small array into it (local)."""
 
     def slot(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import Array, address_of
+from pblas.backends.dtypes import Array, Dtype, address_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_dtype, shared_descriptor
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 def check_like_planned(
     name: str,
-    x: Any,
+    x: object,
     runtime: Runtime,
-    dtype: np.dtype[Any],
+    dtype: Dtype,
     desc: MatrixDescriptor,
     *,
     conj: bool | None = None,
@@ -51,7 +51,7 @@ def check_like_planned(
         )
 
 
-def check_not_conjugated(opname: str, name: str, x: Any) -> None:
+def check_not_conjugated(opname: str, name: str, x: object) -> None:
     """Raise ArgumentError if a matrix that is written or added is a conjugated view."""
     if isinstance(x, DistMatrix) and x.conjugated:
         raise errors.ArgumentError(
@@ -60,14 +60,14 @@ def check_not_conjugated(opname: str, name: str, x: Any) -> None:
         )
 
 
-def checked_trans(opname: str, name: str, value: Any) -> Trans:
+def checked_trans(opname: str, name: str, value: object) -> Trans:
     """A value as "N", "T" or "C"; ArgumentError for any other value."""
     if not isinstance(value, str) or value not in ("N", "T", "C"):
         raise errors.ArgumentError(f"{opname}: {name} must be 'N', 'T' or 'C', got {value!r}")
     return value  # type: ignore[return-value]  # one of the three
 
 
-def checked_letter(opname: str, name: str, value: Any, letters: str) -> Any:
+def checked_letter(opname: str, name: str, value: object, letters: str) -> Any:
     """A value as one of some letters; ArgumentError for any other value.
 
     >>> checked_letter("trsm", "side", "L", "LR")
@@ -97,12 +97,12 @@ def checked_positive(opname: str, name: str, value: Any) -> int | None:
     return None if value is None else int(value)
 
 
-def is_integer(value: Any, least: int) -> bool:
+def is_integer(value: object, least: int) -> bool:
     """Whether a value is an integer of at least `least`, and no bool."""
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
-def matrix_remedy(value: Any) -> str:
+def matrix_remedy(value: object) -> str:
     """The end of a message about a value that is not a `DistMatrix`: how to pass one.
 
     >>> matrix_remedy(np.eye(2))
@@ -117,7 +117,7 @@ def matrix_remedy(value: Any) -> str:
     return f"ctx.from_global({array}{column}, desc) makes one"
 
 
-def check_overlap(opname: str, reads: Mapping[str, Any], old: DistMatrix | None, out: DistMatrix) -> None:
+def check_overlap(opname: str, reads: Mapping[str, object], old: DistMatrix | None, out: DistMatrix) -> None:
     """Raise ArgumentError if `out` overlaps a matrix that is read, or `old`, which it may be itself (local)."""
     memory_of = out.runtime.backend.memory_of
     d = memory_of(out.stored(opname))
@@ -174,7 +174,7 @@ def check_context(opname: str, x: DistMatrix, runtime: Runtime) -> None:
         raise errors.ArgumentError(f"{opname}: matrices of different contexts; make all of them with one context")
 
 
-def check_matrix(opname: str, name: str, x: Any, runtime: Runtime) -> None:
+def check_matrix(opname: str, name: str, x: object, runtime: Runtime) -> None:
     """Raise ArgumentError unless an argument is a matrix of this context, which is open (local)."""
     if not isinstance(x, DistMatrix):
         raise not_a_matrix(opname, name, x)
@@ -190,14 +190,14 @@ def check_writable(opname: str, x: DistMatrix, name: str = "out") -> None:
         )
 
 
-def check_operand(opname: str, name: str, x: Any, *, placed: bool) -> None:
+def check_operand(opname: str, name: str, x: object, *, placed: bool) -> None:
     """Raise ArgumentError unless an operand is a matrix, or if no operand is `placed` in memory a descriptor."""
     if not isinstance(x, DistMatrix if placed else MatrixDescriptor):
         kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
         raise errors.ArgumentError(f"{opname}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
 
 
-def check_out(opname: str, out: Any, *, layouts: bool = True) -> None:
+def check_out(opname: str, out: object, *, layouts: bool = True) -> None:
     """Raise ArgumentError unless `out` is None, a matrix that can be written, or if they are allowed a layout."""
     if out is not None and not isinstance(out, DistMatrix | MatrixDescriptor if layouts else DistMatrix):
         kinds = "a DistMatrix, a MatrixDescriptor or None" if layouts else "a DistMatrix or None"
@@ -205,7 +205,7 @@ def check_out(opname: str, out: Any, *, layouts: bool = True) -> None:
     check_not_conjugated(opname, "out", out)
 
 
-def common_dtype(opname: str, matrices: Mapping[str, Any], dtype: Any, *, stored: bool = False) -> np.dtype[Any]:
+def common_dtype(opname: str, matrices: Mapping[str, Any], dtype: object, *, stored: bool = False) -> Dtype:
     """The dtype of all matrices of a call: `dtype`, needed with descriptors, or that of the first one."""
     first = next(iter(matrices.values()))
     if isinstance(first, MatrixDescriptor) and dtype is None:

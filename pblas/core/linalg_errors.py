@@ -8,11 +8,14 @@ imports no NumPy. All ranks know `info` from an agreement, and then each of them
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pblas import errors
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
 
 
 class _LinAlgError(errors.PblasError, np.linalg.LinAlgError):
@@ -56,6 +59,6 @@ class ConvergenceError(_LinAlgError):
         residuals: the relative residuals of all iterations, one row for each; None if there are none (global).
     """
 
-    def __init__(self, text: str, info: int = 0, residuals: Any = None) -> None:
+    def __init__(self, text: str, info: int = 0, residuals: Array | None = None) -> None:
         super().__init__(text, info)
         self.residuals = residuals

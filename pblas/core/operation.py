@@ -18,8 +18,7 @@ from pblas.runtime.runtime import Runtime, shared_descriptor, spelled
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.matrices.matrix import DistMatrix
     from pblas.plans.base import Plan
@@ -106,7 +105,7 @@ class Operation(ABC, Generic[ResultT]):
 
     @property
     @abstractmethod
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]] | None:
+    def result(self) -> tuple[MatrixDescriptor, Dtype] | None:
         """Descriptor and dtype of the result; None: `run` of the executor returns it, equal on all ranks (global)."""
 
     @abstractmethod
@@ -122,12 +121,12 @@ class Operation(ABC, Generic[ResultT]):
         """The local arrays and scalars of a call, as the executor takes them (local)."""
 
     @classmethod
-    def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
+    def made(cls, opname: str, form: tuple[object, ...], nprocs: int, topology: Topology) -> Self:
         """The operation of a form, after the checks that need no memory of this rank: they are made once (local)."""
         return cls(*form)
 
     @classmethod
-    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[object, ...]:
         """The form once the ranks know the largest `Bound.fact` of all (global)."""
         return form
 
@@ -153,7 +152,7 @@ class Operation(ABC, Generic[ResultT]):
         """Write the elements of a new result that the executor leaves out (local)."""
 
     def finish(
-        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: object, bound: Bound[ResultT], result: DistMatrix
     ) -> ResultT:
         """The value of the call, after the closing agreement; raises the errors that all ranks know (global).
 

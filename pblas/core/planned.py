@@ -51,7 +51,7 @@ class PlanHandle:
         text: str = self.plan.explain()
         return text
 
-    def trace(self, *arguments: Any, paths: Paths = (), title: str | None = None, **options: Any) -> Trace:
+    def trace(self, *arguments: object, paths: Paths = (), title: str | None = None, **options: object) -> Trace:
         """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.
 
         The first execution is slower than later ones, because it touches the plan's memory for the first time. Trace

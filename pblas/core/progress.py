@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from pblas import errors
 from pblas.runtime.runtime import Runtime, checked_flag
@@ -28,7 +28,9 @@ class Progress:
     meanwhile. Without progress the block costs nothing.
     """
 
-    def __init__(self, opname: str, runtime: Runtime, target: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, opname: str, runtime: Runtime, target: object, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._opname, self._runtime, self._target, self._clock = opname, runtime, target, clock
         self._is_on = target is not False
         self._interval, self._start, self._last = _INTERVAL, 0.0, 0.0

@@ -15,18 +15,18 @@ from pblas.runtime.arrays import checked_array, converted_array
 from pblas.runtime.runtime import Runtime, checked_dtype, fail_without_context
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.core.options import MatrixOrArray
 
 
-def runtime_of(opname: str, a: Any) -> Runtime:
+def runtime_of(opname: str, a: object) -> Runtime:
     """The runtime of a matrix; ArgumentError for any other value, see `fail_without_context` (local)."""
     if not isinstance(a, DistMatrix):
         fail_without_context(opname, not_a_matrix(opname, "a", a))
     return a.runtime
 
 
-def check_matrix(opname: str, name: str, x: Any, runtime: Runtime, dtype: np.dtype[Any] | None = None) -> None:
+def check_matrix(opname: str, name: str, x: object, runtime: Runtime, dtype: Dtype | None = None) -> None:
     """Check an operand: a matrix of this context, of 32 bits at least (local)."""
     if not isinstance(x, DistMatrix):
         raise not_a_matrix(opname, name.lower(), x)
@@ -39,7 +39,7 @@ def check_matrix(opname: str, name: str, x: Any, runtime: Runtime, dtype: np.dty
         )
 
 
-def check_dtype(opname: str, name: str, dtype: Any) -> np.dtype[Any]:
+def check_dtype(opname: str, name: str, dtype: object) -> Dtype:
     """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
     checked = checked_dtype(opname, dtype)
     if checked.itemsize < np.dtype(np.float32).itemsize:
@@ -50,7 +50,7 @@ def check_dtype(opname: str, name: str, dtype: Any) -> np.dtype[Any]:
     return checked
 
 
-def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: Any, *, gpus: bool) -> None:
+def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: object, *, gpus: bool) -> None:
     """Raise an error for an algorithm that is unknown or does not fit, or a matrix that cannot be factored so."""
     known = get_args(QrAlgorithm if kind == "qr" else FactorizationAlgorithm)
     if algorithm not in known:
@@ -67,7 +67,7 @@ def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: 
         )
 
 
-def check_not_given_up(opname: str, a: DistMatrix, b: DistMatrix | Array, overwrite_a: Any) -> None:
+def check_not_given_up(opname: str, a: DistMatrix, b: DistMatrix | Array, overwrite_a: object) -> None:
     """Raise ArgumentError if B is in memory of A, which overwrite_a=True gives up (local)."""
     if not overwrite_a or not isinstance(b, DistMatrix):
         return
@@ -99,7 +99,7 @@ def check_out(opname: str, out: Any, a: DistMatrix) -> None:
 
 
 def checked_right(
-    opname: str, b: MatrixOrArray, shape: tuple[int, int], dtype: np.dtype[Any], runtime: Runtime
+    opname: str, b: MatrixOrArray, shape: tuple[int, int], dtype: Dtype, runtime: Runtime
 ) -> tuple[MatrixOrArray, object]:
     """The right-hand sides of equations with an A of this shape, and their text for the agreement.
 

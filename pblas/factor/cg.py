@@ -25,7 +25,7 @@ from pblas.runtime.runtime import Runtime, fail_without_context
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 _ITERATIONS = 10  # iterations for each row of A at most, if the caller sets no limit: SciPy's default
 
@@ -39,7 +39,7 @@ class CgArguments:
     vectors: Array | None
     tol: float
     maxiter: int
-    preconditioner: Any
+    preconditioner: object
 
     @classmethod
     def checked(
@@ -69,7 +69,7 @@ class CgArguments:
             raise errors.ArgumentError(f"{opname}: maxiter must be an integer of at least 0, or None, got {maxiter!r}")
         return cls(a, matrix, vectors, float(tol), int(maxiter), preconditioner)
 
-    def agreed(self) -> dict[str, Any]:
+    def agreed(self) -> dict[str, object]:
         """The arguments that must be equal on all ranks."""
         operands = {"A": self.a, "B": self.b, "preconditioner": self.preconditioner}
         return {
@@ -80,7 +80,7 @@ class CgArguments:
         }
 
 
-def check_product(opname: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
+def check_product(opname: str, name: str, q: object, x: DistMatrix) -> DistMatrix:
     """The value of a user's function: a matrix of the shape and dtype of its argument (local)."""
     if not isinstance(q, DistMatrix):
         raise errors.ArgumentError(f"{opname}: {name} must return a DistMatrix, got {type(q).__name__}")
@@ -95,7 +95,7 @@ def check_product(opname: str, name: str, q: Any, x: DistMatrix) -> DistMatrix:
     return q
 
 
-def _check_operator(opname: str, name: str, x: DistMatrix, runtime: Runtime, n: int, dtype: np.dtype[Any]) -> None:
+def _check_operator(opname: str, name: str, x: DistMatrix, runtime: Runtime, n: int, dtype: Dtype) -> None:
     """Raise an error unless a matrix is n x n, of this context and of this dtype."""
     check_context(opname, x, runtime)
     if name == "A":
@@ -109,7 +109,7 @@ def _check_operator(opname: str, name: str, x: DistMatrix, runtime: Runtime, n: 
         )
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
@@ -15,6 +15,8 @@ from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from pblas.factor.choose import FactorizationAlgorithm, Kind
 
 
@@ -45,7 +47,7 @@ def plan_cholesky(
     *,
     upper: bool = False,
     algorithm: FactorizationAlgorithm = "auto",
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedCholesky:
     """Plan a Cholesky factorization. **Collective** with a matrix; with a descriptor it needs no MPI.

@@ -10,7 +10,7 @@ each piece leaves at once. So two panels travel at the same time, although the s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from pblas.factor.factorization_run import RunFactorization
 
@@ -64,7 +64,7 @@ class RunCholesky(RunFactorization):
         for together in [blocks] if _is_triangle(blocks) else [[block] for block in blocks]:
             self._update_triangle(c, panel, together, len(panel))
 
-    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: Any) -> None:
+    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: object) -> None:
         """Update and factor panel k + 1; on CPUs by pieces, after each arrival."""
         if not self._by_pieces:
             super().look_ahead(k, panel, j0, j1, updated)

@@ -31,9 +31,7 @@ from pblas.simulation.hardware import Topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_run import RunFactorization
     from pblas.runtime.calls import CollectiveCall
@@ -76,7 +74,7 @@ class FactoredMatrix:
         return self._desc.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> Dtype:
         """Dtype of the factored matrix (global)."""
         return self._w.dtype
 
@@ -88,7 +86,7 @@ class FactoredMatrix:
         return self._w.runtime
 
     @cached_property
-    def _signature(self) -> dict[str, Any]:
+    def _signature(self) -> dict[str, object]:
         """The properties that must be equal on all ranks, for agreements."""
         of_w = {f"factor's {name}": value for name, value in self._w.signature().items()}
         return {"factor": type(self).__name__, "layout of A": shared_descriptor(self._desc), **of_w}
@@ -102,10 +100,10 @@ class Factorization(Operation[Factored]):
     keeps_workspace: ClassVar[bool] = True
 
     chosen: FactorizationPlan
-    dtype: np.dtype[Any]
+    dtype: Dtype
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.chosen.w, self.dtype
 
     @property
@@ -250,9 +248,9 @@ def planned(
     opname: str,
     a: Any,
     *,
-    dtype: Any,
-    nprocs: Any,
-    algorithm: Any,
+    dtype: object,
+    nprocs: object,
+    algorithm: object,
     upper: Any = False,
     returns: bool = False,
 ) -> PlannedT:
@@ -279,12 +277,12 @@ def prepared(
     opname: str,
     a: DistMatrix,
     *,
-    algorithm: Any = "auto",
-    upper: Any = False,
+    algorithm: object = "auto",
+    upper: object = False,
     out: Any = None,
     returns: bool = False,
-    overwrite_a: Any = False,
-    check: Any = True,
+    overwrite_a: object = False,
+    check: object = True,
     square: bool = False,
     progress: StageReport = None,
     others: Mapping[str, object] | None = None,
@@ -317,11 +315,11 @@ def _chosen(
     kind: Kind,
     opname: str,
     desc: MatrixDescriptor,
-    dtype: np.dtype[Any],
+    dtype: Dtype,
     nprocs: int,
     topology: Topology,
-    algorithm: Any,
-    upper: Any,
+    algorithm: object,
+    upper: object,
     *,
     returns: bool,
 ) -> tuple[FactorizationPlan, Literal["L", "U"]]:

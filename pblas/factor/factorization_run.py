@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pblas.factor.factorization_plan import columns_from
 from pblas.factor.panel_broadcast import PanelBroadcast, PanelRows
@@ -24,9 +24,7 @@ from pblas.redistribution.transfer import SourceMatrix, own_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.factor.factorization_plan import FactorizationPlan, Panel
@@ -42,7 +40,7 @@ class RunFactorization(ABC):
     takes_pieces: ClassVar[bool] = False
     """Whether the next panel is updated on CPUs piece by piece, as the rows of the panel before arrive (global)."""
 
-    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: Dtype) -> None:
         self.plan: FactorizationPlan = plan
         self._backend, self._arrays, self._rank = backend, backend.arrays, backend.rank
         self._source = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
@@ -108,7 +106,7 @@ class RunFactorization(ABC):
             self._backend.wait(transfer.done, "sending headers of panels")
         self._headers_sent = []
 
-    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: Any) -> None:
+    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: object) -> None:
         """Update panel k + 1, local columns j0..j1-1, after the trailing update `updated` of step k - 1; factor it."""
         assert panel is not None, "the rank has columns after panel k"
         with self._arrays.on_side_lane(_FACTOR, "factor"):
@@ -248,7 +246,7 @@ class RunWithoutPanels:
     workspace_nbytes = 0
     """All memory belongs to the factor (local)."""
 
-    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: Dtype) -> None:
         self._w, self._backend, self._arrays, self._dtype = plan.w, backend, backend.arrays, dtype
         self.progress: Callable[[float], None] | None = None
         """Unused: the caller reports the end of the one step (local)."""

@@ -25,7 +25,7 @@ from pblas.runtime.runtime import checked_scalar, spelled
 from pblas.triangular.trsm import first_zero, trsv
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Number, Real
+    from pblas.backends.dtypes import Array, Dtype, Number, Real
     from pblas.layouts.descriptor import MatrixDescriptor
 
 Solve = Callable[[Any, Trans], Any]  # solve(b, trans) is op(A)^-1 b for an array b; equal on all ranks
@@ -33,7 +33,7 @@ _MOST_STEPS = 5  # as in LAPACK
 _ADJOINT: dict[Trans, Trans] = {"N": "C", "C": "N"}
 
 
-def reciprocal_condition(solve: Solve, n: int, dtype: np.dtype[Any], norm: float, p: float = 1) -> float:
+def reciprocal_condition(solve: Solve, n: int, dtype: Dtype, norm: float, p: float = 1) -> float:
     """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)), by about five solves with A and A^H.
 
     Source: LAPACK xGECON, xLACN2; Higham, FORTRAN codes for estimating the one-norm, 1988.
@@ -66,7 +66,7 @@ def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: fl
     return reciprocal_condition(solve, a.shape[0], a.dtype, 0 if is_singular else norm, p)
 
 
-def _inverse_norm(solve: Solve, n: int, dtype: np.dtype[Any]) -> float:
+def _inverse_norm(solve: Solve, n: int, dtype: Dtype) -> float:
     """A lower bound, which is seldom far off, of the 1-norm of A^-1, n >= 1."""
     y = solve(np.full(n, 1 / n, dtype), "N")
     estimate, last = float(np.abs(y).sum()), -1
@@ -104,7 +104,7 @@ class Determinant(NamedTuple):
 
     mantissa: np.inexact[Any]
     exponent: int
-    dtype: np.dtype[Any]
+    dtype: Dtype
 
     @classmethod
     def of(cls, sign: int, pivots: Array) -> Determinant:
@@ -172,7 +172,7 @@ class Factor(FactoredMatrix, ABC):
     def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         """The triangular solves that give op(A)^-1 B, in order (global)."""
 
-    def _solved(self, b: MatrixOrArray, trans: Any, progress: ProgressTarget) -> MatrixOrArray:
+    def _solved(self, b: MatrixOrArray, trans: object, progress: ProgressTarget) -> MatrixOrArray:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
         opname, runtime = "solve", self._runtime
         with runtime.call(opname), Progress(opname, runtime, progress) as reports:
@@ -303,7 +303,7 @@ class CholeskyFactor(Factor):
 class LuFactor(Factor):
     """P A = L U with partial pivoting; made by `lu_factor`."""
 
-    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
+    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: object = None) -> None:
         super().__init__(factored, desc)
         self._norm = norm
 

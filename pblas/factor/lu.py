@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
@@ -12,6 +12,8 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
     from pblas.factor.choose import FactorizationAlgorithm, Kind
 
 
@@ -40,7 +42,7 @@ def plan_lu(
     a: DistMatrix | MatrixDescriptor,
     *,
     algorithm: FactorizationAlgorithm = "auto",
-    dtype: Any = None,
+    dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedLu:
     """Plan an LU factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
@@ -107,6 +109,6 @@ def lu_factor(
         return lu_of(factoring, a, a.norm(1))
 
 
-def lu_of(factoring: Factoring, a: DistMatrix, norm: Any = None) -> LuFactor:
+def lu_of(factoring: Factoring, a: DistMatrix, norm: object = None) -> LuFactor:
     """**Collective.** The factor of A, which keeps the 1-norm of A for `rcond`, inside another call."""
     return LuFactor(factoring.factored(a), a.desc.without_lld, norm)

@@ -8,7 +8,7 @@ W[i, j] -= L[i, k] U[k, j]       for i > k
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from pblas.factor.factorization_run import RunFactorization
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_plan import FactorizationPlan, Panel
 
@@ -30,7 +30,7 @@ class RunLu(RunFactorization):
 
     takes_pieces: ClassVar[bool] = True
 
-    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: FactorizationPlan, backend: HostRanks, dtype: Dtype) -> None:
         super().__init__(plan, backend, dtype)
         self.pivots: Array = np.empty(min(plan.w.shape), np.intc)
         """Row i was exchanged with row pivots[i], counted from 1, after `finish`; equal on all ranks (global)."""

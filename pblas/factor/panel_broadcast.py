@@ -10,6 +10,7 @@ from pblas.redistribution.transfer import SourceMatrix, own_memory
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pblas.backends.device import Mark
     from pblas.backends.dtypes import Array
     from pblas.backends.transport import Transfer
     from pblas.factor.factorization_plan import Panel
@@ -55,7 +56,7 @@ class PanelBroadcast:
         self._buffers: list[Any] = [None, None]
         self._receiving: dict[int, deque[tuple[tuple[int, int], Transfer]]] = {}
         self._sending: list[Transfer] = []
-        self._used: Any = None
+        self._used: Mark = None
         """A mark of the main lane at the last `fetch`: operations before it use the panel before that one."""
 
     @property

@@ -23,12 +23,14 @@ from pblas.redistribution.api import Redistribution, redistributed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import DTypeLike
+
     from pblas.redistribution.redistribution_plan import RedistributionPlan
     from pblas.redistribution.redistribution_run import RedistributionOperands
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
 
-_MODES: tuple[Any, ...] = ("reduced", "r", "complete")
+_MODES: tuple[object, ...] = ("reduced", "r", "complete")
 
 
 class QrResult(NamedTuple):
@@ -63,7 +65,7 @@ def factored(
     opname: str,
     a: DistMatrix,
     *,
-    algorithm: Any = "auto",
+    algorithm: object = "auto",
     overwrite_a: bool = False,
     progress: StageReport = None,
     others: Mapping[str, object] | None = None,
@@ -129,7 +131,11 @@ def copied_for_reflectors(opname: str, a: DistMatrix, w: MatrixDescriptor, *, ag
 
 
 def plan_qr(
-    a: DistMatrix | MatrixDescriptor, *, algorithm: QrAlgorithm = "auto", dtype: Any = None, nprocs: int | None = None
+    a: DistMatrix | MatrixDescriptor,
+    *,
+    algorithm: QrAlgorithm = "auto",
+    dtype: DTypeLike | None = None,
+    nprocs: int | None = None,
 ) -> PlannedQr:
     """Plan a QR factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 

@@ -131,7 +131,7 @@ class QrFactor(FactoredMatrix):
         """**Collective.** A matrix whose upper triangle is R, inside another call; m >= n."""
         return self._w[: self.shape[1], :]
 
-    def _count(self, opname: str, mode: Any) -> int:
+    def _count(self, opname: str, mode: object) -> int:
         """**Collective.** The columns of Q and rows of R for a mode, after checks."""
         with self._runtime.local_step(opname):
             self._w.stored(opname)
@@ -291,7 +291,7 @@ class CholeskyQrFactor(QrFactor):
     def _reflector(self) -> tuple[Array, Array]:
         """**Collective.** S and M, equal on all ranks."""
         n = self.shape[1]
-        top: Any = self._w[:n, :].to_global(None)
+        top = self._w[:n, :].to_global(None)
         rest = np.array(top, np.result_type(self.dtype, np.float64))
         signs = np.ones(n)
         for j in range(n):  # an LU factorization of Q[:n] - S, whose pivots are 1 at least

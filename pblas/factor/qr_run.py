@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_plan import Panel
     from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, TsqrPlan
@@ -75,7 +75,7 @@ class Tree(NamedTuple):
 class RunTsqr(RunWithoutPanels):
     """Runs a TsqrPlan on one rank: each rank factors its rows, then pairs of ranks factor their R."""
 
-    def __init__(self, plan: TsqrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: TsqrPlan, backend: HostRanks, dtype: Dtype) -> None:
         super().__init__(plan, backend, dtype)
         self._inner, self._chunks, self._merges = plan.inner, plan.chunks(backend.rank), plan.merges(backend.rank)
         self.tree: Tree  # the rest of Q of the last execution (local)
@@ -142,7 +142,7 @@ class RunCholeskyQr(RunWithoutPanels):
     R^H R = G, W := W R^-1       (`divide`)
     """
 
-    def __init__(self, plan: CholeskyQrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: CholeskyQrPlan, backend: HostRanks, dtype: Dtype) -> None:
         super().__init__(plan, backend, dtype)
         self._shape = plan.a.shape
 
@@ -190,7 +190,7 @@ class RunCholeskyQr(RunWithoutPanels):
 class RunPivotedQr(RunWithoutPanels):
     """Runs a PivotedQrPlan on one rank, which has whole columns and keeps the norms of their rows from i on."""
 
-    def __init__(self, plan: PivotedQrPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: PivotedQrPlan, backend: HostRanks, dtype: Dtype) -> None:
         super().__init__(plan, backend, dtype)
         self._count = plan.count
         self._nrm2 = get_blas_funcs("nrm2", dtype=dtype)

@@ -26,7 +26,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Real
+    from pblas.backends.dtypes import Array, Dtype, Real
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.qr_run import Tree
     from pblas.runtime.runtime import Runtime
@@ -42,12 +42,12 @@ class WithFactor(Operation[DistMatrix]):
 
     w: MatrixDescriptor
     b: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: bool
     begins: Literal["B", "array", "identity"]
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.b, self.dtype
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
 
@@ -62,7 +62,7 @@ OperandsT = TypeVar("OperandsT", bound=FactorOperands)
 class RunWithFactor(ABC, Generic[OperandsT]):
     """**Collective.** Runs a plan with a factor on one rank."""
 
-    def __init__(self, plan: WithFactorPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: WithFactorPlan, backend: HostRanks, dtype: Dtype) -> None:
         self._backend, self._arrays, self._rank, self._plan_name = backend, backend.arrays, backend.rank, plan.name
         self._source = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
         place, right = Placement.of(plan.x), Placement.of(plan.right)
@@ -168,7 +168,7 @@ class RunSubstitution(RunWithFactor[SubstitutionOperands]):
     operations with this triangle, as LAPACK's xGETRI needs.
     """
 
-    def __init__(self, plan: SubstitutionPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: SubstitutionPlan, backend: HostRanks, dtype: Dtype) -> None:
         super().__init__(plan, backend, dtype)
         self._steps, self._sorts = plan.steps, plan.begins == "sorted"
         self._mine = global_indices(plan.x, backend.rank)[1]  # the global columns of X that this rank has (local)
@@ -280,7 +280,7 @@ class RunReflectors(RunWithFactor[ReflectorsOperands]):
 class RunPanelReflectors(RunReflectors):
     """Runs a PanelReflectorsPlan on one rank."""
 
-    def __init__(self, plan: PanelReflectorsPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: PanelReflectorsPlan, backend: HostRanks, dtype: Dtype) -> None:
         self.plan: PanelReflectorsPlan = plan
         self._steps = plan.steps
         super().__init__(plan, backend, dtype)
@@ -306,7 +306,7 @@ class RunPanelReflectors(RunReflectors):
 class RunTreeReflectors(RunReflectors):
     """Runs a TreeReflectorsPlan on one rank."""
 
-    def __init__(self, plan: TreeReflectorsPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, plan: TreeReflectorsPlan, backend: HostRanks, dtype: Dtype) -> None:
         self.plan: TreeReflectorsPlan = plan
         self._dtype = dtype
         self._chunks = plan.factorization.chunks(backend.rank)

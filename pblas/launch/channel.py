@@ -43,7 +43,7 @@ def _dumps(value: object, callback: Callable[[pickle.PickleBuffer], object] | No
     return file.getvalue()
 
 
-def packed(opname: str, value: Any, what: str) -> Frames:
+def packed(opname: str, value: object, what: str) -> Frames:
     """A value as a message."""
     buffers: list[pickle.PickleBuffer] = []
     try:

@@ -49,7 +49,7 @@ class Pool:
             traces = pool.run(trace)  # of every rank
     """
 
-    def __init__(self, ranks: int = 4, **context_options: Any) -> None:
+    def __init__(self, ranks: int = 4, **context_options: object) -> None:
         self._job = _job("pblas.Pool", ranks, context_options)
         self._ranks = ranks
         self._lock = threading.Lock()
@@ -68,8 +68,8 @@ class Pool:
     def run(
         self,
         function: Callable[..., R],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
         timeout: float | None = None,
     ) -> list[R]:
         """Call `function(ctx, *args, **kwargs)` on every rank, and return the results in the order of ranks.
@@ -118,10 +118,10 @@ class Pool:
 def run(
     function: Callable[..., R],
     ranks: int = 4,
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
     timeout: float | None = None,
-    **context_options: Any,
+    **context_options: object,
 ) -> list[R]:
     """Start ranks, call `function(ctx, *args, **kwargs)` on each of them, end them, and return their results.
 
@@ -158,7 +158,7 @@ def run(
         job.end()
 
 
-def _job(opname: str, ranks: Any, options: dict[str, Any]) -> Job:
+def _job(opname: str, ranks: object, options: dict[str, Any]) -> Job:
     """Start ranks."""
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise errors.ArgumentError(f"{opname}: ranks must be an integer of at least 1, got {ranks!r}")
@@ -166,7 +166,7 @@ def _job(opname: str, ranks: Any, options: dict[str, Any]) -> Job:
     return Job(opname, ranks, options)
 
 
-def _packed_call(opname: str, function: Any, args: Any, kwargs: Any, timeout: Any) -> Frames:
+def _packed_call(opname: str, function: object, args: object, kwargs: object, timeout: object) -> Frames:
     """A call as a message."""
     if not callable(function):
         raise errors.ArgumentError(f"{opname}: function must be callable, got {function!r}")

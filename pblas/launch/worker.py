@@ -114,7 +114,7 @@ class Rank:
         if self._context is not None:
             _synchronize(self._context, error)
 
-    def _report(self, call: Callable[[], Any]) -> BaseException | None:
+    def _report(self, call: Callable[[], object]) -> BaseException | None:
         """Report the value or the exception of a call to the caller; the exception is returned too (local)."""
         caught: BaseException | None = None
         try:

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Literal
 
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.layouts.placement import Placement
@@ -30,7 +28,7 @@ from pblas.redistribution.transfer import SourceMatrix
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.matmul.one_dimensional_plan import AllGatherGemm, GatherStep
@@ -44,7 +42,7 @@ class RunAllGatherGemm:
 
     peers_read = True  # see `Executor`: peers read an operand, or a copy of it made before an agreement (global)
 
-    def __init__(self, plan: AllGatherGemm, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
+    def __init__(self, plan: AllGatherGemm, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, dtypes.total
         self._arrays = backend.arrays
         self._gather = Gather(backend, plan, dtypes.b, orders.right)
@@ -115,7 +113,7 @@ class _FarPiece:
 class Gather:
     """Transfers of one AllGatherGemm plan; the memory for pieces lives as long as the plan."""
 
-    def __init__(self, backend: HostRanks, plan: AllGatherGemm, dtype: np.dtype[Any], order: Literal["F", "C"]) -> None:
+    def __init__(self, backend: HostRanks, plan: AllGatherGemm, dtype: Dtype, order: Literal["F", "C"]) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
         rank = backend.rank
         readers = [list(filter(plan.takes_part, group)) for group in backend.groups]

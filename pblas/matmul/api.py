@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.core.call import agreed, call, made, planned, runtime_of, step
 from pblas.core.checks import enough_ranks
@@ -19,6 +19,8 @@ from pblas.simulation.hardware import Hardware, Topology, find_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Scalar
     from pblas.core.operation import Bound
@@ -39,9 +41,9 @@ def plan_matmul(
     alpha: Scalar = 1.0,
     beta: Scalar | None = None,
     out: Out = None,
-    dtype: Any = None,
-    out_dtype: Any = None,
-    wire_dtype: Any = None,
+    dtype: DTypeLike | None = None,
+    out_dtype: DTypeLike | None = None,
+    wire_dtype: DTypeLike | None = None,
     overlap: bool = True,
     chunks: int | None = None,
     tf32: bool = False,
@@ -49,10 +51,10 @@ def plan_matmul(
     autotune: bool = False,
     strict: bool = False,
     epilogue: str | Epilogue | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    scale_d: Any = None,
-    amax: Any = None,
+    scale_a: object = None,
+    scale_b: object = None,
+    scale_d: object = None,
+    amax: object = None,
     nprocs: int | None = None,
     memory_nbytes: int | None = None,
     queue: int | None = None,
@@ -158,18 +160,18 @@ def pmatmul(
     alpha: Scalar = 1.0,
     beta: Scalar | None = None,
     out: Out = None,
-    out_dtype: Any = None,
-    wire_dtype: Any = None,
+    out_dtype: DTypeLike | None = None,
+    wire_dtype: DTypeLike | None = None,
     overlap: bool = True,
     chunks: int | None = None,
     tf32: bool = False,
     fast_accumulate: bool = False,
     strict: bool = False,
     epilogue: str | Epilogue | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    scale_d: Any = None,
-    amax: Any = None,
+    scale_a: object = None,
+    scale_b: object = None,
+    scale_d: object = None,
+    amax: object = None,
 ) -> DistMatrix:
     """**Collective.** D = epilogue(alpha op(A) op(B) + beta C): `plan_matmul` and `execute` in one call.
 

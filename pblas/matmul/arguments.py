@@ -6,10 +6,8 @@ import operator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import numpy as np
-
 from pblas import errors
-from pblas.backends.dtypes import RESULTS, ProductDtypes, accumulator_dtype
+from pblas.backends.dtypes import RESULTS, Dtype, ProductDtypes, accumulator_dtype
 from pblas.backends.engine_limits import MAX_QUEUES
 from pblas.core import checks
 from pblas.core.options import Trans
@@ -73,8 +71,8 @@ class ProductCall(NamedTuple):
     options: ProductOptions
     epilogue: Any
     scales: tuple[Any, Any, Any, Any]  # scale_a, scale_b, scale_d and amax
-    out_dtype: Any
-    wire_dtype: Any
+    out_dtype: object
+    wire_dtype: object
     dtype: Any = None
     nprocs: Any = None
     hardware: Any = None
@@ -112,7 +110,7 @@ class ProductCall(NamedTuple):
             dtypes.check(opname, "out" if out else "out_dtype" if asked else "C" if c else "D")
         return dtypes
 
-    def factors(self, opname: str, dtype: np.dtype[Any]) -> tuple[complex, complex]:
+    def factors(self, opname: str, dtype: Dtype) -> tuple[complex, complex]:
         given = float(self.c is not None) if self.beta is None else self.beta
         alpha, beta = checked_factor(opname, "alpha", self.alpha, dtype), checked_factor(opname, "beta", given, dtype)
         if beta != 0 and self.c is None:
@@ -306,12 +304,12 @@ class ProductForm(NamedTuple):
             checks.check_overlap("execute", {"A": a, "B": b}, c, out)
 
 
-def _other(dtype: np.dtype[Any], first: np.dtype[Any]) -> str:
+def _other(dtype: Dtype, first: Dtype) -> str:
     """The name of a dtype; "" if it is `first`."""
     return "" if dtype == first else dtype.name
 
 
-def checked_wire(opname: str, wire_dtype: Any, dtype: np.dtype[Any]) -> np.dtype[Any]:
+def checked_wire(opname: str, wire_dtype: object, dtype: Dtype) -> Dtype:
     """The dtype in which partial products travel: `wire_dtype`, or by default that of the matrices.
 
     >>> checked_wire("pmatmul", "float32", np.dtype("float16"))

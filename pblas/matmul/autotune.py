@@ -20,6 +20,7 @@ from pblas.matmul.choose_granularity import shortlist
 from pblas.matrices.matrix import DistMatrix
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Dtype
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.matmul.arguments import ProductForm
     from pblas.matmul.product_plan import ProductPlan
@@ -124,7 +125,7 @@ def _operands(
     return x, y, z, d
 
 
-def _drawn(runtime: Runtime, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> DistMatrix:
+def _drawn(runtime: Runtime, desc: MatrixDescriptor, dtype: Dtype) -> DistMatrix:
     """A random matrix in new memory; a GPU would multiply constants faster, since they draw less power (local)."""
     place = runtime.local_memory(desc, dtype)
     x = runtime.backend.engine().matrix(place.shape, place.strides, dtype)

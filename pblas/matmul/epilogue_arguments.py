@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, Dtype, accumulator_dtype
 from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import Finish, is_array
@@ -38,7 +38,7 @@ class Scales:
 
     @classmethod
     def checked(
-        cls, opname: str, runtime: Runtime | None, dtype: np.dtype[Any], a: Any, b: Any, d: Any, amax: Any
+        cls, opname: str, runtime: Runtime | None, dtype: Dtype, a: object, b: object, d: object, amax: object
     ) -> Scales | None:
         """The scales of a call, checked on this rank; None if it has none."""
         if a is b is d is amax is None:
@@ -53,7 +53,7 @@ class Scales:
         values = {name: _checked(opname, runtime, name, given[name], is_result=name == "amax") for name in names}
         return cls(values.get("scale_a", 1.0), values.get("scale_b", 1.0), values.get(SCALE_D), values.get("amax"))
 
-    def replaced(self, opname: str, runtime: Runtime, a: Any, b: Any, d: Any, amax: Any) -> Scales:
+    def replaced(self, opname: str, runtime: Runtime, a: object, b: object, d: object, amax: object) -> Scales:
         """These scales, some of them replaced for one execution by others of the same kinds (local)."""
         values: dict[str, Any] = {}
         for name, key, value in (("scale_a", "a", a), ("scale_b", "b", b), (SCALE_D, "d", d), ("amax", "amax", amax)):
@@ -94,7 +94,7 @@ class Scales:
                 raise errors.ArgumentError(f"{opname}: {name} overlaps out; give it memory of its own")
 
 
-def scaled(opname: str, epilogue: Any, scale_d: Any) -> Any:
+def scaled(opname: str, epilogue: object, scale_d: object) -> Any:
     """An epilogue followed by a multiplication with scale_d; `epilogue` itself if that is None.
 
     >>> scaled("pmatmul", "relu(x)", 0.5)
@@ -114,11 +114,11 @@ def scaled(opname: str, epilogue: Any, scale_d: Any) -> Any:
     return Epilogue(f"({first.expression}) * {SCALE_D}", **first.operands, **{SCALE_D: scale_d})
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: object) -> Any:
     return "an array" if is_array(value) else value
 
 
-def _checked(opname: str, runtime: Runtime | None, name: str, value: Any, *, is_result: bool) -> Any:
+def _checked(opname: str, runtime: Runtime | None, name: str, value: object, *, is_result: bool) -> Any:
     """A number as float, or an array of one float32 as one of shape (1,) in the same memory (local)."""
     if not has_memory(value) or isinstance(value, np.generic):
         if is_result:
@@ -156,14 +156,14 @@ class ProductEpilogue:
     """The epilogue of a product: an elementwise function applied to D. `checked` makes it, `planned` completes it."""
 
     epilogue: Epilogue  # the expression and its operands (global)
-    dtype: np.dtype[Any]  # dtype of D (global)
+    dtype: Dtype  # dtype of D (global)
     desc: MatrixDescriptor  # descriptor of D (global)
     # by operand, the planned dtype's name, or "a number"; empty before planning (global)
     kinds: Mapping[str, str] = field(default_factory=dict)
     shape: tuple[int, int] | None = None  # shape of this rank's part of D; None before planning (local)
 
     @classmethod
-    def checked(cls, opname: str, value: Any, dtype: np.dtype[Any], desc: MatrixDescriptor) -> ProductEpilogue:
+    def checked(cls, opname: str, value: object, dtype: Dtype, desc: MatrixDescriptor) -> ProductEpilogue:
         """The caller's epilogue, an expression or an `Epilogue`, for a D of this dtype and layout (global)."""
         epilogue = Epilogue(value) if isinstance(value, str) else value
         if not isinstance(epilogue, Epilogue):
@@ -199,7 +199,7 @@ class ProductEpilogue:
         )
         return tuple(places)
 
-    def finish(self, operands: Mapping[str, Any], d: Array) -> Finish:
+    def finish(self, operands: Mapping[str, object], d: Array) -> Finish:
         """The expression with checked operands, whose arrays are broadcast to the shape of D (local)."""
         assert self.epilogue.tree is not None, "rows are normalised in a pass of their own"
         return Finish(self.epilogue.tree, operands).of(lambda z: np.broadcast_to(z, d.shape))
@@ -228,7 +228,7 @@ class ProductEpilogue:
         return f"in the GEMM (cuBLASLt: {name.lower().replace('_', ' + ')})"
 
     def operands(
-        self, opname: str, runtime: Runtime, replacements: Mapping[str, Any] | None, out: Array | None
+        self, opname: str, runtime: Runtime, replacements: Mapping[str, object] | None, out: Array | None
     ) -> CheckedOperands:
         """The checked operands on this rank: numbers and arrays, by name (local)."""
         if isinstance(replacements, CheckedOperands):
@@ -277,7 +277,7 @@ class ProductEpilogue:
                 )
         return operands
 
-    def _array(self, what: str, runtime: Runtime, value: Any, kinds: tuple[str, ...]) -> Array:
+    def _array(self, what: str, runtime: Runtime, value: object, kinds: tuple[str, ...]) -> Array:
         shape, backend = self.shape or self.desc.local_shape(runtime.rank), runtime.backend
         if isinstance(value, DistMatrix):
             if not value.desc.same_distribution(self.desc) or value.conjugated:
@@ -308,5 +308,5 @@ def _kinds(operands: Mapping[str, Any]) -> dict[str, str]:
     return {name: value.dtype.name if is_array(value) else "a number" for name, value in operands.items()}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, np.generic) or not (hasattr(value, "shape") or isinstance(value, list | tuple))

@@ -27,7 +27,7 @@ from pblas.plans.partition import receiver
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array, Order, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter
@@ -41,7 +41,7 @@ TAG_PART, TAG_DONE, TAG_RELAYED = 1001, 1002, 1005
 class RunGemmReduce:
     """Runs a GemmReduceScatter or GemmAllReduce plan on one rank."""
 
-    def __init__(self, plan: GemmReduceScatter, backend: Any, dtypes: ProductDtypes, orders: Orders) -> None:
+    def __init__(self, plan: GemmReduceScatter, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._plan, self._rank, self._total = plan, backend.rank, dtypes.total
         self._arrays = backend.arrays
         self._reduction = Reduction(backend, plan, dtypes, orders.result)
@@ -316,7 +316,7 @@ class Reduction:
         """Whether `source` forms its partial product in the owner's accumulator: the first, if nothing is rounded."""
         return self._wire == self._total and self._first[owner] == source
 
-    def _array(self, block: Any, peer: int, owner: int, dtype: np.dtype[Any], offset: int = 0) -> Array:
+    def _array(self, block: object, peer: int, owner: int, dtype: Dtype, offset: int = 0) -> Array:
         """A block of rank `peer` as the shard of D that `owner` owns."""
         return self._backend.peer_block(block, peer, offset, self._shapes[owner], dtype, self._order)
 

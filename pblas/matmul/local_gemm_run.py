@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas.backends.cpu.blas import gemm
-from pblas.backends.dtypes import Array, ProductDtypes, address_of, strided
+from pblas.backends.dtypes import Array, Dtype, Index, ProductDtypes, address_of, strided
 
 if TYPE_CHECKING:
     from pblas.backends.device import Device
+    from pblas.backends.host_ranks import HostRanks
     from pblas.backends.push_engine import Finish
     from pblas.matmul.one_dimensional_plan import GemmReduceScatter
     from pblas.matmul.product_plan import Product, ProductPlan
@@ -41,7 +42,7 @@ class RunScaling:
     workspace_nbytes = 0
     peers_read = False
 
-    def __init__(self, backend: Any) -> None:
+    def __init__(self, backend: HostRanks) -> None:
         self._arrays = backend.arrays
 
     def publish(self, operands: Operands) -> bool:
@@ -58,7 +59,7 @@ class RunScaling:
 class RunLocalGemm(RunScaling):
     """Runs a LocalGemm plan on one rank."""
 
-    def __init__(self, plan: ProductPlan, backend: Any, dtypes: ProductDtypes, *unused: Any) -> None:
+    def __init__(self, plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, *unused: object) -> None:
         super().__init__(backend)
         self._total = dtypes.total
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
@@ -75,7 +76,7 @@ class RunLocalGemm(RunScaling):
             arrays.assign(total, x.result)
 
 
-def widened(x: Operands, total: np.dtype[Any], arrays: Device) -> Any:
+def widened(x: Operands, total: Dtype, arrays: Device) -> Any:
     """Accumulator of the product: D itself with C in it, or a 32-bit copy if D has 16 bits."""
     sums = x.result if total == x.result.dtype else arrays.like(x.result, total)
     if x.old is not None and x.old is not sums:
@@ -137,8 +138,8 @@ class IndexRuns:
                 self.runs.append((first, second, length))
         total = sum(length for _, _, length in self.runs)
         self.packed: bool = len(self.runs) > 1 and total < _PACK_BELOW * len(self.runs)
-        self.first: Any = _index([(first, length) for first, _, length in self.runs])
-        self.second: Any = _index([(second, length) for _, second, length in self.runs])
+        self.first: Index = _index([(first, length) for first, _, length in self.runs])
+        self.second: Index = _index([(second, length) for _, second, length in self.runs])
         self._flipped: IndexRuns | None = None
 
     @staticmethod
@@ -216,7 +217,7 @@ def gemm_runs(
             # Z[m, n] = alpha X[m, k] Y[k, n] + beta Z[m, n]   (X and Y packed, so that the GEMM is wide)
             multiply(alpha, packed_x, packed_y, beta, z[m.second, n.second], conj=conj)
             return
-        place: Any = np.ix_(*(np.r_[index] if isinstance(index, slice) else index for index in (m.second, n.second)))
+        place = np.ix_(*(np.r_[index] if isinstance(index, slice) else index for index in (m.second, n.second)))
         shape = (packed_x.shape[0], packed_y.shape[1])
         packed_z = z[place] if beta != 0 else np.empty(shape, z.dtype)
         multiply(alpha, packed_x, packed_y, beta, packed_z, conj=conj)
@@ -291,7 +292,7 @@ def _side_by_side(parts: list[Array]) -> Array:
     return whole
 
 
-def _index(parts: list[tuple[int, int]]) -> Any:
+def _index(parts: list[tuple[int, int]]) -> Index:
     """A slice for one run or adjacent ones, else an index array."""
     if not parts:
         return slice(0, 0)
@@ -300,7 +301,7 @@ def _index(parts: list[tuple[int, int]]) -> Any:
     return np.concatenate([np.arange(start, start + length) for start, length in parts])
 
 
-def _take(x: Array, rows: Any, columns: Any) -> Array:
+def _take(x: Array, rows: Index, columns: Index) -> Array:
     """Rows and columns of x: a view where both are slices, else a packed copy."""
     if isinstance(rows, slice) or isinstance(columns, slice):
         return x[rows, columns]

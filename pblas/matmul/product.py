@@ -28,10 +28,8 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, spelled
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
     from pblas.matmul.push.base_run import Pushed
@@ -121,7 +119,7 @@ class Product(Operation[DistMatrix]):
         return spelled(self.spec.arguments())
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.d, self.spec.dtypes.d
 
     def plan(self, nprocs: int, topology: Topology) -> ProductPlan:
@@ -144,7 +142,7 @@ class Product(Operation[DistMatrix]):
         return self.operands(runtime, a, b, bound.old, result, scalars["alpha"], scalars["beta"], bound.local)
 
     def finish(
-        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
+        self, opname: str, runtime: Runtime, executor: object, bound: Bound[DistMatrix], result: DistMatrix
     ) -> DistMatrix:
         self.complete(runtime, result, bound.local)
         return result
@@ -236,7 +234,7 @@ def _factors(
     return alpha, (later[0], later[1])
 
 
-def numbers(operands: Mapping[str, Any] | None) -> dict[str, Any]:
+def numbers(operands: Mapping[str, object] | None) -> dict[str, Any]:
     """The epilogue's operands that are numbers, by the names under which the ranks compare them (global)."""
     return {f"epilogue's {name}": z for name, z in sorted((operands or {}).items()) if not is_array(z)}
 
@@ -366,7 +364,7 @@ class PlannedMatmul(Planned[DistMatrix]):
 
     # Also for the push transport
 
-    def _extra(self, runtime: Runtime, operands: Mapping[str, Any] | None, out: DistMatrix | None) -> Any:
+    def _extra(self, runtime: Runtime, operands: Mapping[str, object] | None, out: DistMatrix | None) -> Any:
         """The epilogue's operands on this rank, checked; None without an epilogue (local)."""
         if self._epilogue is not None:
             return self._epilogue.operands("execute", runtime, operands, None if out is None else out.stored("execute"))
@@ -385,12 +383,12 @@ class PlannedMatmul(Planned[DistMatrix]):
             return self._scales.replaced("execute", runtime, *scales)
         return self._scales if scales is None else scales
 
-    def _with_scale(self, operands: Mapping[str, Any] | None, scales: Scales | None) -> Any:
+    def _with_scale(self, operands: Mapping[str, object] | None, scales: Scales | None) -> Any:
         """The operands of an execution's epilogue, with the scale of D, by which the epilogue ends (local)."""
         if scales is None or scales.d is None or isinstance(operands, CheckedOperands):
             return operands
         assert self._epilogue is not None, "a scale of D is an operand"
-        own: Any = self._epilogue.epilogue.operands if operands is None else operands
+        own: object = self._epilogue.epilogue.operands if operands is None else operands
         return {**own, SCALE_D: scales.d} if isinstance(own, Mapping) else own
 
 
@@ -404,13 +402,13 @@ _EXECUTORS: dict[type[ProductPlan], Any] = {
 }
 
 
-def executor(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders) -> Executor:
+def executor(plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> Executor:
     """**Collective.** The executor of a plan, with its workspace."""
     runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtypes, orders)
     return runner
 
 
-def pushed(plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
+def pushed(plan: ProductPlan, backend: object, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
     """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine."""
     from pblas.matmul.push.allgather_gemm_run import RunPushGather
     from pblas.matmul.push.base_run import RunLocal

@@ -43,7 +43,7 @@ class PushedMatmul(PlannedMatmul):
     _executor: Any = None  # a `Pushed`
     _recorded: tuple[_MemoryLayout, Any] | None = None
     """The memory layout of the matrices, and the engine's recording for it."""
-    _published_d: tuple[Any, ...] | None = None
+    _published_d: tuple[object, ...] | None = None
     """Address and strides of the D into which peers store results directly; None if there is none."""
 
     def rehearse(
@@ -159,7 +159,7 @@ class PushedMatmul(PlannedMatmul):
         return d
 
     def _check(
-        self, runtime: Runtime, key: Any, execution: Execution, d: DistMatrix, extra: Any
+        self, runtime: Runtime, key: object, execution: Execution, d: DistMatrix, extra: Any
     ) -> tuple[Any, list[Any]]:
         """Check the matrices of an execution, and enter them into the table of known sets (local)."""
         runtime.check_open("execute")

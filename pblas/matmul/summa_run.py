@@ -13,7 +13,7 @@ from __future__ import annotations
 from itertools import pairwise, repeat
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.device import Programs
+from pblas.backends.device import Mark, Programs
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.matmul.local_gemm_run import Operands, Orders, widened
@@ -24,9 +24,7 @@ from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_m
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
 
 TAG_A, TAG_B = 1021, 1022
@@ -93,7 +91,7 @@ class RunSummaC(RunSumma):
 
     def __init__(self, plan: SummaC, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._plan, self._total, cuboids = plan, dtypes.total, plan.cuboids
-        self.total_dtype: np.dtype[Any] = self._total
+        self.total_dtype: Dtype = self._total
         self._backend, self._arrays = backend, backend.arrays
         a, b = placed(plan.oriented.a), placed(plan.oriented.b)
         self._source_matrices = (
@@ -318,7 +316,7 @@ class Panels:
         self._sent_first = [movement for movement in sent_first if movement.has_messages]
         self._own_panels = [None if own is None else (own[0].local_shape(rank), own[1]) for own in own_panels]
         self._buffers: list[Array | None] = [None, None]
-        self._multiplied: Any = None
+        self._multiplied: Mark = None
         self.has_messages: bool = bool(self._sent_first) or any(self._steps)
 
     @property

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
     from pblas.layouts.rectangles import Rectangle
     from pblas.layouts.trapezoid import Trapezoid
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Triangle:
     """The elements of a triangle or trapezoid in this rank's shard."""
 
-    def __init__(self, backend: Any, place: Placement, trapezoid: Trapezoid, order: Literal["F", "C"]) -> None:
+    def __init__(self, backend: HostRanks, place: Placement, trapezoid: Trapezoid, order: Literal["F", "C"]) -> None:
         self.trapezoid = trapezoid
         self._backend, self._place, self._order = backend, place, order
         m_loc, n_loc = place.local_shape(backend.rank)

@@ -18,9 +18,7 @@ from pblas.runtime.runtime import Runtime, name_of
 from pblas.vectors.matrix_vector_plan import LocalPlan
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.simulation.hardware import Topology
 
@@ -41,12 +39,12 @@ class Replication(Operation[DistMatrix]):
     noun: ClassVar[str] = "replication"
 
     array: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     a: MatrixDescriptor
     conjugated: bool
 
     @classmethod
-    def bind(cls, opname: str, runtime: Runtime, like: DistMatrix, array: Any) -> Bound[DistMatrix]:
+    def bind(cls, opname: str, runtime: Runtime, like: DistMatrix, array: object) -> Bound[DistMatrix]:
         """The arguments, checked on this rank; the new matrix gets the dtype of `like`."""
         elements = checked_array(opname, "the array", array, runtime)
         if elements.ndim != 2:
@@ -59,7 +57,7 @@ class Replication(Operation[DistMatrix]):
         )
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.array, self.dtype
 
     @property
@@ -94,6 +92,6 @@ class RunReplication(Exchanging):
         self._backend.copy(*x)
 
 
-def replicated_matrix(opname: str, like: DistMatrix, array: Any) -> DistMatrix:
+def replicated_matrix(opname: str, like: DistMatrix, array: object) -> DistMatrix:
     """**Collective.** A replicated matrix of the dtype of `like`, from an array that all ranks have."""
     return call(opname, Replication.bind, {"A": like}, like, array)

@@ -11,11 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
+from typing import TYPE_CHECKING, BinaryIO
 
 from pblas.errors import ArgumentError, FileFormatError
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Dtype
 
 _SHOWN = 48  # letters of a file's name in that of its temporary file: it may be as long as a name can be
 _ACCESS_LIST = "system.posix_acl_access"
@@ -26,7 +27,7 @@ class Header:
     """The shape, dtype and position of a matrix in a file."""
 
     shape: tuple[int, int]  # rows and columns (global)
-    dtype: np.dtype[Any]  # dtype of the stored elements (global)
+    dtype: Dtype  # dtype of the stored elements (global)
     order: str  # storage order, "F" or "C" (global)
     offset: int | None  # bytes before the first element; None if the elements are not one contiguous piece (global)
     dataset: str = ""  # name of the matrix in the file; "" in a format of one matrix (global)

@@ -194,7 +194,7 @@ class Constructors(Creation):
         True
         """
         opname, runtime = "from_parts", self.runtime
-        requested: Any = axis
+        requested: object = axis
         with runtime.local_step(opname):
             part = self._checked_matrix(opname, x_local)
             dtype = checked_dtype(opname, part.dtype, stored=True)

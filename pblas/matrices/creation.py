@@ -9,7 +9,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends import log
 from pblas.backends.cpu.memory import free_nbytes
-from pblas.backends.dtypes import DTYPES, STORED, Array
+from pblas.backends.dtypes import DTYPES, STORED, Array, Dtype
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
@@ -76,7 +76,9 @@ class Creation:
         """
         return self._distributed("from_global", array, desc, root, dtype)
 
-    def _distributed(self, opname: str, array: Any, desc: Any, root: int | None, dtype: DTypeLike | None) -> DistMatrix:
+    def _distributed(
+        self, opname: str, array: object, desc: object, root: int | None, dtype: DTypeLike | None
+    ) -> DistMatrix:
         """**Collective.** `from_global`, under the name of the call that the user made."""
         by_function, backend = callable(array), self.runtime.backend
         has_array = not by_function and (root is None or root == self.runtime.rank)
@@ -119,7 +121,7 @@ class Creation:
                         transfer.scatter(self.runtime, source, desc, part, root)
         return DistMatrix(desc, local, self.runtime)
 
-    def _shape_of(self, opname: str, array: Any, root: int | None) -> tuple[int, int]:
+    def _shape_of(self, opname: str, array: object, root: int | None) -> tuple[int, int]:
         """**Collective.** The shape of the array of `root`, or of all ranks."""
         shape = -1, -1
         with self.runtime.local_step(opname):
@@ -323,7 +325,7 @@ class Creation:
         largest = self.runtime.agree(opname, call_args, maxima=(self.runtime.nelements(desc),))[0]
         return DistMatrix(desc, self._memory(opname, desc, checked, largest), self.runtime)
 
-    def _memory(self, opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int) -> Array:
+    def _memory(self, opname: str, desc: MatrixDescriptor, dtype: Dtype, nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""
         if desc.m * desc.n * dtype.itemsize >= _LARGE_NBYTES and not self.runtime.backend.gpus:
             self._check_memory(opname, desc, dtype)
@@ -332,7 +334,7 @@ class Creation:
             self.runtime.agree(f"{opname}: allocate", {})
         return local
 
-    def _check_memory(self, opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> None:
+    def _check_memory(self, opname: str, desc: MatrixDescriptor, dtype: Dtype) -> None:
         """**Collective.** Raise WorkspaceError if a host has too little memory for the parts of its ranks.
 
         The system promises memory that it does not have, and ends processes that write to it.
@@ -370,7 +372,7 @@ class Creation:
                 raise errors.ArgumentError(text) from caught
         self.runtime.agree(step, {})
 
-    def _checked_matrix(self, opname: str, array: Any) -> Array:
+    def _checked_matrix(self, opname: str, array: object) -> Array:
         """An array of two dimensions, in host or GPU memory."""
         if isinstance(array, DistMatrix):
             raise errors.ArgumentError(f"{opname}: expected an array, got a DistMatrix; A.to_global() collects it")
@@ -405,7 +407,7 @@ class Creation:
             if backend.address(part) % part.dtype.alignment:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
-    def _checked_desc(self, opname: str, desc: Any) -> MatrixDescriptor:
+    def _checked_desc(self, opname: str, desc: object) -> MatrixDescriptor:
         """A descriptor that a new matrix of this context can have; the default one for a shape (m, n)."""
         if isinstance(desc, tuple | list) and len(desc) == 2:
             m, n = desc
@@ -419,7 +421,7 @@ class Creation:
         return desc
 
 
-def _checked_seed(seed: Any) -> int:
+def _checked_seed(seed: object) -> int:
     """The seed as an int."""
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise errors.ArgumentError(f"random: seed must be an integer, got {seed!r}")
@@ -437,7 +439,7 @@ def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None
         local[:, start : start + width] = entries(i[:, None], j[None, start : start + width])
 
 
-def _check_conversion(opname: str, source: np.dtype[Any], target: np.dtype[Any]) -> None:
+def _check_conversion(opname: str, source: Dtype, target: Dtype) -> None:
     """Raise DTypeError unless elements of one dtype can be converted to another: numbers, and not complex to real."""
     if source.kind not in "biufc" and source not in STORED:
         raise errors.DTypeError(

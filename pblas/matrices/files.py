@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 import numpy as np
 from numpy.lib import format as npy
 
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.matrices import hdf5
 from pblas.matrices.complete_files import Header, begin, discard, reading
@@ -68,7 +68,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
 
 
 def create(
-    path: str, dataset: str | None, shape: tuple[int, int], dtype: np.dtype[Any], order: str, *, overwrite: bool
+    path: str, dataset: str | None, shape: tuple[int, int], dtype: Dtype, order: str, *, overwrite: bool
 ) -> tuple[str, Header]:
     """Create a file of the right size under a temporary name in the folder of `path`; datasets of an old one stay."""
     temporary = ""
@@ -124,7 +124,7 @@ def _read_npy_header(path: str | os.PathLike[str]) -> Header:
     return Header(shape, dtype, "F" if fortran else "C", offset)
 
 
-def _write_npy_header(file: BinaryIO, shape: tuple[int, int], dtype: np.dtype[Any], order: str) -> Header:
+def _write_npy_header(file: BinaryIO, shape: tuple[int, int], dtype: Dtype, order: str) -> Header:
     """Write the header of a new .npy file."""
     stored = np.dtype(f"V{dtype.itemsize}") if dtype in (BFLOAT16, *FLOAT8) else dtype
     header = {"descr": npy.dtype_to_descr(stored), "fortran_order": order == "F", "shape": shape}

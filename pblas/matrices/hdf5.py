@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.dtypes import BFLOAT16, Array
+from pblas.backends.dtypes import BFLOAT16, Array, Dtype
 from pblas.errors import BackendError, FileFormatError
 from pblas.matrices.complete_files import Header, reading
 from pblas.matrices.scatter_gather import global_indices
@@ -86,7 +86,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
 
 
 def write_header(
-    path: str, temporary: str, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any], *, overwrite: bool
+    path: str, temporary: str, dataset: str, shape: tuple[int, int], dtype: Dtype, *, overwrite: bool
 ) -> Header:
     """Add a dataset, whose elements are not written, to a copy of the file at `path`, or to an empty file."""
     h5py = library()
@@ -154,13 +154,13 @@ def _dataset(h5py: Any, path: str | os.PathLike[str], file: Any, name: str | Non
     return name, found
 
 
-def _dtype(h5py: Any, dataset: Any) -> np.dtype[Any]:
+def _dtype(h5py: Any, dataset: Any) -> Dtype:
     """The dtype of a dataset, which h5py reads as float32 if it is bfloat16."""
     is_bfloat16 = _memory_type(h5py, BFLOAT16).equal(dataset.id.get_type())
     return BFLOAT16 if is_bfloat16 else dataset.dtype
 
 
-def _memory_type(h5py: Any, dtype: np.dtype[Any]) -> Any:
+def _memory_type(h5py: Any, dtype: Dtype) -> Any:
     """The HDF5 type of elements as they are in memory: h5py's; bfloat16 as a number of sign, 8 and 7 bits."""
     if dtype != BFLOAT16:
         return h5py.h5t.py_create(dtype, logical=True)

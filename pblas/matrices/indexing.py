@@ -24,7 +24,7 @@ class Selection(NamedTuple):
         return self.i1 - self.i0, self.j1 - self.j0
 
 
-def selection(shape: tuple[int, int], key: Any) -> Selection:
+def selection(shape: tuple[int, int], key: object) -> Selection:
     """The rows and columns that a key selects.
 
     >>> selection((4, 6), (slice(1, None), -1))
@@ -45,12 +45,12 @@ def selection(shape: tuple[int, int], key: Any) -> Selection:
     return Selection(i0, i1, j0, j1)
 
 
-def is_element(key: Any) -> bool:
+def is_element(key: object) -> bool:
     """Whether a key is two integers, which select one element."""
     return isinstance(key, tuple) and len(parts := _without_ellipsis(key)) == 2 and all(map(_is_index, parts))
 
 
-def _without_ellipsis(key: Any) -> tuple[Any, ...]:
+def _without_ellipsis(key: object) -> tuple[object, ...]:
     """The parts of a key, with whole slices in place of its only Ellipsis.
 
     >>> _without_ellipsis((..., 1)), _without_ellipsis(...), _without_ellipsis((0, ..., 1))
@@ -75,7 +75,7 @@ def _is_index(part: Any) -> bool:
     return True
 
 
-def _shown(key: Any) -> str:
+def _shown(key: object) -> str:
     """A key as it is written between brackets.
 
     >>> _shown((slice(1, None), 9)), _shown(slice(None, None, 2)), _shown([1, 2])
@@ -91,7 +91,7 @@ def _shown(key: Any) -> str:
     return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
 
 
-def _bounds(key: Any, part: Any, size: int, name: str) -> tuple[int, int]:
+def _bounds(key: object, part: Any, size: int, name: str) -> tuple[int, int]:
     """The half-open range of one part of a key."""
     if not isinstance(part, slice):
         index = operator.index(part)

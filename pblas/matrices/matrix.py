@@ -17,7 +17,7 @@ from pblas.runtime.calls import collective
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_flag, name_of, shared_descriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.layouts.descriptor import MatrixDescriptor
 
 _INTERNAL = frozenset({"conjugated", "detach", "key", "runtime", "signature", "stored"})
@@ -42,10 +42,10 @@ class DistMatrix(Operators):
         self.desc: MatrixDescriptor = desc
         self.runtime: Runtime = runtime
         self.conjugated: bool = conj
-        self.dtype: np.dtype[Any] = local.dtype
+        self.dtype: Dtype = local.dtype
         self._local: Array | None = local
-        self._key: Any = None
-        self._signature: dict[str, Any] | None = None
+        self._key: object = None
+        self._signature: dict[str, object] | None = None
         runtime.matrices.add(self)
 
     @property
@@ -196,10 +196,10 @@ class DistMatrix(Operators):
         part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
         return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conjugated)
 
-    def _element(self, key: Any) -> float | complex:
+    def _element(self, key: object) -> float | complex:
         """**Collective.** A[i, j] as a Python number, on all ranks; the key is two integers."""
         opname, runtime = "DistMatrix[i, j]", self.runtime
-        value: Any = None
+        value: object = None
         with runtime.call(opname):
             with runtime.local_step(opname):
                 chosen = indexing.selection(self.shape, key)
@@ -277,7 +277,7 @@ class DistMatrix(Operators):
             dataset = files.checked_dataset("save", path, dataset)
             overwrite = checked_flag("save", "overwrite", overwrite)
         runtime.agree("save", {"path": path, "dataset": dataset, "overwrite": overwrite, **self.signature()})
-        made: Any = None
+        made: object = None
         try:
             with runtime.local_step("save: create the file"):
                 if runtime.rank == 0:
@@ -298,7 +298,7 @@ class DistMatrix(Operators):
         finally:
             discard(temporary)
 
-    def signature(self) -> dict[str, Any]:
+    def signature(self) -> dict[str, object]:
         """The properties that must be equal on all ranks, for agreements."""
         if self._signature is None:
             desc, name = shared_descriptor(self.desc), name_of(self.dtype)
@@ -309,14 +309,14 @@ class DistMatrix(Operators):
         """Drop the reference to the memory, which the context is about to free (local)."""
         self._local = self._key = None
 
-    def _refuse_conversion(self, *_: Any, **__: Any) -> NoReturn:
+    def _refuse_conversion(self, *_: object, **__: object) -> NoReturn:
         """Refuse the conversion to an array: each rank holds a part of the matrix only."""
         raise errors.ArgumentError(
             "a DistMatrix is distributed and cannot be converted to an array: A.to_global() collects it, A.local is "
             "this rank's part"
         )
 
-    def _numpy_function(self, function: Any, *_: Any) -> object:
+    def _numpy_function(self, function: Any, *_: object) -> object:
         """Refuse NumPy's functions, except those of the shape and the dtype: they would convert the matrix."""
         name, module = function.__name__, function.__module__
         if name in ("shape", "ndim", "size"):

@@ -24,15 +24,15 @@ Ord = Literal["fro", "inf", "max"] | float  # the norms of a matrix; as numbers 
 class Operations(NamedTuple):
     """The operations that the operators call; each takes the matrix first."""
 
-    pmatmul: Callable[..., Any]
-    product_with_array: Callable[..., Any]
-    combined: Callable[..., Any]
-    redistribute: Callable[..., Any]
+    pmatmul: Callable[..., object]
+    product_with_array: Callable[..., object]
+    combined: Callable[..., object]
+    redistribute: Callable[..., object]
     assign: Callable[..., None]
-    reduction: Callable[..., Any]
+    reduction: Callable[..., object]
     trace: Callable[..., Any]
     diagonal: Callable[..., Any]
-    norm: Callable[..., Any]
+    norm: Callable[..., object]
 
 
 class Operators:
@@ -51,7 +51,7 @@ class Operators:
     def __matmul__(self, other: Vector) -> Vector: ...
     @overload
     def __matmul__(self, other: Self | Table) -> Self: ...
-    def __matmul__(self, other: Any) -> Any:
+    def __matmul__(self, other: object) -> Any:
         """**Collective.** The product with a matrix or an array.
 
         Args:
@@ -78,7 +78,7 @@ class Operators:
         self._check_factor(other, "right")
         return self._operations.product_with_array(self, other)
 
-    def _check_factor(self, other: Any, side: str) -> None:
+    def _check_factor(self, other: object, side: str) -> None:
         """Raise ArgumentError for a factor that is neither a matrix nor an array. **Collective** for that (local)."""
         if getattr(other, "ndim", 0) not in (1, 2):
             text = f"@: expected a DistMatrix or an array of one or two dimensions on the {side}, got "
@@ -88,59 +88,61 @@ class Operators:
 
     __array_ufunc__ = None  # NumPy's arrays and numbers leave v + A to A
 
-    def _combined(self, expression: str, out: Any = None, dtype: DTypeLike | None = None, **operands: Any) -> Self:
+    def _combined(
+        self, expression: str, out: object = None, dtype: DTypeLike | None = None, **operands: object
+    ) -> Self:
         """**Collective.** `pblas.elementwise`, with a dtype of the new result."""
         result: Any = self._operations.combined(expression, operands, out, dtype)
         return result
 
-    def __add__(self, other: Any) -> Self:
+    def __add__(self, other: object) -> Self:
         """**Collective.** `pblas.elementwise("x + y", x=self, y=other)`; other operators have other expressions."""
         return self._combined("x + y", x=self, y=other)
 
-    def __radd__(self, other: Any) -> Self:
+    def __radd__(self, other: object) -> Self:
         return self._combined("y + x", x=self, y=other)
 
-    def __iadd__(self, other: Any) -> Self:
+    def __iadd__(self, other: object) -> Self:
         return self._combined("x + y", self, x=self, y=other)
 
-    def __sub__(self, other: Any) -> Self:
+    def __sub__(self, other: object) -> Self:
         return self._combined("x - y", x=self, y=other)
 
-    def __rsub__(self, other: Any) -> Self:
+    def __rsub__(self, other: object) -> Self:
         return self._combined("y - x", x=self, y=other)
 
-    def __isub__(self, other: Any) -> Self:
+    def __isub__(self, other: object) -> Self:
         return self._combined("x - y", self, x=self, y=other)
 
-    def __mul__(self, other: Any) -> Self:
+    def __mul__(self, other: object) -> Self:
         return self._combined("x * y", x=self, y=other)
 
-    def __rmul__(self, other: Any) -> Self:
+    def __rmul__(self, other: object) -> Self:
         return self._combined("y * x", x=self, y=other)
 
-    def __imul__(self, other: Any) -> Self:
+    def __imul__(self, other: object) -> Self:
         return self._combined("x * y", self, x=self, y=other)
 
-    def __truediv__(self, other: Any) -> Self:
+    def __truediv__(self, other: object) -> Self:
         return self._combined("x / y", x=self, y=other)
 
-    def __rtruediv__(self, other: Any) -> Self:
+    def __rtruediv__(self, other: object) -> Self:
         return self._combined("y / x", x=self, y=other)
 
-    def __itruediv__(self, other: Any) -> Self:
+    def __itruediv__(self, other: object) -> Self:
         return self._combined("x / y", self, x=self, y=other)
 
-    def __pow__(self, other: Any) -> Self:
+    def __pow__(self, other: object) -> Self:
         return (
             self._combined("x ** 2", x=self)
             if type(other) in (int, float) and other == 2
             else self._combined("x ** y", x=self, y=other)
         )
 
-    def __rpow__(self, other: Any) -> Self:
+    def __rpow__(self, other: object) -> Self:
         return self._combined("y ** x", x=self, y=other)
 
-    def __ipow__(self, other: Any) -> Self:
+    def __ipow__(self, other: object) -> Self:
         return self._combined("x ** y", self, x=self, y=other)
 
     def __neg__(self) -> Self:
@@ -197,13 +199,13 @@ class Operators:
     def __rmatmul__(self, other: Vector) -> Vector: ...
     @overload
     def __rmatmul__(self, other: Table) -> Self: ...
-    def __rmatmul__(self, other: Any) -> Any:
+    def __rmatmul__(self, other: object) -> Any:
         """**Collective.** An array that is equal on all ranks times this matrix; see `__matmul__`."""
         self._check_factor(other, "left")
         return self._operations.product_with_array(self, other, left=True)
 
     @collective
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         """**Collective.** A[i0:i1, j0:j1] = value, where an index may take the place of a slice.
 
         Args:
@@ -342,7 +344,7 @@ class Operators:
     def norm(self, ord: Ord, axis: int, keepdims: bool = False) -> Array: ...
     @overload
     def norm(self, ord: Ord = "fro", axis: int | None = None, keepdims: bool = False) -> Real | Array: ...
-    def norm(self, ord: Any = "fro", axis: int | None = None, keepdims: bool = False) -> Any:  # noqa: A002
+    def norm(self, ord: object = "fro", axis: int | None = None, keepdims: bool = False) -> Any:  # noqa: A002
         """**Collective.** A norm of the matrix, or of each of its columns or rows; it neither overflows nor underflows.
 
         Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,14 +11,14 @@ from pblas.errors import WorkspaceError
 from pblas.layouts.descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype, Index
     from pblas.runtime.runtime import Runtime
 
 TAG = 1010
 _PANEL_NBYTES = 16 << 20  # largest message: bounds the memory for packed copies
 
 
-def index_of(ranges: list[tuple[int, int]]) -> slice | Array:
+def index_of(ranges: list[tuple[int, int]]) -> Index:
     """The index of some ranges of global indices: a slice for one range at most, else an index array."""
     if len(ranges) <= 1:
         return slice(*(ranges[0] if ranges else (0, 0)))
@@ -78,7 +78,7 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
                 backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
 
 
-def empty_whole(opname: str, desc: MatrixDescriptor, dtype: np.dtype[Any]) -> Array:
+def empty_whole(opname: str, desc: MatrixDescriptor, dtype: Dtype) -> Array:
     """An uninitialised array for a whole matrix, m x n in the descriptor's order (local)."""
     try:
         return np.empty(desc.shape, dtype, order=desc.order)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8, Scalar
+from pblas.backends.dtypes import FLOAT8, Dtype, Scalar
 from pblas.core import checks
 from pblas.core.call import call, planned, planned_without_context, step
 from pblas.core.operation import Bound, Operation
@@ -40,7 +40,7 @@ class Redistribution(Operation[DistMatrix]):
     trapezoid: Trapezoid | None  # the elements of B that are written; None for all (global)
     a: MatrixDescriptor
     b: MatrixDescriptor
-    dtype: np.dtype[Any]  # of both matrices (global)
+    dtype: Dtype  # of both matrices (global)
     conjugated: bool  # whether A is a conjugated view (global)
     reads_a: bool = True  # whether alpha is not 0 (global)
 
@@ -52,11 +52,11 @@ class Redistribution(Operation[DistMatrix]):
         a: Any,
         desc: Any = None,
         out: Any = None,
-        trans: Any = "N",
+        trans: object = "N",
         alpha: Any = 1.0,
         beta: Any = 0.0,
-        uplo: Any = None,
-        diagonal: Any = 0,
+        uplo: object = None,
+        diagonal: object = 0,
         dtype: DTypeLike | None = None,
     ) -> Bound[DistMatrix]:
         trans = checks.checked_trans(opname, "trans", trans)
@@ -108,7 +108,7 @@ class Redistribution(Operation[DistMatrix]):
         return operation
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.b, self.dtype
 
     def plan(self, nprocs: int, topology: Topology) -> RedistributionPlan:

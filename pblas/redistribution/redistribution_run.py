@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pblas.redistribution.packing import COPY, Put
 from pblas.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, Order
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
     from pblas.layouts.trapezoid import Trapezoid
@@ -36,7 +34,7 @@ class RunRedistribution:
         backend: HostRanks,
         source: Placement,
         target: Placement,
-        dtype: np.dtype[Any],
+        dtype: Dtype,
         order: Order,
         trapezoid: Trapezoid | None = None,
         *,

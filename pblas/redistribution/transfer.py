@@ -24,9 +24,7 @@ from pblas.redistribution.packing import COPY, KnownRuns, Message, Put
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, Order
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.traced import Kind
     from pblas.backends.transport import Transfer
@@ -43,7 +41,7 @@ class RelayMemory:
     Movements that are never under way together use the same slot.
     """
 
-    def __init__(self, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+    def __init__(self, backend: HostRanks, dtype: Dtype) -> None:
         self.backend: HostRanks = backend
         self._dtype = dtype
         self._sizes: dict[int, int] = {}
@@ -201,10 +199,10 @@ class Buffers:
 class SourceMatrix:
     """**Collective.** The local arrays of one matrix, which near ranks read in place."""
 
-    def __init__(self, backend: HostRanks, placement: Placement, dtype: np.dtype[Any], order: Order = "F") -> None:
+    def __init__(self, backend: HostRanks, placement: Placement, dtype: Dtype, order: Order = "F") -> None:
         self.backend: HostRanks = backend
         self.placement: Placement = placement
-        self.dtype: np.dtype[Any] = dtype
+        self.dtype: Dtype = dtype
         self.order = order
         self._location = backend.location_table() if backend.shared else None
         near = sum(map(backend.is_near, range(backend.size)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,11 +10,11 @@ from pblas import errors
 from pblas.backends.dtypes import STORED
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.runtime.runtime import Runtime
 
 
-def checked_array(opname: str, name: str, value: Any, runtime: Runtime) -> Array:
+def checked_array(opname: str, name: str, value: object, runtime: Runtime) -> Array:
     """An array of numbers, or a number, as an array in the memory of the backend or of the host (local)."""
     if hasattr(value, "toarray"):  # SciPy's and CuPy's sparse matrices
         raise errors.ArgumentError(
@@ -35,7 +35,7 @@ def checked_array(opname: str, name: str, value: Any, runtime: Runtime) -> Array
     return array
 
 
-def converted_array(opname: str, name: str, x: Array, dtype: np.dtype[Any], *, rounds: bool = False) -> Array:
+def converted_array(opname: str, name: str, x: Array, dtype: Dtype, *, rounds: bool = False) -> Array:
     """An array in the dtype of a matrix, which holds its elements, or `rounds` them as an assignment does (local)."""
     if x.dtype.kind == "c" and dtype.kind != "c":
         raise errors.DTypeError(

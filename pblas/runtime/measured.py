@@ -36,7 +36,7 @@ class Measured(Cache[str, Times]):
         self.share(self._backend, self.save)
 
 
-def _plain(product: str, times: Times) -> dict[str, Any]:
+def _plain(product: str, times: Times) -> dict[str, object]:
     return {"product": product, "algorithms": [[algorithm.short, seconds] for algorithm, seconds in times]}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, Array, dtype_of_name
+from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, Array, Dtype, dtype_of_name
 from pblas.backends.local_step import LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -39,7 +39,7 @@ class LocalMemory:
 
     shape: tuple[int, int]
     strides: tuple[int, int]
-    dtype: np.dtype[Any]
+    dtype: Dtype
     nbytes: int
 
 
@@ -233,7 +233,7 @@ class Runtime:
         count = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
         return min(count, _COUNTABLE)  # no memory is that large
 
-    def local_memory(self, desc: MatrixDescriptor, dtype: np.dtype[Any], nelements: int | None = None) -> LocalMemory:
+    def local_memory(self, desc: MatrixDescriptor, dtype: Dtype, nelements: int | None = None) -> LocalMemory:
         """Shape, strides and size of this rank's part of a matrix in memory, for `empty` (local).
 
         `nelements` is the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
@@ -282,7 +282,7 @@ class Runtime:
         return given_up
 
 
-def spelled(arguments: Mapping[str, Any]) -> str:
+def spelled(arguments: Mapping[str, object]) -> str:
     """Arguments as a text that is equal on ranks which agree on them: NumPy's scalars are written as Python's (global).
 
     >>> spelled({"alpha": np.float64(0.5), "trans": np.str_("T")}).split()
@@ -313,20 +313,20 @@ class _CollectiveSection(AbstractContextManager[None]):
             self._runtime.mark_broken(f"{self._opname}: {type(caught).__name__} in the middle of it")
 
 
-def check_root(opname: str, root: Any, nprocs: int) -> None:
+def check_root(opname: str, root: object, nprocs: int) -> None:
     """Raise ArgumentError unless root is None or a rank, 0 to nprocs - 1."""
     is_rank = isinstance(root, int | np.integer) and not isinstance(root, bool) and 0 <= root < nprocs
     if root is not None and not is_rank:
         raise errors.ArgumentError(f"{opname}: root must be None or a rank 0..{nprocs - 1}, got {root!r}")
 
 
-def checked_dtype(opname: str, dtype: Any, *, is_argument: bool = False, stored: bool = False) -> np.dtype[Any]:
+def checked_dtype(opname: str, dtype: object, *, is_argument: bool = False, stored: bool = False) -> Dtype:
     """A value as one of the dtypes that pblas computes with, or stores.
 
     >>> checked_dtype("zeros", "bfloat16")
     dtype(bfloat16)
     """
-    checked: np.dtype[Any] | None
+    checked: Dtype | None
     known = STORED if stored else DTYPES
     if isinstance(dtype, np.dtype) and dtype in known:
         return dtype
@@ -346,7 +346,7 @@ def checked_dtype(opname: str, dtype: Any, *, is_argument: bool = False, stored:
 
 
 @lru_cache
-def name_of(dtype: np.dtype[Any]) -> str:
+def name_of(dtype: Dtype) -> str:
     """A dtype's name, cached, because NumPy composes it again each time.
 
     >>> name_of(np.dtype("f4"))
@@ -355,14 +355,14 @@ def name_of(dtype: np.dtype[Any]) -> str:
     return dtype.name
 
 
-def checked_flag(opname: str, name: str, value: Any) -> bool:
+def checked_flag(opname: str, name: str, value: object) -> bool:
     """A value as a bool; ArgumentError unless it is True, False, 1 or 0."""
     if not isinstance(value, int | np.bool_) or value not in (0, 1):
         raise errors.ArgumentError(f"{opname}: {name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def checked_scalar(opname: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+def checked_scalar(opname: str, name: str, value: object, dtype: Dtype) -> complex:
     """A scalar factor for matrices of a dtype, real if the dtype is real.
 
     >>> checked_scalar("pmatmul", "alpha", np.int8(2), np.dtype("float32"))
@@ -381,7 +381,7 @@ def checked_scalar(opname: str, name: str, value: Any, dtype: np.dtype[Any]) -> 
     return number.real
 
 
-def checked_factor(opname: str, name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+def checked_factor(opname: str, name: str, value: object, dtype: Dtype) -> complex:
     """As `checked_scalar`, for alpha and beta: -0.0 becomes 0.0, which does the same.
 
     >>> checked_factor("pmatmul", "beta", -0.0, np.dtype("float32"))

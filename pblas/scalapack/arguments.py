@@ -27,18 +27,18 @@ from pblas.vectors.matrix_vector import real_of
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.runtime.runtime import Runtime
 
 R = TypeVar("R")
-TYPES: dict[str, np.dtype[Any]] = {
+TYPES: dict[str, Dtype] = {
     letter: np.dtype(code) for letter, code in zip("sdcz", ("f4", "f8", "c8", "c16"), strict=True)
 }
 TYPES |= {letters: TYPES[letters.strip("sd")] for letters in ("sc", "dz", "cs", "zd")}
 """Dtypes of arrays; routines of two letters take complex arrays and have real results or scalars."""
 EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
-ROUTINES: dict[str, Callable[..., Any]] = {}  # the routines of all types by their names; each module adds its own
+ROUTINES: dict[str, Callable[..., object]] = {}  # the routines of all types by their names; each module adds its own
 
 _OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", "TAU", *WORKSPACES}
 """Arguments that may differ between ranks."""
@@ -47,7 +47,7 @@ _FAR = 1 << 40  # greater than all positions
 _QUERY = -1  # size of a workspace (LWORK) in a call that only asks for the size
 
 
-def checked_number(name: str, value: Any, dtype: np.dtype[Any]) -> complex:
+def checked_number(name: str, value: object, dtype: Dtype) -> complex:
     """A scalar for matrices of a dtype, real if the dtype is real; ArgumentError for any other value (local)."""
     if isinstance(value, bool) or not isinstance(value, int | float | complex | np.number):
         raise ArgumentError(f"{name} must be a number, got {value!r}")
@@ -101,7 +101,7 @@ class Call:
         letters = prefix[1:]
         self.opname: str = prefix + routine.name
         self.routine: Routine = routine
-        self.dtype: np.dtype[Any] = TYPES[letters]
+        self.dtype: Dtype = TYPES[letters]
         self._values = dict(zip(routine.arguments, values, strict=True))
         self._real = {*routine.real, *(("ALPHA",) if len(letters) > 1 else ())}
         self._own = {*_OWN, *(operand.name for operand in routine.operands)}
@@ -208,7 +208,7 @@ class Call:
         self.runtime.agree(f"{self.opname}: sizes of workspaces", {})
         return True
 
-    def _shared(self) -> dict[str, Any]:
+    def _shared(self) -> dict[str, object]:
         """The arguments that must be equal on all ranks."""
         entries = {f"DESC{name}": entry.values[2:10] for name, entry in self._entries.items()}
         return {name: entries.get(name, value) for name, value in self._values.items() if name not in self._own}
@@ -312,7 +312,7 @@ class Call:
         if self._values[name] is not None and self._check_integer(name, _QUERY, position, findings):
             self._values[name] = _QUERY if self._values[name] == _QUERY else None
 
-    def _dtype_of(self, name: str) -> np.dtype[Any]:
+    def _dtype_of(self, name: str) -> Dtype:
         """The dtype of a scalar or a matrix."""
         return real_of(self.dtype) if name in self._real or name == "ANORM" else self.dtype
 
@@ -514,7 +514,7 @@ def of_types(
 
 
 @contextmanager
-def unchecked(routine: Routine, prefix: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+def unchecked(routine: Routine, prefix: str, *values: object) -> Iterator[tuple[object, ...]]:
     """The name of a routine that checks its arguments itself, and the arguments (local)."""
     yield prefix + routine.name, *values
 

@@ -116,7 +116,7 @@ def pxlacpy(call: Call) -> None:
     redistribute(a, out=b, uplo=None if call["UPLO"] == "A" else call["UPLO"])
 
 
-def _result(call: Call, norm: Any) -> Real:
+def _result(call: Call, norm: object) -> Real:
     """A norm in the precision of the routine."""
     with np.errstate(over="ignore"):
         result: Real = real_of(call.dtype).type(norm)

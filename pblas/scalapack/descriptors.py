@@ -14,9 +14,7 @@ from pblas.layouts.index import numroc
 from pblas.scalapack.grids import ProcessGrid, checked_integer, gridinfo
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.runtime.runtime import Runtime
 
 BLOCK_CYCLIC_2D, BLOCK_CYCLIC_2D_INB = 1, 2
@@ -153,7 +151,7 @@ class Local:
 
 
 def checked_part(
-    runtime: Runtime, name: str, value: Any, dtype: np.dtype[Any], shape: tuple[int, int], lld: int, *, written: bool
+    runtime: Runtime, name: str, value: Any, dtype: Dtype, shape: tuple[int, int], lld: int, *, written: bool
 ) -> Array:
     """This rank's part of a matrix, a view of the caller's array (local).
 

@@ -115,7 +115,7 @@ def get(ictxt: int, what: int) -> int:
 
 
 def gridinit(
-    ictxt: MPI.Intracomm | int | None, order: str = "Row-major", nprow: int = 1, npcol: int = 1, **options: Any
+    ictxt: MPI.Intracomm | int | None, order: str = "Row-major", nprow: int = 1, npcol: int = 1, **options: object
 ) -> int:
     """**Collective.** Arrange the first nprow * npcol ranks of a communicator as a grid.
 
@@ -145,7 +145,7 @@ def gridinit(
 
 
 def gridmap(
-    ictxt: MPI.Intracomm | int | None, usermap: Any, ldumap: int, nprow: int, npcol: int, **options: Any
+    ictxt: MPI.Intracomm | int | None, usermap: object, ldumap: int, nprow: int, npcol: int, **options: object
 ) -> int:
     """**Collective.** Arrange chosen ranks of a communicator as a grid.
 

@@ -21,7 +21,7 @@ from pblas.vectors.matrix_vector_run import absolute_values
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
 
 
 def comm(ictxt: int, scope: str = "A") -> MPI.Intracomm:
@@ -54,7 +54,7 @@ def barrier(ictxt: int, scope: str = "A") -> None:
     _comm("barrier", ictxt, scope).Barrier()
 
 
-def _comm(opname: str, ictxt: Any, scope: Any) -> MPI.Intracomm:
+def _comm(opname: str, ictxt: object, scope: object) -> MPI.Intracomm:
     """**Collective** over the scope, when called first. The communicator of a scope."""
     grid = find(ictxt)
     if grid is None:
@@ -137,9 +137,9 @@ def xgam2d(call: tuple[Any, ...]) -> None:
 
 def _combine(
     opname: str,
-    ictxt: Any,
+    ictxt: object,
     scope: Any,
-    matrix: Sequence[Any],
+    matrix: Sequence[object],
     destination: Sequence[int],
     combine: Callable[[list[Array]], Array],
 ) -> bool:
@@ -193,9 +193,7 @@ def _part(opname: str, m: Any, n: Any, a: Any, lda: Any) -> Array:
     return _elements(opname, TYPES.get(opname[0]), ("A", a, 6), m, n, lda)
 
 
-def _elements(
-    opname: str, dtype: np.dtype[Any] | None, argument: tuple[str, Any, int], m: int, n: int, lda: int
-) -> Array:
+def _elements(opname: str, dtype: Dtype | None, argument: tuple[str, Any, int], m: int, n: int, lda: int) -> Array:
     """As `_part`, of an argument (name, value, position) of a dtype; None: of any integers."""
     name, a, position = argument
     fits = isinstance(a, np.ndarray) and (a.dtype.kind == "i" if dtype is None else a.dtype == dtype)

@@ -18,8 +18,7 @@ from pblas.scalapack.descriptors import Entries
 from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.runtime import Runtime
     from pblas.scalapack.routines import Operand
@@ -55,7 +54,7 @@ class _Relocation(Call):
             findings.add(text, len(self._values))
         return grid
 
-    def _shared(self) -> dict[str, Any]:
+    def _shared(self) -> dict[str, object]:
         """Sizes and options only: processes outside a matrix's grid do not know the matrix."""
         return {name: self[name] for name in self._values if name in ("UPLO", "DIAG", "M", "N")}
 
@@ -111,7 +110,7 @@ class _Relocation(Call):
         runtime.agree(self.opname, descriptions, error)
         return descriptions
 
-    def _describe(self, name: str) -> tuple[Any, ...] | None:
+    def _describe(self, name: str) -> tuple[object, ...] | None:
         """Description of an operand: descriptor, grid, ranks of the grid, and first row and column of the submatrix."""
         if name not in self._grids:
             return None
@@ -188,7 +187,7 @@ class _Transfer(Operation[None]):
     target: Placement
     order: Literal["F", "C"]
     trapezoid: Trapezoid | None
-    dtype: np.dtype[Any]
+    dtype: Dtype
 
     @property
     def result(self) -> None:

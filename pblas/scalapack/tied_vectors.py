@@ -63,7 +63,7 @@ class TiedVector:
         desc = self.part.desc.submatrix(*self.part.bounds)
         return index_of(desc.global_ranges(self.grid.runtime.rank)[self.axis])
 
-    def check(self, name: str, array: Any, dtypes: tuple[str, ...], *, written: bool) -> None:
+    def check(self, name: str, array: object, dtypes: tuple[str, ...], *, written: bool) -> None:
         """Raise ArgumentError unless an array has room for this process's part (local)."""
         size = self._slice.stop
         if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.name not in dtypes or len(array) < size:
@@ -183,7 +183,7 @@ class Permutation(PivotedCall):
         other, start = (descriptors.CSRC, self["IP"]) if self._axis == 0 else (descriptors.RSRC, self["JP"])
         return TiedVector.of(self.grid, self._descip, self._axis, max(0, self._descip[other]), start, self._pivoted())
 
-    def _shared(self) -> dict[str, Any]:
+    def _shared(self) -> dict[str, object]:
         """DESCIP without the entries that may differ."""
         _, _, m, n, imb, inb, mb, nb, rsrc, csrc, _ = self._descip.values
         entries = (m, imb, mb, rsrc) if self._axis == 0 else (n, inb, nb, csrc)

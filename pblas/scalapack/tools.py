@@ -211,7 +211,7 @@ def pxlaprnt(call: Call) -> None:
     call.runtime.agree(f"{call.opname}: print", {})
 
 
-def _check_index(opname: str, name: str, value: Any, least: int) -> None:
+def _check_index(opname: str, name: str, value: object, least: int) -> None:
     """Raise PblasArgumentError if an index is less than `least`; `pblas.layouts.index` checks arrays of indices."""
     if not getattr(value, "ndim", 0):
         checked_integer(opname, name, value, 1, least)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.matmul.triangle import Triangle
 from pblas.redistribution.packing import COPY, Scaling
 from pblas.redistribution.transfer import Movement, SourceMatrix
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, Order
+    from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.host_ranks import HostRanks
     from pblas.core.operation import Executor
     from pblas.layouts.placement import Placement
     from pblas.matmul.local_gemm_run import Operands
@@ -24,9 +23,7 @@ TAG_MIRROR, TAG_COMPLETE = 1027, 1028
 class Completion:
     """**Collective.** The completed matrix, in memory that near ranks read, under the placement of the matrix."""
 
-    def __init__(
-        self, backend: Any, place: Placement, structure: Structure, dtype: np.dtype[Any], order: Order
-    ) -> None:
+    def __init__(self, backend: HostRanks, place: Placement, structure: Structure, dtype: Dtype, order: Order) -> None:
         self._backend, rank = backend, backend.rank
         nbytes = max(1, place.rows.max_count * place.columns.max_count) * dtype.itemsize
         # The block is kept because the array on it does not keep it.
@@ -65,7 +62,7 @@ class Completion:
         meet(self._backend, TAG_COMPLETE, "other ranks complete a matrix")
 
 
-def meet(backend: Any, tag: int, what: str) -> None:
+def meet(backend: HostRanks, tag: int, what: str) -> None:
     """Wait until all near ranks have finished their earlier accesses to shared memory (local)."""
     backend.arrays.synchronize()
     backend.sync()

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pblas import errors
-from pblas.backends.dtypes import ProductDtypes
+from pblas.backends.dtypes import Dtype, ProductDtypes
 from pblas.core import checks
 from pblas.core.call import call, planned, planned_without_context
 from pblas.core.operation import Bound, Executor, Operation
@@ -27,13 +27,12 @@ from pblas.symmetric.structured_run import RunRankUpdate, RunTriangleScaling, Ru
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
     from numpy.typing import DTypeLike
 
     from pblas.backends.host_ranks import HostRanks
 
 
-def check_update(opname: str, routine: str, trans: Trans, dtype: np.dtype[Any], alpha: Any, beta: Any) -> None:
+def check_update(opname: str, routine: str, trans: Trans, dtype: Dtype, alpha: object, beta: object) -> None:
     """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
     if dtype.kind != "c":
         return
@@ -115,14 +114,14 @@ class StructuredArguments:
     a: Any
     b: Any = None
     c: Any = None
-    side: Any = "L"
-    uplo: Any = "L"
-    trans: Any = "N"
-    diag: Any = "N"
+    side: object = "L"
+    uplo: object = "L"
+    trans: object = "N"
+    diag: object = "N"
     alpha: Any = 1.0
     beta: Any = None
     out: Any = None
-    overlap: Any = True
+    overlap: object = True
     dtype: DTypeLike | None = None
 
     @property
@@ -147,7 +146,7 @@ class StructuredProduct(Operation[DistMatrix]):
     b: MatrixDescriptor | None
     c: MatrixDescriptor | None
     out: MatrixDescriptor | None  # descriptor of D as the call gives it, or None (global)
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
     overlap: bool  # let data move while ranks multiply (global)
     aliased: bool  # D is written over B (global)
@@ -222,7 +221,7 @@ class StructuredProduct(Operation[DistMatrix]):
         return self.b
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.d, self.dtype
 
     @property
@@ -261,7 +260,7 @@ class StructuredProduct(Operation[DistMatrix]):
             Orders(left.T.order, d.T.order, right.T.order) if transposed else Orders(right.order, d.order, left.order)
         )
 
-    def flips(self, executor: Any) -> bool:
+    def flips(self, executor: object) -> bool:
         """Whether the executor forms D^T."""
         return False
 
@@ -352,7 +351,7 @@ class SymmetricMultiplication(StructuredProduct):
         inner = executor(plan.inner, backend, dtypes, orders)
         return RunCompleted(Completion(backend, place, structure, self.dtype, order), inner, is_left=plan.is_left)
 
-    def flips(self, executor: Any) -> bool:
+    def flips(self, executor: object) -> bool:
         return isinstance(executor, RunCompleted) and executor.is_left == (self.side == "R")
 
 
@@ -364,7 +363,7 @@ class TriangularMultiplication(StructuredProduct):
     may_overlap: ClassVar[bool] = True  # D may be B: `parts` checks
 
     @classmethod
-    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[object, ...]:
         return (*form[:-2], bool(form[-2] or fact), form[-1])
 
     def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
@@ -391,7 +390,7 @@ class TriangularMultiplication(StructuredProduct):
         orders = self.orders(transposed=plan.transposed)
         return RunTriangularProduct(plan, backend, ProductDtypes.of(self.dtype), orders)
 
-    def flips(self, executor: Any) -> bool:
+    def flips(self, executor: object) -> bool:
         return self.side == "R"
 
 
@@ -401,7 +400,7 @@ class PlannedStructured(Planned[DistMatrix]):
     kind: ClassVar[type[StructuredProduct]]  # class of the operation (global)
     operation: StructuredProduct
 
-    def _bound(self, a: Any, b: Any, c: Any, out: Any) -> Bound[DistMatrix]:
+    def _bound(self, a: object, b: object, c: Any, out: Any) -> Bound[DistMatrix]:
         runtime, operation, scalars = self._runtime, self.operation, self.bound.scalars
         assert runtime is not None, "it runs"
         reads = {"A": a} if operation.b is None else {"A": a, "B": b}

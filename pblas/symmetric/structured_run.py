@@ -20,7 +20,7 @@ from pblas.symmetric.completion_run import meet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.dtypes import Array, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.rectangles import Rectangle
     from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
@@ -44,7 +44,7 @@ class _Term(RunSummaC):
         self.blocks: Array | None = None
         self.first = True
 
-    def _new_partials(self, *unused: Any) -> None:
+    def _new_partials(self, *unused: object) -> None:
         """None: the update has them."""
 
     def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
@@ -183,7 +183,7 @@ class RunTriangleScaling:
     workspace_nbytes = 0
     peers_read = False
 
-    def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: np.dtype[Any], orders: Orders) -> None:
+    def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: Dtype, orders: Orders) -> None:
         self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)
         self._arrays = backend.arrays
         self._is_hermitian = plan.routine.startswith("he") and dtype.kind == "c"
@@ -305,5 +305,5 @@ def _is_by_columns(x: Array) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1])
 
 
-def _flip(order: Any) -> Any:
+def _flip(order: Order) -> Any:
     return "C" if order == "F" else "F"

@@ -17,9 +17,7 @@ from pblas.tp.products import Caller, rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.tp.partitioning import Placed, Shape
 
     Step = tuple[Epilogue, Mapping[str, Any], Array, Array]
@@ -45,7 +43,7 @@ class Activation:
         epilogue: str | Epilogue | None,  # None, an expression, an Epilogue, or "swiglu" (global)
         bias: Array | None,  # one element for each of z's columns on this rank, or None (local)
         placed: Placed,  # descriptors and shapes of the layer's matrices; z has the shape of y (global)
-        dtype: np.dtype[Any],  # dtype of z and y (global)
+        dtype: Dtype,  # dtype of z and y (global)
         *,
         out: Array | None,  # the caller's array for y; None for a new array (local)
         aux: Array | None,  # array that receives z with the bias; None if the caller does not ask for it (local)
@@ -157,7 +155,7 @@ class ActivationGradient:
         ArgumentError, DTypeError: an epilogue without a known gradient, or arrays that do not fit together.
     """
 
-    def __init__(self, caller: Caller, epilogue: str | Epilogue | None, dy: Any, aux: Any) -> None:
+    def __init__(self, caller: Caller, epilogue: str | Epilogue | None, dy: Any, aux: object) -> None:
         self._caller, self._epilogue = caller, epilogue
         self.dz: Array = dy
         """dz is the gradient by z, in an array of the caller's library, once `run` has returned (local)."""
@@ -205,6 +203,6 @@ def _name_of(epilogue: str | Epilogue | None) -> str | None:
     return _DIFFERENTIABLE.get(parsed.expression) if isinstance(parsed, Epilogue) else None
 
 
-def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, Any], x: Array, out: Array) -> None:
+def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, object], x: Array, out: Array) -> None:
     """out := epilogue(x), after earlier work on the caller's stream (local)."""
     caller.runtime.backend.arrays.finish(epilogue, x, operands, out, caller.stream)

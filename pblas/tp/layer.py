@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from pblas import errors
-from pblas.backends.dtypes import E4M3, FLOAT8, ArrayT
+from pblas.backends.dtypes import E4M3, FLOAT8, ArrayT, Dtype
 from pblas.backends.interop import detached, empty
 from pblas.backends.local_step import LocalStep
 from pblas.epilogues import Epilogue
@@ -19,7 +19,6 @@ from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, local_shard
 from pblas.tp.products import Caller
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import DTypeLike
 
     from pblas.context import Context
@@ -80,9 +79,9 @@ class Linear:
 
     def __init__(
         self,
-        weight: Any,
+        weight: object,
         kind: Literal["allgather", "reduce_scatter", "allreduce"],
-        bias: Any = None,
+        bias: object = None,
         epilogue: str | Epilogue | None = None,
         *,
         max_tokens: Any = None,
@@ -93,7 +92,7 @@ class Linear:
         fast_accumulate: bool = False,
         autotune: bool = False,
         wire_dtype: DTypeLike | None = None,
-        scale_b: Any = None,
+        scale_b: object = None,
         ctx: Context | None = None,
     ) -> None:
         self.weight: Any = weight
@@ -112,7 +111,9 @@ class Linear:
             self._ctx = caller.ctx
             self._make(caller, kind, bias, epilogue, max_tokens=max_tokens, training=training)
 
-    def _make(self, caller: Caller, kind: Any, bias: Any, epilogue: Any, *, max_tokens: Any, training: bool) -> None:
+    def _make(
+        self, caller: Caller, kind: object, bias: object, epilogue: object, *, max_tokens: object, training: bool
+    ) -> None:
         """**Collective.** Check the arguments, and reserve memory for `max_tokens`."""
         is_kind = isinstance(kind, str) and kind in _KINDS
         with LocalStep(lambda opname, error: caller.runtime.fail(opname, caller.named(error)), "Linear"):
@@ -136,14 +137,14 @@ class Linear:
         self,
         x: ArrayT,
         *,
-        operands: Mapping[str, Any] | None = None,
+        operands: Mapping[str, object] | None = None,
         out: ArrayT | None = None,
-        aux: Any = None,
+        aux: object = None,
         tokens: int | None = None,
-        scale_a: Any = None,
-        scale_d: Any = None,
-        amax: Any = None,
-        stream: Any = None,
+        scale_a: object = None,
+        scale_d: object = None,
+        amax: object = None,
+        stream: object = None,
     ) -> ArrayT:
         """**Collective.** y = epilogue(x w^T + bias), by the function of the layer's kind.
 
@@ -165,14 +166,14 @@ class Linear:
 
     def backward(
         self,
-        dy: Any,
+        dy: object,
         x: ArrayT,
         *,
-        aux: Any = None,
+        aux: object = None,
         needs: tuple[bool, bool, bool] = (True, True, True),
-        dweight: Any = None,
+        dweight: object = None,
         tokens: int | None = None,
-        stream: Any = None,
+        stream: object = None,
     ) -> Gradients[ArrayT]:
         """**Collective.** The gradients by x, weight and bias; see the backward function of the layer's kind.
 
@@ -185,7 +186,7 @@ class Linear:
             options |= {"aux": aux, "needs": needs, "dweight": dweight, "stream": stream}
             return self._backward(dy, x, self.weight, self.epilogue, **options)
 
-    def _checked(self, x: Any, tokens: int | None) -> dict[str, Any]:
+    def _checked(self, x: object, tokens: int | None) -> dict[str, Any]:
         """The options of a call, with its number of tokens checked (local)."""
         options, (total, *between) = dict(self._options, ctx=self._ctx), tuple(getattr(x, "shape", ()))[:-1] or (0,)
         tokens = None if tokens is None else checked_int("Linear", "tokens", tokens, 0)
@@ -201,7 +202,7 @@ class Linear:
             raise errors.ArgumentError(f"Linear: {many}; make the layer for as many, or call it with fewer")
         return options
 
-    def _epilogue_with(self, operands: Any) -> str | Epilogue | None:
+    def _epilogue_with(self, operands: object) -> str | Epilogue | None:
         """The layer's epilogue, with a call's operands instead of some of its own (local)."""
         if operands is None:
             return self.epilogue
@@ -240,7 +241,7 @@ class Linear:
         if training:  # the gradient of an epilogue needs no workspace
             self._backward(dy, x, weight, needs=(True, True, self.bias is not None), **options)
 
-    def _with_own_arrays(self, epilogue: Any, tokens: int) -> Any:
+    def _with_own_arrays(self, epilogue: object, tokens: int) -> Any:
         """The epilogue with new arrays for this many tokens, since a call may store sums into them (local)."""
         if not isinstance(epilogue, Epilogue):
             return epilogue
@@ -252,7 +253,7 @@ class Linear:
         }
         return Epilogue(epilogue.expression, **{name: own.get(name, detached(z)) for name, z in operands.items()})
 
-    def _zeros(self, m: int, n: int, like: Any, dtype: np.dtype[Any] | None = None) -> Any:
+    def _zeros(self, m: int, n: int, like: object, dtype: Dtype | None = None) -> Any:
         """An m x n array of zeros, of the library of `like`, and of its dtype if that is None (local)."""
         backend, x = self._ctx.runtime.backend, empty((m, n), like, dtype)
         x = backend.new((m, n), dtype or backend.as_array(like).dtype) if x is None else x

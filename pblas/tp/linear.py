@@ -51,12 +51,12 @@ class Gradients(NamedTuple, Generic[ArrayT]):
 
 def allgather_linear(
     x: ArrayT,
-    weight: Any,
-    bias: Any = None,
+    weight: object,
+    bias: object = None,
     epilogue: str | Epilogue | None = None,
     *,
     out: ArrayT | None = None,
-    aux: Any = None,
+    aux: object = None,
     tokens: int | None = None,
     features: int | None = None,
     out_dtype: DTypeLike | None = None,
@@ -64,12 +64,12 @@ def allgather_linear(
     fast_accumulate: bool = False,
     autotune: bool = False,
     wire_dtype: DTypeLike | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    scale_d: Any = None,
-    amax: Any = None,
+    scale_a: object = None,
+    scale_b: object = None,
+    scale_d: object = None,
+    amax: object = None,
     ctx: Context | None = None,
-    stream: Any = None,
+    stream: object = None,
 ) -> ArrayT:
     """**Collective.** y = epilogue(x w^T + bias): tokens are gathered during the product, features out are cut.
 
@@ -121,24 +121,24 @@ def allgather_linear(
 def _linear_with_sums(
     layer: str,
     x: ArrayT,
-    weight: Any,
-    bias: Any = None,
+    weight: object,
+    bias: object = None,
     epilogue: str | Epilogue | None = None,
     *,
     out: ArrayT | None = None,
-    aux: Any = None,
+    aux: object = None,
     features: int | None = None,
     out_dtype: DTypeLike | None = None,
     tf32: bool = False,
     fast_accumulate: bool = False,
     autotune: bool = False,
     wire_dtype: DTypeLike | None = None,
-    scale_a: Any = None,
-    scale_b: Any = None,
-    scale_d: Any = None,
-    amax: Any = None,
+    scale_a: object = None,
+    scale_b: object = None,
+    scale_d: object = None,
+    amax: object = None,
     ctx: Context | None = None,
-    stream: Any = None,
+    stream: object = None,
 ) -> ArrayT:
     """**Collective.** A layer whose features in are cut.
 
@@ -182,21 +182,21 @@ linear_allreduce = variant(
 
 
 def allgather_linear_backward(
-    dy: Any,
+    dy: object,
     x: ArrayT,
-    weight: Any,
+    weight: object,
     epilogue: str | Epilogue | None = None,
     *,
-    aux: Any = None,
+    aux: object = None,
     needs: tuple[bool, bool, bool] = (True, True, True),
-    dweight: Any = None,
+    dweight: object = None,
     tokens: int | None = None,
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
     wire_dtype: DTypeLike | None = None,
     ctx: Context | None = None,
-    stream: Any = None,
+    stream: object = None,
 ) -> Gradients[ArrayT]:
     """**Collective.** The gradients of `allgather_linear`: dx = dy w by a reduce-scatter, dw by an all-gather of x.
 
@@ -225,20 +225,20 @@ def allgather_linear_backward(
 
 def _linear_with_sums_backward(
     opname: str,
-    dy: Any,
+    dy: object,
     x: ArrayT,
-    weight: Any,
+    weight: object,
     epilogue: str | Epilogue | None = None,
     *,
-    aux: Any = None,
+    aux: object = None,
     needs: tuple[bool, bool, bool] = (True, True, True),
-    dweight: Any = None,
+    dweight: object = None,
     features: int | None = None,
     tf32: bool = False,
     autotune: bool = False,
     wire_dtype: DTypeLike | None = None,
     ctx: Context | None = None,
-    stream: Any = None,
+    stream: object = None,
 ) -> Gradients[ArrayT]:
     """**Collective.** The gradients of a layer whose features in are cut.
 
@@ -274,7 +274,7 @@ linear_allreduce_backward = variant(
 def _forward(
     layer: Layer,
     x: ArrayT,
-    weight: Any,
+    weight: object,
     bias: Any,
     epilogue: str | Epilogue | None,
     out: ArrayT | None,
@@ -315,13 +315,13 @@ def _forward(
 
 def _backward(
     layer: Layer,
-    dy: Any,
-    x: Any,
-    weight: Any,
+    dy: object,
+    x: object,
+    weight: object,
     epilogue: str | Epilogue | None,
-    aux: Any,
-    needs: Any,
-    dweight: Any,
+    aux: object,
+    needs: object,
+    dweight: object,
     options: Options,
 ) -> Gradients[Any]:
     with Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream) as caller:

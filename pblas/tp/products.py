@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8, RESULTS, Array, ProductDtypes, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, RESULTS, Array, Dtype, ProductDtypes, accumulator_dtype
 from pblas.backends.interop import Target, current_stream, has_memory, is_view, library_of, new_target
 from pblas.backends.local_step import LocalStep
 from pblas.backends.push_engine import is_array
@@ -101,7 +101,7 @@ class _Form(Kept):
         caller: Caller,
         operands: Mapping[Matrix, Array],
         options: Options,
-        given: np.dtype[Any] | None,
+        given: Dtype | None,
         *,
         stored: bool,
     ) -> None:
@@ -117,7 +117,7 @@ class _Form(Kept):
             (axis, checked_int(opname, WORDS[axis], n, 0)) for axis, n in options.lengths.items() if n is not None
         )
         shapes = tuple((matrix, array.shape) for matrix, array in operands.items())
-        self.dtype: np.dtype[Any] = _result_dtype(opname, x, others[0][1], options, given) if stored else x.dtype
+        self.dtype: Dtype = _result_dtype(opname, x, others[0][1], options, given) if stored else x.dtype
         """The dtype of results (global)."""
         self.has_8_bits: bool = x.dtype in FLOAT8  # whether elements of the operands have 8 bits (global)
         self.sizes: Mapping[str, int] = checked_sizes(caller.layer, shapes, caller.batch, known, rank, nprocs)
@@ -134,7 +134,7 @@ class _Form(Kept):
         """Arguments that must be equal on all ranks, by the names that callers know (global)."""
         self.call_args |= {"batch shape": caller.batch, "dtype": name_of(self.dtype)}
         self.call_args["dtypes"] = [name_of(array.dtype) for array in operands.values()]
-        self.texts: dict[tuple[Any, ...], str] = {}
+        self.texts: dict[tuple[object, ...], str] = {}
         """The text of these arguments for an agreement, by the call's other ones (global)."""
 
 
@@ -145,7 +145,7 @@ class Caller:
     its current stream is the default.
     """
 
-    def __init__(self, layer: Layer, opname: str, ctx: Context | None, like: Any, stream: Any) -> None:
+    def __init__(self, layer: Layer, opname: str, ctx: Context | None, like: object, stream: object) -> None:
         self.ctx: Context = default_context() if ctx is None else ctx
         if not isinstance(self.ctx, Context):
             raise errors.ArgumentError(f"{opname}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
@@ -201,7 +201,7 @@ class Caller:
             self.runtime.reject(error)
         self.runtime.fail(opname, error)
 
-    def array(self, name: str, x: Any, *, tokens: bool = True, stored: bool = False) -> Array:
+    def array(self, name: str, x: object, *, tokens: bool = True, stored: bool = False) -> Array:
         """A caller's array as an array of the backend in the same memory, from which `rows` makes a matrix (local).
 
         With `tokens`, the first axis is that of tokens. Batch axes may follow it, with the same lengths in all such
@@ -242,7 +242,7 @@ class Caller:
         return array
 
     def operands(
-        self, arrays: Mapping[Matrix, Any], options: Options, *, out: Any = None, stored: bool = False
+        self, arrays: Mapping[Matrix, Any], options: Options, *, out: object = None, stored: bool = False
     ) -> dict[Matrix, Array]:
         """This rank's shards of the layer's matrices, as 2-D arrays; sets `form` and `scales` (local)."""
         if not self.runtime.backend.gpus:
@@ -275,7 +275,7 @@ class Caller:
             if array is not None and shares_memory(result_memory, memory_of(array)):
                 raise errors.ArgumentError(f"{name} overlaps {other}; give it memory of its own")
 
-    def target(self, name: str, shape: Shape, dtype: Any, out: Any = None, *, tokens: bool = True) -> Target:
+    def target(self, name: str, shape: Shape, dtype: Any, out: object = None, *, tokens: bool = True) -> Target:
         """The memory of a result: the caller's array `out`, or a new array if that is None (local)."""
         backend = self.runtime.backend
         if out is None and type(self._like) is np.ndarray and not backend.gpus:
@@ -430,7 +430,7 @@ def rows(x: Array) -> Array:
     return x if x.ndim == 2 else x.reshape(prod(x.shape[:-1]), x.shape[-1])
 
 
-def _result_dtype(opname: str, x: Array, w: Array, options: Options, given: np.dtype[Any] | None) -> np.dtype[Any]:
+def _result_dtype(opname: str, x: Array, w: Array, options: Options, given: Dtype | None) -> Dtype:
     """The dtype of y: that of the caller's array, which is `given`, else out_dtype, else the default for x."""
     asked = None
     if options.out_dtype is not None:
@@ -497,7 +497,7 @@ class _Planned(Kept):
         a, b, d = (DistMatrix(desc, z, self._runtime) for desc, z in zip(self._descs, arrays, strict=True))
         return a, b, d if self._adds else None, d
 
-    def run(self, product: Product, call: tuple[str, Callable[[], str]], stream: Any, scales: Scales | None) -> None:
+    def run(self, product: Product, call: tuple[str, Callable[[], str]], stream: object, scales: Scales | None) -> None:
         """**Collective.** Run a product like the first one, as a part of the call `call`; see `Execution`."""
         operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
         with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.backends.recorder import Event
 from pblas.errors import BackendError
@@ -44,7 +44,7 @@ def lanes(events: Sequence[Event]) -> dict[tuple[int, str], int]:
 def json_text(title: str, nprocs: int, is_whole: bool, events: Sequence[Event]) -> bytes:
     """The content of a file in this format."""
     numbers = lanes(events)
-    entries: list[dict[str, Any]] = []
+    entries: list[dict[str, object]] = []
     for rank in range(nprocs):
         entries += _names(rank, None, "process", f"rank {rank}", rank)
     for (rank, lane), number in numbers.items():
@@ -80,7 +80,7 @@ def read_json(content: bytes) -> tuple[str, int, bool, tuple[Event, ...]]:
     return other["title"], other["ranks"], other["complete"], events
 
 
-def _names(rank: int, lane: int | None, what: str, name: str, place: int) -> list[dict[str, Any]]:
+def _names(rank: int, lane: int | None, what: str, name: str, place: int) -> list[dict[str, object]]:
     """The name and the sort index of a process or thread."""
     entry = {"ph": "M", "pid": rank} | ({} if lane is None else {"tid": lane})
     return [

@@ -133,7 +133,7 @@ def _receive(runtime: Runtime, peer: int) -> bytes:
     return bytes(_move(runtime, "receive", np.empty((nbytes, 1), np.uint8), peer))
 
 
-def _move(runtime: Runtime, method: str, x: Any, peer: int) -> Any:
+def _move(runtime: Runtime, method: str, x: object, peer: int) -> Any:
     """Send an array to a rank, or receive it from there, and return it."""
     backend = runtime.backend
     post: Callable[..., Any] = getattr(backend.plain_channel, method)

@@ -8,16 +8,14 @@ The rows of the next block come first, and their sums leave before the other row
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.redistribution.packing import Scaling
 from pblas.redistribution.transfer import own_memory
 from pblas.triangular.trsm_run import RightHandSides, TrsmOperands
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, Order
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
     from pblas.triangular.pipelined_trsm_plan import DiagonalBlock, PipelinedTrsm
@@ -30,9 +28,7 @@ class RunPipelinedTrsm:
 
     peers_read = False  # no peer reads this rank's arrays after X has left (global)
 
-    def __init__(
-        self, plan: PipelinedTrsm, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Order, ...]
-    ) -> None:
+    def __init__(self, plan: PipelinedTrsm, backend: HostRanks, dtype: Dtype, orders: tuple[Order, ...]) -> None:
         self._plan, self._backend, self._arrays = plan, backend, backend.arrays
         self._right = RightHandSides(
             *(backend, plan.operands.right, plan.operands.result, dtype, (orders[1], orders[2])),

@@ -32,7 +32,7 @@ from pblas.vectors.checks import VectorOperand, checked_vector
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Array, Scalar, Table, Vector
+    from pblas.backends.dtypes import Array, Dtype, Scalar, Table, Vector
     from pblas.backends.host_ranks import HostRanks
     from pblas.simulation.hardware import Topology
 
@@ -53,7 +53,7 @@ class TriangularSolve(Operation[DistMatrix]):
     a: MatrixDescriptor  # descriptor of A; `b` and `x` are those of B and X (global)
     b: MatrixDescriptor
     x: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
     reads: bool  # whether alpha is not 0 (global)
 
@@ -118,7 +118,7 @@ class TriangularSolve(Operation[DistMatrix]):
         return operation
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.x, self.dtype
 
     def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
@@ -372,7 +372,7 @@ def trsv(
         return out if out is not None else result.T if is_row else result
 
 
-def _checked_vector(opname: str, runtime: Runtime, a: Any, x: Any, out: Any) -> VectorOperand:
+def _checked_vector(opname: str, runtime: Runtime, a: Any, x: Any, out: object) -> VectorOperand:
     """The right-hand side (local)."""
     checks.check_matrix(opname, "a", a, runtime)
     vector = checked_vector(opname, "x", x, runtime, a.dtype)
@@ -394,14 +394,14 @@ _TRANS = {0: "N", 1: "T", 2: "C"}  # SciPy's numbers of op
 
 @overload
 def solve_triangular(
-    a: DistMatrix, b: Vector, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+    a: DistMatrix, b: Vector, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
 ) -> Vector: ...
 @overload
 def solve_triangular(
-    a: DistMatrix, b: DistMatrix | Table, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+    a: DistMatrix, b: DistMatrix | Table, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
 ) -> DistMatrix: ...
 def solve_triangular(
-    a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: Any = "N", unit_diagonal: bool = False
+    a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
 ) -> DistMatrix | Array:
     """**Collective.** Solve op(A) X = B for a triangular A, in any layouts.
 
@@ -440,7 +440,9 @@ def solve_triangular(
         return a.runtime.backend.reading(x.local)[:, 0].copy() if is_vector else x
 
 
-def _system_solved(opname: str, a: DistMatrix, b: Any, lower: bool, trans: Any, unit_diagonal: bool) -> DistMatrix:
+def _system_solved(
+    opname: str, a: DistMatrix, b: object, lower: bool, trans: object, unit_diagonal: bool
+) -> DistMatrix:
     """**Collective.** X for a matrix B."""
     return call(opname, RegularTriangularSolve.bind_scipy, {"a": a, "b": b}, a, b, lower, trans, unit_diagonal)
 
@@ -454,7 +456,7 @@ class RegularTriangularSolve(TriangularSolve):
 
     @classmethod
     def bind_scipy(
-        cls, opname: str, runtime: Runtime, a: Any, b: Any, lower: Any, trans: Any, unit_diagonal: Any
+        cls, opname: str, runtime: Runtime, a: object, b: object, lower: object, trans: object, unit_diagonal: object
     ) -> Bound[DistMatrix]:
         uplo = "L" if checked_flag(opname, "lower", lower) else "U"
         diag = "U" if checked_flag(opname, "unit_diagonal", unit_diagonal) else "N"
@@ -463,7 +465,7 @@ class RegularTriangularSolve(TriangularSolve):
         return cls.bind(opname, runtime, a, b, "L", uplo, trans, diag)
 
     @classmethod
-    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[Any, ...]:
+    def agreed(cls, form: tuple[Any, ...], fact: int) -> tuple[object, ...]:
         if fact:
             info = cls(*form).a.n - fact + 1
             text = f"element ({info - 1}, {info - 1}) of A's diagonal is 0, so A is singular (info={info})"

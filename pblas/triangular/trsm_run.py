@@ -6,16 +6,14 @@ X[i] -= T[i, k] X[k]          for the rows i after k     (panel k + 1 of T arriv
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pblas.matmul.summa_run import SLOTS, Panels
 from pblas.redistribution.packing import COPY, Scaling
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, Order
+    from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
     from pblas.triangular.trsm_plan import TrsmPlan, TrsmStep
@@ -38,7 +36,7 @@ class TrsmOperands(NamedTuple):
 class RunTrsm:
     """**Collective.** Runs a TrsmPlan on one rank."""
 
-    def __init__(self, plan: TrsmPlan, backend: HostRanks, dtype: np.dtype[Any], orders: tuple[Order, ...]) -> None:
+    def __init__(self, plan: TrsmPlan, backend: HostRanks, dtype: Dtype, orders: tuple[Order, ...]) -> None:
         self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
         self.peers_read: bool = plan.reads and plan.stays
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
@@ -150,7 +148,7 @@ class RightHandSides:
         backend: HostRanks,
         right: Placement | None,
         result: Placement,
-        dtype: np.dtype[Any],
+        dtype: Dtype,
         orders: tuple[Order, Order],
         *,
         target: Placement,

@@ -19,7 +19,7 @@ from pblas.runtime.arrays import checked_array, converted_array
 from pblas.runtime.runtime import Runtime, name_of, shared_descriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype
     from pblas.layouts.descriptor import MatrixDescriptor
 
 
@@ -28,7 +28,7 @@ class VectorKind(NamedTuple):
 
     size: int  # number of elements (global)
     column: MatrixDescriptor | None  # descriptor of the matrix as m x 1; None for an array (global)
-    dtype: np.dtype[Any]  # of the matrix, or to which the array was converted (global)
+    dtype: Dtype  # of the matrix, or to which the array was converted (global)
     conjugated: bool = False  # whether the matrix is a conjugated view (global)
     is_row: bool = False  # whether the matrix is 1 x n (global)
 
@@ -110,7 +110,7 @@ class Columns:
 
 
 def checked_vector(
-    opname: str, name: str, value: Any, runtime: Runtime, dtype: np.dtype[Any] | None, *, arrays: bool = True
+    opname: str, name: str, value: Any, runtime: Runtime, dtype: Dtype | None, *, arrays: bool = True
 ) -> VectorOperand:
     """A value as a vector (local)."""
     kinds = "m x 1 or 1 x n DistMatrix" + (" or an array of one dimension" if arrays else "")
@@ -141,7 +141,7 @@ def check_size(opname: str, name: str, vector: VectorOperand, size: int, what: s
 
 
 def checked_columns(
-    opname: str, runtime: Runtime, operands: Mapping[str, Any], written: Sequence[str] = ()
+    opname: str, runtime: Runtime, operands: Mapping[str, object], written: Sequence[str] = ()
 ) -> list[DistMatrix]:
     """The vectors of a call of level 1 as m x 1 matrices of one dtype and length (local)."""
     columns: list[DistMatrix] = []

@@ -222,25 +222,25 @@ class _Scaled(Redistribution):
 
 
 def _bind_update(
-    opname: str, runtime: Runtime, operands: Mapping[str, Any], alpha: Any, beta: float
+    opname: str, runtime: Runtime, operands: Mapping[str, object], alpha: object, beta: float
 ) -> Bound[DistMatrix]:
     a, b = checked_columns(opname, runtime, operands, ("y",))
     return Redistribution.bind(opname, runtime, a, None, b, "N", alpha, beta)
 
 
-def _bind_scaling(opname: str, runtime: Runtime, x: Any, alpha: Any) -> Bound[DistMatrix]:
+def _bind_scaling(opname: str, runtime: Runtime, x: object, alpha: object) -> Bound[DistMatrix]:
     (a,) = checked_columns(opname, runtime, {"x": x}, ("x",))
     alpha = checked_scalar(opname, "alpha", alpha, a.dtype)
     bound = Redistribution.bind(opname, runtime, a, None, a, "N", 0.0, alpha)
     return bound._replace(operation=_Scaled, scalars={"alpha": alpha}, reads={})
 
 
-def _bind_norm(opname: str, runtime: Runtime, x: Any) -> Bound[Any]:
+def _bind_norm(opname: str, runtime: Runtime, x: object) -> Bound[Any]:
     (a,) = checked_columns(opname, runtime, {"x": x})
     return Reduction.bind(opname, runtime, "norm", a, ord="fro")
 
 
-def _checked_factors(opname: str, runtime: Runtime, operands: Mapping[str, Any]) -> tuple[DistMatrix, DistMatrix]:
+def _checked_factors(opname: str, runtime: Runtime, operands: Mapping[str, object]) -> tuple[DistMatrix, DistMatrix]:
     """The vectors whose `vdot` is the sum of products (local)."""
     a, b = checked_columns(opname, runtime, operands)
     if opname == "dot" and a.dtype.kind == "c":
@@ -248,7 +248,7 @@ def _checked_factors(opname: str, runtime: Runtime, operands: Mapping[str, Any])
     return a if opname == "dotc" else a.conj(), b
 
 
-def _checked_elements(opname: str, runtime: Runtime, x: Any) -> DistMatrix:
+def _checked_elements(opname: str, runtime: Runtime, x: object) -> DistMatrix:
     """A vector of at least one element (local)."""
     (a,) = checked_columns(opname, runtime, {"x": x})
     if not a.shape[0]:

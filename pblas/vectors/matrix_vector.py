@@ -28,7 +28,7 @@ from pblas.vectors.matrix_vector_run import LocalProduct, absolute_values, multi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array, Scalar
+    from pblas.backends.dtypes import Array, Dtype, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
     from pblas.simulation.hardware import Topology
@@ -61,8 +61,8 @@ def gemv(
 ) -> DistMatrix: ...
 def gemv(
     a: DistMatrix,
-    x: Any,
-    y: Any = None,
+    x: object,
+    y: object = None,
     *,
     trans: Trans = "N",
     alpha: Scalar = 1.0,
@@ -128,8 +128,8 @@ def symv(
 ) -> DistMatrix: ...
 def symv(
     a: DistMatrix,
-    x: Any,
-    y: Any = None,
+    x: object,
+    y: object = None,
     *,
     uplo: str = "L",
     alpha: Scalar = 1.0,
@@ -178,8 +178,8 @@ def hemv(
 ) -> DistMatrix: ...
 def hemv(
     a: DistMatrix,
-    x: Any,
-    y: Any = None,
+    x: object,
+    y: object = None,
     *,
     uplo: str = "L",
     alpha: Scalar = 1.0,
@@ -232,11 +232,11 @@ class Product:
     x: Any  # the vector (global)
     y: Any = None  # the vector that is added (global)
     out: Any = None  # of the result (global)
-    trans: Any = "N"
+    trans: object = "N"
     alpha: Any = 1.0  # scalar (global)
     beta: Any = None  # scalar (global)
-    uplo: Any = None  # the triangle of A (global)
-    diag: Any = "N"  # of a triangular A (global)
+    uplo: object = None  # the triangle of A (global)
+    diag: object = "N"  # of a triangular A (global)
     absolute: str = ""  # as in `MatrixVectorPlan`; with it y and the result are real (global)
 
     @property
@@ -280,7 +280,7 @@ class MatrixVector(Operation[Any]):
     part: Part  # the part of A that is read (global)
     unit: bool  # whether the diagonal of a triangular A is 1 (global)
     matrix: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     conjugated: bool  # whether A is a conjugated view (global)
     x: VectorKind  # the vector (global)
     y: VectorKind | None  # the vector that is added; None for none (global)
@@ -337,12 +337,12 @@ class MatrixVector(Operation[Any]):
         return self.matrix if self.trans == "N" else self.matrix.T
 
     @property
-    def result_dtype(self) -> np.dtype[Any]:
+    def result_dtype(self) -> Dtype:
         """The dtype of the result (global)."""
         return real_of(self.dtype) if self.absolute else self.dtype
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]] | None:
+    def result(self) -> tuple[MatrixDescriptor, Dtype] | None:
         target = self.target
         return None if target is None or target.column is None else (target.column, self.result_dtype)
 
@@ -375,7 +375,7 @@ class MatrixVector(Operation[Any]):
         target = None if result is None else result.stored(opname)
         return _Operands(runtime, opname, bound.reads["A"].stored(opname), x.stored(opname), old, target, put)
 
-    def finish(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: Any) -> Any:
+    def finish(self, opname: str, runtime: Runtime, executor: object, bound: Bound[Any], result: object) -> Any:
         return result.T if isinstance(result, DistMatrix) and self.target and self.target.is_row else result
 
 
@@ -520,7 +520,7 @@ def checked_matrix(opname: str, a: Any, runtime: Runtime, *, square: bool) -> Di
     return matrix
 
 
-def real_of(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def real_of(dtype: Dtype) -> Dtype:
     """The dtype of absolute values."""
     return np.dtype(dtype.type(0).real.dtype) if dtype.kind == "c" else dtype
 

@@ -7,7 +7,7 @@ A_r := A_r + X[rows] Y[:, columns]           (rank-k update)
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from pblas.layouts.triangle import Part, flipped, rectangles
 from pblas.matrices.scatter_gather import global_indices, index_of
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Array, Dtype, Index
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
@@ -41,8 +41,8 @@ class LocalPart:
     def __init__(self, desc: MatrixDescriptor, part: Part, rank: int, width: int | None = None) -> None:
         self._desc, self._part, self._rank = desc, part, rank
         rows, columns = desc.global_ranges(rank)
-        self.rows: Any = index_of(rows)  # global indices of the rows of the local array: a slice, or an array (local)
-        self.columns: Any = index_of(columns)  # global indices of its columns (local)
+        self.rows: Index = index_of(rows)  # global indices of the rows of the local array: a slice, or an array (local)
+        self.columns: Index = index_of(columns)  # global indices of its columns (local)
         self.rectangles: list[tuple[slice, slice, bool]] = [
             (slice(*r.rows), slice(*r.columns), r.meets_diagonal) for r in rectangles(desc, rank, part, width)
         ]
@@ -81,7 +81,7 @@ class LocalProduct(LocalPart):
         self.transposes: bool = plan.a.order == "C"
         """Whether the transposed local array is multiplied: panels of its columns are contiguous in memory (global)."""
         self.plan: MatrixVectorPlan = plan.T if self.transposes else plan
-        self.dtype: np.dtype[Any] = np.dtype(plan.partial_dtype)  # of the partial results (global)
+        self.dtype: Dtype = np.dtype(plan.partial_dtype)  # of the partial results (global)
         self.length: int = plan.length  # elements of the result (global)
         self.contributes: bool = plan.contributes(rank)  # whether this rank multiplies any elements (local)
         self.is_whole: bool = plan.is_whole
@@ -133,7 +133,7 @@ def _masked(block: Array, mask: Array, diagonal: Array, *, hermitian: bool) -> A
     return block
 
 
-def _prepared(plan: MatrixVectorPlan, term: Term, block: Array, dtype: np.dtype[Any]) -> Array:
+def _prepared(plan: MatrixVectorPlan, term: Term, block: Array, dtype: Dtype) -> Array:
     """The elements of a block that are multiplied: converted, conjugated, or their sizes."""
     if plan.absolute:
         return absolute_values(block, plan.absolute).astype(dtype, copy=False)

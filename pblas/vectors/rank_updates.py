@@ -22,13 +22,13 @@ from pblas.vectors.matrix_vector_plan import LocalPlan
 from pblas.vectors.matrix_vector_run import LocalUpdate, update
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Real, Scalar
+    from pblas.backends.dtypes import Array, Dtype, Real, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.simulation.hardware import Topology
 
 
-def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+def geru(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A, in place.
 
     Every rank receives both vectors and updates its own elements.
@@ -58,12 +58,12 @@ def geru(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     return _update("geru", (x, y), a, alpha, None)
 
 
-def gerc(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+def gerc(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + A, in place; see `geru`."""
     return _update("gerc", (x, y), a, alpha, None)
 
 
-def ger(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
+def ger(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + A for real matrices, in place; see `geru`.
 
     Raises:
@@ -72,7 +72,7 @@ def ger(x: Any, y: Any, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
     return _update("ger", (x, y), a, alpha, None)
 
 
-def syr(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+def syr(x: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^T + A in one triangle, in place; the other one is neither read nor written.
 
     Args:
@@ -92,7 +92,7 @@ def syr(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistM
     return _update("syr", (x,), a, alpha, uplo)
 
 
-def her(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) -> DistMatrix:
+def her(x: object, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Alpha is real. Imaginary parts of the diagonal are not read, and become 0.
@@ -102,7 +102,7 @@ def her(x: Any, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0) ->
     return _update("her", (x,), a, alpha, uplo)
 
 
-def syr2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+def syr2(x: object, y: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^T + alpha y x^T + A in one triangle, in place; see `syr`.
 
     Source: BLAS, xSYR2.
@@ -110,7 +110,7 @@ def syr2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0)
     return _update("syr2", (x, y), a, alpha, uplo)
 
 
-def her2(x: Any, y: Any, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
+def her2(x: object, y: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> DistMatrix:
     """**Collective.** A := alpha x y^H + conj(alpha) y x^H + A in one triangle of a Hermitian A, in place; see `syr`.
 
     Imaginary parts of the diagonal are not read, and become 0.
@@ -142,14 +142,14 @@ class RankUpdate(Operation[DistMatrix]):
     name: str  # of the routine (global)
     part: Part  # the part of A that is updated (global)
     matrix: MatrixDescriptor
-    dtype: np.dtype[Any]
+    dtype: Dtype
     x: VectorKind  # the first vector (global)
     y: VectorKind | None  # the second vector; None if there is one only (global)
     reads: bool  # whether alpha is not 0 (global)
 
     @classmethod
     def bind(
-        cls, opname: str, runtime: Runtime, matrix: Any, names: Mapping[str, Any], uplo: Any, scalar: Any
+        cls, opname: str, runtime: Runtime, matrix: object, names: Mapping[str, object], uplo: object, scalar: object
     ) -> Bound[DistMatrix]:
         is_general = opname.startswith("ge")
         a = checked_matrix(opname, matrix, runtime, square=not is_general)
@@ -175,7 +175,7 @@ class RankUpdate(Operation[DistMatrix]):
         return (self.x,) if self.y is None else (self.x, self.y)
 
     @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.matrix, self.dtype
 
     @property
@@ -229,7 +229,7 @@ class RunRankUpdate(Exchanging):
         update(self._local, x.runtime.backend, x.a, left, right, hermitian=hermitian)
 
 
-def _update(opname: str, given: tuple[Any, ...], matrix: Any, scalar: Any, uplo: Any) -> DistMatrix:
+def _update(opname: str, given: tuple[object, ...], matrix: object, scalar: object, uplo: object) -> DistMatrix:
     """**Collective.** The update of a call; its vectors are x, or x and y."""
     names = dict(zip("xy", given, strict=False))
     return call(opname, RankUpdate.bind, {"a": matrix, **names}, matrix, names, uplo, scalar)

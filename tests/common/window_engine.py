@@ -330,7 +330,7 @@ class WindowEngine:
         first: list[int],
         slots: int | None,
         results_at: int,
-        peer_addresses: None,
+        peer_addresses: list[int] | None,
         phase: int,
         contributing: list[int],
         output: Output,

@@ -133,7 +133,7 @@ class Ready:
 
     __slots__ = ("_arguments", "_config", "_driver", "_function")
 
-    def __init__(self, driver: Any, function: Any, arguments: Arguments, config: Any) -> None:
+    def __init__(self, driver: Any, function: object, arguments: Arguments, config: Any) -> None:
         self._driver, self._function, self._arguments, self._config = driver, function, arguments, config
 
     @property
@@ -174,7 +174,7 @@ class Module:
         self._sms: int = device.attributes["MultiProcessorCount"]
         self._early = early if int(device.compute_capability) >= EARLY_CAPABILITY else ()
         self._modules: list[Any] = []
-        self._functions: dict[Any, Any] = {}
+        self._functions: dict[object, Any] = {}
         self._arguments = {family: Arguments(layout) for family, layout in structs.items()}
         self._structs = structs
         self._lock = Lock()
@@ -200,7 +200,7 @@ class Module:
 
     def _ready(
         self,
-        function: Any,
+        function: object,
         ctas: int,
         threads: int,
         family: str,

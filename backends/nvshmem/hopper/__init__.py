@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 from pblas.backends.cuda.kernels import expanded
 from pblas.errors import BackendError, PblasWarning
@@ -35,7 +34,7 @@ def machine_code(text: str, macros: list[tuple[str, str]], *, anew: bool = False
 
     options = ProgramOptions(arch=_ARCHITECTURE, std="c++17", define_macro=macros)
 
-    def compiled(cache: Any = None) -> bytes:
+    def compiled(cache: object = None) -> bytes:
         try:
             code: bytes = Program(text, "c++", options).compile("cubin", cache=cache).code
         except OSError:

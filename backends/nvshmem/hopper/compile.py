@@ -22,7 +22,7 @@ from pblas.errors import BackendError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Dtype, GpuArray
     from pblas.backends.push_engine import Finish
 
 
@@ -54,7 +54,7 @@ def supports(problem: Problem) -> bool:
 class Term(NamedTuple):
     """A partial result of another rank for a Z."""
 
-    z: Any  # m x n, in the storage order of that Z (local)
+    z: GpuArray  # m x n, in the storage order of that Z (local)
     # address of a word that is not 0 once the term is complete; the kernel resets it; 0: complete already
     flag: int = 0
     source: int = 0  # rank that sets the flag
@@ -63,16 +63,16 @@ class Term(NamedTuple):
 class Place(NamedTuple):
     """A further place where a Z is stored."""
 
-    z: Any  # m x n, in the storage order of that Z; may be in a peer's memory (local)
+    z: GpuArray  # m x n, in the storage order of that Z; may be in a peer's memory (local)
     signal: int = 0  # address of a word, perhaps a peer's, that the kernel sets to 1 after the stores; or 0
 
 
 class Part(NamedTuple):
     """A part of Z, and the operands that make it: Z := alpha X Y + terms + beta Z, in float32, rounded once."""
 
-    x: Any  # m x k (local)
-    y: Any  # k x n (local)
-    z: Any  # m x n, of a layout that `supports` accepts (local). It may be in a peer's memory
+    x: GpuArray  # m x k (local)
+    y: GpuArray  # k x n (local)
+    z: GpuArray  # m x n, of a layout that `supports` accepts (local). It may be in a peer's memory
     # address of a word that is not 0 once X and Y are complete; the kernel resets it; 0: complete already
     flag: int = 0
     source: int = 0  # rank that sets the flag
@@ -105,7 +105,7 @@ def readings_of(part: Part) -> list[Reading]:
     return [read(part.x, part.y, z) for z in (part.z, *results)]
 
 
-def stored_as(reading: Reading) -> tuple[Any, ...]:
+def stored_as(reading: Reading) -> tuple[object, ...]:
     """Properties that all parts of one launch share."""
     problem, swapped = reading
     return problem.transa, problem.transb, problem.k, problem.dtype, swapped
@@ -116,7 +116,7 @@ def list_capacity(count: int) -> int:
     return next(capacity for capacity in _CAPACITIES if capacity >= count)
 
 
-def key_of(part: Part) -> tuple[Any, ...]:
+def key_of(part: Part) -> tuple[object, ...]:
     """The key of this part for the cache of launches."""
     x, y, z, *words, terms, places, terms_late, interleaved, origin = part
     results = (*(term.z for term in terms), *(place.z for place in places))

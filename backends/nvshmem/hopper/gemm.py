@@ -50,6 +50,7 @@ from pblas.backends.nvshmem.kernels.arguments import LONGEST, NO_STEP, Watch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from pblas.backends.dtypes import GpuArray
     from pblas.backends.push_engine import Finish
 
 _MOST_CALLS = 4096  # prepared calls: about a KB each
@@ -157,10 +158,10 @@ class Hopper:
 
     def __init__(self) -> None:
         self.clusters: int = int(cupy.cuda.Device().attributes["MultiProcessorCount"]) // CLUSTER
-        self.counters: Any = cupy.zeros(1 + MOST_FLAGS, cupy.uint32)
+        self.counters: GpuArray = cupy.zeros(1 + MOST_FLAGS, cupy.uint32)
         cupy.cuda.get_current_stream().synchronize()
         self._kernels: dict[Variant, Kernel] = {}
-        self._tables: dict[Any, Any] = {}
+        self._tables: dict[object, Any] = {}
         self._calls: dict[Any, Call] = {}
 
     def serves(self, parts: Sequence[Part]) -> bool:

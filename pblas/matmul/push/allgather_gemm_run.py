@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pblas.backends.engine_limits import COPY_RATE, COPY_US, Flag, Lane
 from pblas.backends.push_engine import Output, Portion
@@ -42,7 +42,7 @@ class RunPushGather(RunPush):
 
     def _take(self) -> None:
         super()._take()
-        self._slots: Any = None  # slots of the all-gather kernel
+        self._slots: object = None  # slots of the all-gather kernel
         if any(isinstance(op, AllGather) for op in self._ops):
             self._shares = [self._gathered.offset(line) // self._dtypes.b.itemsize for line in self._gathered.first]
             largest = max(stop - start for start, stop in pairwise(self._shares))

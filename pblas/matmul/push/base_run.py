@@ -24,10 +24,9 @@ from pblas.plans.partition import padded
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    import numpy as np
-
-    from pblas.backends.dtypes import Array, Order, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.engine_limits import Lane
+    from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
 
 
@@ -75,7 +74,7 @@ class RunPush(Pushed):
     def __init__(
         self,
         plan: AllGatherGemm | GemmReduceScatter,
-        backend: Any,
+        backend: HostRanks,
         dtypes: ProductDtypes,
         orders: Orders,
         modes: GemmModes = EXACT,
@@ -154,7 +153,7 @@ class RunPush(Pushed):
 
     # Blocks
 
-    def _own_array(self, offset: int, shape: tuple[int, int], dtype: np.dtype[Any], order: Order) -> Array:
+    def _own_array(self, offset: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> Array:
         """A tight array `offset` bytes into the private memory."""
         array: Array = self._arrays.array(self._own[offset:], shape, dtype, order)
         return array
@@ -258,7 +257,7 @@ class RunLocal(Pushed):
     """Runs a LocalGemm plan on an engine, on one rank."""
 
     def __init__(
-        self, plan: ProductPlan, backend: Any, dtypes: ProductDtypes, orders: Orders, modes: GemmModes = EXACT
+        self, plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, orders: Orders, modes: GemmModes = EXACT
     ) -> None:
         del dtypes, orders
         self._engine, self._modes = backend.engine(plan.queue), modes

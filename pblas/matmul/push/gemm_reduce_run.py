@@ -75,7 +75,7 @@ class RunPushReduce(RunPush):
     def _take(self) -> None:
         super()._take()
         nprocs = self._product.nprocs
-        self._slots: Any = None  # slots of the reduction kernel
+        self._slots: object = None  # slots of the reduction kernel
         for op in self._ops:
             match op:
                 case AllReduce(shots=2):

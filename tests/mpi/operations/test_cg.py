@@ -128,6 +128,7 @@ def test_failures_are_equal_on_all_ranks_and_the_context_goes_on(ctx: pblas.Cont
         assert isinstance(error, np.linalg.LinAlgError)
         info = same_on_all_ranks((str(error), error.info))[1]
         assert info == least or (least == 9 and info >= least)
+        assert error.residuals is not None
         assert len(error.residuals) in {0, info + 1}
         check_product(ctx)
 

@@ -44,9 +44,14 @@ class Device:
         self.data = SimpleNamespace(ptr=x.__array_interface__["data"][0])
 
 
+def on_gpu(x: Array) -> Any:
+    """A `Device` that stands for a CuPy array, which has no types."""
+    return Device(x)
+
+
 def stored(
     shape: tuple[int, int], dtype: np.dtype[Any], layout: tuple[str, int], batch: int | None = None, seed: int = 0
-) -> Device:
+) -> Any:
     """Small integers in an order, with a gap after each column or row and after each matrix of a batch."""
     order, padding = layout
     m, n = shape if order == "F" else shape[::-1]
@@ -56,10 +61,10 @@ def stored(
     values = rng.integers(-3, 4, matrices.shape)
     matrices[...] = values + 1j * rng.integers(-3, 4, matrices.shape) if dtype.kind == "c" else values
     view = matrices.swapaxes(1, 2) if order == "F" else matrices
-    return Device(view if batch else view[0])
+    return on_gpu(view if batch else view[0])
 
 
-def fortran(x: Device, shape: tuple[int, int], ld: int, offset: int) -> Array:
+def fortran(x: Any, shape: tuple[int, int], ld: int, offset: int) -> Array:
     """The matrix in Fortran's order `offset` elements after x's first, with a leading dimension."""
     (rows, columns), itemsize = shape, x.dtype.itemsize
     line = np.lib.stride_tricks.as_strided(x.host, (offset + (columns - 1) * ld + rows,), (itemsize,))
@@ -71,7 +76,7 @@ def applied(trans: str, x: Array) -> Array:
     return {"N": wide, "T": wide.T, "C": wide.T.conj()}[trans]
 
 
-def multiply(x: Device, y: Device, z: Device, conj: tuple[bool, bool]) -> Problem:
+def multiply(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> Problem:
     """Z := X Y as a Fortran library computes it from the problem alone."""
     problem, swapped = read(x, y, z, conj)
     a, b = (y, x) if swapped else (x, y)
@@ -102,13 +107,13 @@ def test_the_problem_is_the_product(name: str, m: int, n: int, k: int, batch: in
             assert problem.batch == (batch or 1)
 
 
-def conjugated(x: Device, y: Device, z: Device, conj: tuple[bool, bool]) -> tuple[Device, Device]:
+def conjugated(x: Any, y: Any, z: Any, conj: tuple[bool, bool]) -> tuple[Any, Any]:
     """X and Y, replaced by a copy if the problem needs one."""
     copies = needs_copy(x, y, z, conj)
     if any(copies):
         with pytest.raises(AssertionError, match="conjugate it first"):
             read(x, y, z, conj)
-    x_, y_ = (Device(w.host.conj()) if copy else w for w, copy in zip((x, y), copies, strict=True))
+    x_, y_ = (on_gpu(w.host.conj()) if copy else w for w, copy in zip((x, y), copies, strict=True))
     return x_, y_
 
 
@@ -123,7 +128,7 @@ def test_only_conjugated_complex_operands_need_copies() -> None:
 
 def test_all_orders_are_one_problem() -> None:
     x, y, z = (stored(shape, np.dtype(np.float32), ("C", 0)) for shape in ((7, 9), (9, 8), (7, 8)))
-    direct, transposed = read(x, y, z), read(Device(y.host.T), Device(x.host.T), Device(z.host.T))
+    direct, transposed = read(x, y, z), read(on_gpu(y.host.T), on_gpu(x.host.T), on_gpu(z.host.T))
     assert direct.problem == dataclasses.replace(
         transposed.problem, aligna=direct.problem.aligna, alignb=direct.problem.alignb
     )
@@ -178,11 +183,11 @@ def test_relatives_are_problems_too(m: int, n: int, count: int) -> None:
 def test_each_operand_has_its_own_alignment(offset: int) -> None:
     memory = np.zeros(256, np.uint8)
     start = -memory.ctypes.data % 64 + offset
-    x = Device(memory[start : start + 8].view(np.float16).reshape(2, 2))
+    x = on_gpu(memory[start : start + 8].view(np.float16).reshape(2, 2))
     y, z = (stored((2, 2), np.dtype(np.float16), ("C", 0)) for _ in range(2))
     expected = next(size for size in (16, 8, 4, 2) if offset % size == 0)
     assert read(x, y, z).problem.alignb == expected == alignment(offset)
-    assert read(x, y, Device(z.host.T)).problem.aligna == expected
+    assert read(x, y, on_gpu(z.host.T)).problem.aligna == expected
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -215,13 +220,13 @@ def test_choices_are_read_as_they_were_written(choices: Choices) -> None:
     assert Choices("NVIDIA H200", 132, 130200, 32 << 20).path != choices.path
 
 
-def aligned(shape: tuple[int, int], dtype: Any, order: Any, padding: int = 0) -> Device:
+def aligned(shape: tuple[int, int], dtype: Any, order: Any, padding: int = 0) -> Any:
     """An array at a multiple of 16 bytes, with a gap after each line."""
     m, n = shape if order == "F" else shape[::-1]
     memory = np.zeros((m + padding) * n * dtype.itemsize + 16, np.uint8)
     start = -memory.__array_interface__["data"][0] % 16
     lines = memory[start : start + (m + padding) * n * dtype.itemsize].view(dtype).reshape(n, m + padding)[:, :m]
-    return Device(lines.T if order == "F" else lines)
+    return on_gpu(lines.T if order == "F" else lines)
 
 
 @pytest.mark.parametrize("sizes", [*itertools.product((1, 15, 16, 48), (1, 16, 33), (1, 16, 40))])
