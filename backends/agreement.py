@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.local_step import agreed
+from pblas.backends.local_step import AgreedError, agreed
 
 if TYPE_CHECKING:
     from pblas.backends.transport import Line, Transport
@@ -67,8 +67,6 @@ _KINDS: tuple[type[BaseException], ...] = (
     *(errors.MismatchError, errors.FileFormatError, errors.BackendError, errors.WorkspaceError, errors.ContextError),
     *(errors.PblasArgumentError, errors.OutOfRangeError, errors.PblasError, KeyboardInterrupt),
 )
-AgreedError = errors.PblasError | KeyboardInterrupt
-"""Exceptions that agreements carry: the error of one rank, which all ranks raise."""
 
 
 @dataclass(slots=True)
@@ -229,7 +227,7 @@ class Agreement:
                 raw = known.pack()
         return raw
 
-    def reject(self, error: errors.PblasError, release: Callable[[], None] = lambda: None) -> None:
+    def reject(self, error: AgreedError, release: Callable[[], None] = lambda: None) -> None:
         """Raise this rank's error instead of beginning a call that starts without an agreement.
 
         If all ranks reject the call, none has begun it: they raise the error of the lowest rank, and the context stays
@@ -267,7 +265,7 @@ class Agreement:
         """The order in which this rank prints the traceback of an error, rank `first` first: see `agreed` (local)."""
         return 0 if self.rank == first else 1 + self.rank
 
-    def _refusals(self, error: errors.PblasError) -> dict[int, tuple[int, str]]:
+    def _refusals(self, error: AgreedError) -> dict[int, tuple[int, str]]:
         """Kind and text of the error of each rank that rejects this execution within the grace period."""
         kind, text = _kind_of(error), _text(str(error))
         refusals = {self.rank: (kind, text)}
@@ -533,7 +531,7 @@ def _difference(known: _Known) -> str:
 
 
 def rendezvous(
-    peers: Transport, call: str, timeout: float, error: errors.PblasError | None = None, maxima: tuple[int, ...] = ()
+    peers: Transport, call: str, timeout: float, error: AgreedError | None = None, maxima: tuple[int, ...] = ()
 ) -> Agreed:
     """**Collective.** Return when every rank makes the same call, or raise the same exception on all.
 

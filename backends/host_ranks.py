@@ -14,7 +14,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import liveness
-from pblas.backends.agreement import BITS, Agreed, AgreedError, Agreement
+from pblas.backends.agreement import BITS, Agreed, Agreement
 from pblas.backends.allocator import Blocks, Provisional, call_site
 from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.local_step import AgreedError
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot
     from pblas.backends.transport import Channel, HostChannel, Transport
@@ -162,7 +163,7 @@ class HostRanks(ABC):
         """Return when `arrived()`, or raise PeerTimeout on every waiting rank."""
         self.agreement.wait(arrived, step)
 
-    def reject(self, error: errors.PblasError) -> None:
+    def reject(self, error: AgreedError) -> None:
         """Raise this rank's error; ranks that have begun the call raise it when they wait for this rank (local)."""
         self.agreement.reject(error)
 

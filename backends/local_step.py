@@ -8,9 +8,14 @@ from typing import Any
 
 from pblas import errors
 
+AgreedError = errors.PblasError | KeyboardInterrupt
+"""Exceptions that agreements carry: the error of one rank, which all ranks raise."""
+
 
 class LocalStep:
     """A with block of local work that ends in an agreement: an exception in the block is raised on every rank.
+
+    SystemExit becomes a PblasError too, and KeyboardInterrupt is raised on every rank.
 
     The ranks exchange no messages in the block, other than in agreements, and none between the block and the next
     agreement. A rank whose block raises joins that agreement at once, with its error. An exception that an agreement in
@@ -32,7 +37,7 @@ class LocalStep:
 
     def __init__(
         self,
-        agree: Callable[[str, errors.PblasError], object],  # an agreement with an error, which raises (global)
+        agree: Callable[[str, AgreedError], object],  # an agreement with an error, which raises (global)
         operation: str,  # for the message (global)
         # class of the error that replaces an exception of another library; None: `WorkspaceError` for a `MemoryError`,
         # else `PblasError` (global)
@@ -46,13 +51,13 @@ class LocalStep:
     def __exit__(
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # KeyboardInterrupt and SystemExit pass: they are no errors of the call. After a PeerTimeout no rank agrees.
-        if not isinstance(caught, Exception) or isinstance(caught, errors.PeerTimeout) or is_agreed(caught):
+        # After a PeerTimeout no rank agrees.
+        if caught is None or isinstance(caught, errors.PeerTimeout) or is_agreed(caught) or is_urgent(caught):
             return
         error = local_error(self._operation, caught, self._kind)
         try:
             self._agree(self._operation, error)
-        except errors.PblasError as agreed:  # perhaps that of a lower rank
+        except (errors.PblasError, KeyboardInterrupt) as agreed:  # perhaps that of a lower rank
             agreed.__context__, agreed.__cause__ = None, None if error is caught else caught
             raise
         raise AssertionError("an agreement with an error raises")
@@ -75,7 +80,17 @@ def turn_of(error: BaseException) -> int:
     return getattr(error, "print_order", 0)
 
 
-def local_error(operation: str, caught: Exception, kind: type[errors.PblasError] | None = None) -> errors.PblasError:
+def mark_urgent(error: Any) -> None:
+    """Mark a KeyboardInterrupt that waits for no agreement, as the second Ctrl-C in a call: see `is_urgent`."""
+    error.urgent = True
+
+
+def is_urgent(error: BaseException) -> bool:
+    """Whether this exception ends a call at once and breaks the context."""
+    return getattr(error, "urgent", False)
+
+
+def local_error(operation: str, caught: BaseException, kind: type[errors.PblasError] | None = None) -> AgreedError:
     """An exception of local work as an error that ranks can agree on; the agreement adds the rank to its text."""
     if isinstance(caught, errors.PblasError):
         return caught
@@ -83,6 +98,8 @@ def local_error(operation: str, caught: Exception, kind: type[errors.PblasError]
         text = str(caught)
     except Exception:  # noqa: BLE001 - a user's class may fail at this too
         text = "it has no text"
+    if isinstance(caught, KeyboardInterrupt):
+        return KeyboardInterrupt(f"{operation}: KeyboardInterrupt: {text}")
     if kind is None:
         kind = errors.WorkspaceError if isinstance(caught, MemoryError) else errors.PblasError
     return kind(f"{operation}: {type(caught).__name__}: {text}")

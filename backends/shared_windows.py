@@ -17,7 +17,7 @@ from pblas import errors
 from pblas.backends import allocator as blocks
 from pblas.backends.agreement import BITS, Agreement
 from pblas.backends.allocator import Blocks, Window
-from pblas.backends.local_step import LocalStep
+from pblas.backends.local_step import AgreedError, LocalStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ class Arena(Blocks[_SharedWindow, Block]):
         self._windows.append(window)
         return window
 
-    def _refuse(self, opname: str, error: errors.PblasError) -> None:
+    def _refuse(self, opname: str, error: AgreedError) -> None:
         """**Collective.** Raise this rank's error on all ranks; a WorkspaceError then is one of shared memory."""
         if isinstance(error, errors.WorkspaceError):
             error.shared = True

@@ -83,11 +83,11 @@ class HostArrays(Device):
         pointwise.finish(epilogue, x, operands, out)
 
     def add_rows(self, x: Array, out: Array, stream: object = None) -> None:
-        with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
+        with np.errstate(all="ignore"):
             out[...] = x.sum(0, accumulator_dtype(x.dtype))
 
     def largest(self, x: Array, out: Array, stream: object = None) -> None:
-        with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
+        with np.errstate(all="ignore"):
             out[...] = np.abs(x).max(initial=0) if x.size else 0
 
     # Reductions, to arrays in host memory

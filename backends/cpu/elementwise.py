@@ -77,7 +77,7 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array
         return
     values: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
-    with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
+    with np.errstate(all="ignore"):
         for name, z in operands.items():
             if isinstance(z, np.ndarray):
                 arrays[name] = z if z.ndim == 2 else z.reshape((1,) * (2 - z.ndim) + z.shape)

@@ -84,7 +84,7 @@ def evaluate(tree: Node, x: Array, operands: Mapping[str, object]) -> Any:
     >>> evaluate(parse("relu(x) + b"), np.array([-1.0, 2.0]), {"b": 1.0}).tolist()
     [1.0, 3.0]
     """
-    with np.errstate(all="ignore"):  # infinities and NaN are results; a warning might be an error on one rank only
+    with np.errstate(all="ignore"):
         return evaluator(tree)(x, operands)
 
 
@@ -119,7 +119,7 @@ def finish(epilogue: Epilogue, x: Array, operands: Mapping[str, Any], out: Array
     total = accumulator_dtype(x.dtype)
     weight = operands["weight"].astype(total, copy=False) if "weight" in operands else None
     step = max(1, PIECE_NBYTES // (x.shape[1] * total.itemsize))
-    with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
+    with np.errstate(all="ignore"):
         for start in range(0, x.shape[0], step):
             rows = slice(start, start + step)
             added = x[rows].astype(total, copy=False)

@@ -6,6 +6,7 @@ from mpi4py import MPI
 
 from pblas import errors
 from pblas.backends import agreement
+from pblas.backends.local_step import AgreedError
 from pblas.backends.mpi.launch import check_launcher, end_job_on_uncaught_exception
 from pblas.backends.mpi.transport import MpiTransport
 
@@ -26,7 +27,7 @@ def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiTransport:
 
 
 def rendezvous(
-    comm: MPI.Intracomm | None, call: str, timeout: float, error: errors.PblasError | None = None
+    comm: MPI.Intracomm | None, call: str, timeout: float, error: AgreedError | None = None
 ) -> agreement.Agreed:
     """**Collective.** Return when all ranks of a communicator make the same call, or raise one exception on all.
 

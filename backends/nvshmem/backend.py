@@ -20,9 +20,9 @@ from pblas.backends.nvshmem.stream_engine import StreamEngine
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pblas.backends.agreement import AgreedError
     from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import Location
+    from pblas.backends.local_step import AgreedError
     from pblas.backends.transport import Transport
 
 
@@ -90,7 +90,7 @@ class NvshmemBackend(GpuBackend):
     def collectives(self) -> CollectiveLaunch:
         return CollectiveLaunch(self.engine())
 
-    def reject(self, error: errors.PblasError) -> None:
+    def reject(self, error: AgreedError) -> None:
         """Raise an error on this rank. The peers' streams stop waiting, and the peers' next call raises (local)."""
         if self._resources is None:
             super().reject(error)

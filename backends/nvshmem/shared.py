@@ -32,9 +32,9 @@ from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, W
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from pblas.backends.agreement import AgreedError
     from pblas.backends.allocator import Block
     from pblas.backends.cuda.base import GpuBackend
+    from pblas.backends.local_step import AgreedError
     from pblas.backends.nvshmem.heap import Heap
     from pblas.backends.nvshmem.startup import Nvshmem
 
@@ -330,7 +330,7 @@ class EngineResources:
         self.kernels.load(self.origin.ptr)
         self.origin.synchronize()
 
-    def reject(self, error: errors.PblasError) -> None:
+    def reject(self, error: AgreedError) -> None:
         """Raise an error on this rank. The peers' streams stop waiting, and the peers' next call raises (local)."""
         self.ranks.agreement.reject(error, self._refuse)
 

@@ -101,8 +101,7 @@ class Reduced(Operation[Any]):
     ) -> _Partial:
         prepared = executor.prepared
         np.empty(prepared.nresults, prepared.dtype)  # the results have space, or all ranks raise an error
-        with np.errstate(all="ignore"):
-            return _Partial(runtime, opname, partial_results(prepared, runtime.backend.arrays, self.operands(bound)))
+        return _Partial(runtime, opname, partial_results(prepared, runtime.backend.arrays, self.operands(bound)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from pblas import errors
+from pblas.backends.local_step import is_urgent
 from pblas.runtime.runtime import Runtime, checked_flag
 
 ProgressTarget = bool | Callable[[str, float], object]
@@ -35,7 +36,7 @@ class Progress:
         self._is_on = target is not False
         self._interval, self._start, self._last = _INTERVAL, 0.0, 0.0
         self._printed = 0
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     def __enter__(self) -> Self:
         if self._is_on:
@@ -90,7 +91,9 @@ class Progress:
                     self._target(stage, done)
             elif sys.stderr is not None:  # None if the shell has closed it
                 self._print(f"{self._opname}: {stage} {done:4.0%}, {now - self._start:.0f} s")
-        except Exception as caught:  # noqa: BLE001 - a user's function; `__exit__` raises it
+        except BaseException as caught:  # a user's function; `__exit__` raises it
+            if is_urgent(caught):
+                raise
             self._error = caught
 
     def _print(self, text: str) -> None:

@@ -306,9 +306,8 @@ class _Iteration:
 
     def _ratio(self, x: Array, y: Array, where: Array) -> Array:
         """x / y where asked for, otherwise 0, in the precision of B."""
-        with np.errstate(all="ignore"):
-            ratio = np.divide(x, y, out=np.zeros_like(x), where=where)
-            return ratio.astype(self._lengths.dtype)
+        ratio = np.divide(x, y, out=np.zeros_like(x), where=where)
+        return ratio.astype(self._lengths.dtype)
 
     # Failures: all ranks have the same numbers, so all raise the same error
 

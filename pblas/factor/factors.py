@@ -46,11 +46,10 @@ def reciprocal_condition(solve: Solve, n: int, dtype: Dtype, norm: float, p: flo
         return 1.0
     if norm == 0:
         return 0.0
-    with np.errstate(all="ignore"):
-        # The inf-norm of A^-1 is the 1-norm of its adjoint
-        chosen: Solve = (lambda b, trans: solve(b, _ADJOINT[trans])) if p == inf else solve
-        condition = norm * _inverse_norm(chosen, n, dtype)
-        return 1 / condition if isfinite(condition) and condition > 0 else 0.0
+    # The inf-norm of A^-1 is the 1-norm of its adjoint
+    chosen: Solve = (lambda b, trans: solve(b, _ADJOINT[trans])) if p == inf else solve
+    condition = norm * _inverse_norm(chosen, n, dtype)
+    return 1 / condition if isfinite(condition) and condition > 0 else 0.0
 
 
 def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: float, p: float = 1) -> float:
@@ -285,7 +284,7 @@ class CholeskyFactor(Factor):
 
     def det(self) -> Real:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
-        with self._runtime.call("det"), np.errstate(all="ignore"):
+        with self._runtime.call("det"):
             diagonal = self._diagonal("det").real
             return Determinant.of(1, np.concatenate([diagonal, diagonal])).value.real
 
@@ -343,7 +342,7 @@ class LuFactor(Factor):
 
     def det(self) -> Number:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
-        with self._runtime.call("det"), np.errstate(all="ignore"):
+        with self._runtime.call("det"):
             return self.determinant("det").value
 
     def slogdet(self) -> SlogdetResult:
@@ -352,7 +351,7 @@ class LuFactor(Factor):
         If elements of U are infinite or NaN, which of a finite A they are if they overflow, both may be inf or NaN:
         `linalg.slogdet` scales such a matrix.
         """
-        with self._runtime.call("slogdet"), np.errstate(all="ignore"):
+        with self._runtime.call("slogdet"):
             return self.determinant("slogdet").slogdet
 
     def determinant(self, opname: str) -> Determinant:

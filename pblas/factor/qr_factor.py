@@ -160,12 +160,11 @@ def orthonormalized(
             own = executor.gram(x.stored(opname))
         runtime.agree(f"{opname}: Gram matrix", {})
         parts = runtime.backend.gather(own)
-        with np.errstate(all="ignore"):
-            gram: Any = sum(part.astype(wide) for part in parts)
-            is_last = k > 0 and bool(np.linalg.norm(gram - np.eye(n)) <= _NEAR)
-            triangle = _triangle(gram, 0)
-            if not k and (triangle is None or executor.needs_shift(triangle)):
-                triangle = _triangle(gram, executor.shift())
+        gram: Any = sum(part.astype(wide) for part in parts)
+        is_last = k > 0 and bool(np.linalg.norm(gram - np.eye(n)) <= _NEAR)
+        triangle = _triangle(gram, 0)
+        if not k and (triangle is None or executor.needs_shift(triangle)):
+            triangle = _triangle(gram, executor.shift())
         if triangle is None or (k == PASSES - 1 and not is_last):
             return None
         factor = triangle.astype(w.dtype)

@@ -121,7 +121,7 @@ def det(a: DistMatrix) -> Number:
     Raises:
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
     """
-    with arguments.runtime_of("det", a).call("det"), np.errstate(all="ignore"):
+    with arguments.runtime_of("det", a).call("det"):
         return _determinant("det", a).value
 
 
@@ -140,7 +140,7 @@ def slogdet(a: DistMatrix) -> SlogdetResult:
     >>> float(sign), round(float(logarithm), 3)
     (-1.0, 921.034)
     """
-    with arguments.runtime_of("slogdet", a).call("slogdet"), np.errstate(all="ignore"):
+    with arguments.runtime_of("slogdet", a).call("slogdet"):
         return _determinant("slogdet", a).slogdet
 
 
@@ -173,8 +173,7 @@ def cond(a: DistMatrix, p: float | None = None) -> Real:
             return norm
         if factor.info:
             return norm.dtype.type(inf)
-        with np.errstate(all="ignore"):
-            condition = norm * factor.inv().norm(p)
+        condition = norm * factor.inv().norm(p)
         # The inverse of a finite matrix has a NaN if it overflows
         return norm.dtype.type(inf) if np.isfinite(norm) and np.isnan(condition) else condition
 
@@ -358,8 +357,7 @@ def _solved(
     else:
         y = factor.applied(opname, b, "C", progress)
         if m > n:
-            with np.errstate(all="ignore"):
-                residuals = (y[n:, :].norm(axis=0) / residuals.dtype.type(of_b)) ** 2
+            residuals = (y[n:, :].norm(axis=0) / residuals.dtype.type(of_b)) ** 2
         x = triangle_solved(opname, r, y[:n, :], uplo="U", out=resized(b.desc, (n, b.shape[1])))
     return x if scale == of_b else elementwise("x * s", x=x, s=scale / of_b, out=x), residuals
 

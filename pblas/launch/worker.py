@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from pblas import errors
-from pblas.backends.local_step import is_agreed, local_error
+from pblas.backends.local_step import AgreedError, is_agreed, local_error
 from pblas.context import Context
 from pblas.launch.channel import Channel, Failure, Frames, Outcome, packed, unpacked
 
@@ -147,7 +147,7 @@ def _synchronize(context: Context, error: BaseException | None) -> None:
     Ranks that are still in a collective call of the function raise this rank's exception there, or a MismatchError.
     """
     agreement = context.runtime.backend.agreement
-    own: errors.PblasError | None = None
+    own: AgreedError | None = None
     if error is not None and not is_agreed(error):
         text = f"{_VERB}: {type(error).__name__}"
         own = local_error(_VERB, error) if isinstance(error, Exception) else errors.PblasError(text)

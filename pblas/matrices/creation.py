@@ -367,7 +367,7 @@ class Creation:
                 _fill(local, desc, self.runtime.rank, checked)
             except errors.DTypeError:
                 raise
-            except Exception as caught:
+            except (Exception, SystemExit) as caught:
                 text = f"{opname}: the function f(i, j) raised {type(caught).__name__}: {caught}"
                 raise errors.ArgumentError(text) from caught
         self.runtime.agree(step, {})

@@ -160,8 +160,7 @@ def _read_boxes(path: str | os.PathLike[str], header: Header, desc: MatrixDescri
                     for place, part in [(places[0], box)] if high - low == length else zip(places, box, strict=True):
                         _read_at(path, file, place, part)
                     box = box[_chosen(mine[ours] - start)][:, _chosen(own[inside] - low)]
-                    with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
-                        target[ours, inside] = box.view(local.dtype) if header.is_raw else box
+                    target[ours, inside] = box.view(local.dtype) if header.is_raw else box
 
 
 def _joined(ranges: list[tuple[int, int]], gap: int) -> list[tuple[int, int]]:

@@ -72,7 +72,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
     rows, columns = global_indices(desc, rank)
     first, stop = int(columns[0]), int(columns[-1]) + 1
     try:
-        with h5py.File(path, "r", locking="best-effort") as file, np.errstate(all="ignore"):
+        with h5py.File(path, "r", locking="best-effort") as file:
             dataset = file[header.dataset]
             height = dataset.chunks[0] if dataset.chunks else 1
             step = height * max(1, _PANEL_NBYTES // (height * (stop - first) * header.dtype.itemsize))

@@ -41,8 +41,7 @@ def converted_array(opname: str, name: str, x: Array, dtype: Dtype, *, rounds: b
         raise errors.DTypeError(
             f"{opname}: {name} is {x.dtype.name}, the matrix {dtype.name}; pass its real part, or a complex matrix"
         )
-    with np.errstate(all="ignore"):
-        converted = x.astype(dtype, copy=False)
+    converted = x.astype(dtype, copy=False)
     if rounds or x.dtype == dtype or np.can_cast(x.dtype, dtype):
         return converted
     if x.dtype.kind in "iu" and bool((converted.real.astype(np.float64) == x).all()):

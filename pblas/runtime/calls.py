@@ -1,4 +1,8 @@
-"""The outermost block of collective calls: one thread at a time, SIGINT deferred, exceptions raised on all ranks."""
+"""The outermost block of collective calls: one thread at a time, SIGINT deferred, exceptions raised on all ranks.
+
+Infinities and NaN are results. So NumPy does not warn about them in the block: with warnings as errors, or after
+`np.seterr(all="raise")`, the call would end on the rank that has one.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +10,18 @@ import _signal  # type: ignore[import-not-found]  # `signal` converts handlers t
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from signal import SIGINT
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+import numpy as np
+
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.local_step import is_agreed, local_error
+from pblas.backends.local_step import AgreedError, is_agreed, local_error, mark_urgent
 
 if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
@@ -35,6 +42,7 @@ class Calls:
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
+        self._quiet = np.errstate()  # left at the end of the outermost call
         self._start = 0.0  # time when the outermost call began, if calls are timed for the log (local)
 
     def enter(self, opname: str) -> None:
@@ -59,6 +67,7 @@ class Calls:
         if self._depth > 1:
             return
         self.backend.agreement.in_call = True
+        self._ignore_numpy_errors()
         self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         if threading.get_ident() == threading.main_thread().ident:
             handler = _signal.getsignal(SIGINT)
@@ -88,12 +97,28 @@ class Calls:
         finally:
             self._depth = 0
             self.backend.agreement.in_call = False
+            self._quiet.__exit__(None, None, None)
             try:
                 if self._handler is not None:
                     _signal.signal(SIGINT, self._handler)
                     self._handler = None
             finally:
                 self._thread.release()
+
+    def _ignore_numpy_errors(self) -> None:
+        self._quiet = np.errstate(all="ignore")
+        self._quiet.__enter__()
+
+    @contextmanager
+    def users_function(self, opname: str) -> Iterator[None]:
+        """See `Runtime.users_function`."""
+        self.users = opname
+        self._quiet.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self._ignore_numpy_errors()
+            self.users = ""
 
     def end_reading(self, opname: str) -> None:
         """**Collective.** See `Runtime.end_reading`."""
@@ -105,7 +130,7 @@ class Calls:
         agreement = self.backend.agreement
         if is_agreed(caught) or agreement.broken is not None or self.closed:
             return
-        error: errors.PblasError | KeyboardInterrupt
+        error: AgreedError
         if isinstance(caught, Exception):
             error = local_error(opname, caught)
         else:
@@ -129,9 +154,10 @@ class Calls:
         agreement = self.backend.agreement
         try:
             self._handler(number, frame)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as caught:
             agreement.interrupted = not agreement.interrupted
             if not agreement.interrupted:
+                mark_urgent(caught)
                 raise
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import TracebackType
@@ -15,7 +15,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends import log
 from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, Array, Dtype, dtype_of_name
-from pblas.backends.local_step import LocalStep, is_agreed, local_error
+from pblas.backends.local_step import AgreedError, LocalStep, is_agreed, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.calls import Calls, CollectiveCall
@@ -134,14 +134,12 @@ class Runtime:
         """
         return CollectiveCall(self._calls, opname, begin or self.check_open)
 
-    @contextmanager
-    def users_function(self, opname: str) -> Iterator[None]:
-        """A with block in which a function of the user runs: a collective call in it raises ContextError (local)."""
-        self._calls.users = opname
-        try:
-            yield
-        finally:
-            self._calls.users = ""
+    def users_function(self, opname: str) -> AbstractContextManager[None]:
+        """A with block in which a function of the user runs, with the caller's `np.seterr` (local).
+
+        A collective call in it raises ContextError.
+        """
+        return self._calls.users_function(opname)
 
     def check_open(self, opname: str) -> None:
         """Raise ContextError if the context is closed or broken, without communication (local)."""
@@ -163,8 +161,7 @@ class Runtime:
     ) -> AbstractContextManager[None]:
         """A with block in which ranks exchange messages; an exception in it breaks the context (local).
 
-        Infinities and NaN are results, so NumPy does not warn about them in the block: the warning might be an error on
-        one rank only. `expected` are exceptions that agreements raise in it before the first message.
+        `expected` are exceptions that agreements raise in it before the first message.
         """
         return _CollectiveSection(self, opname, expected)
 
@@ -172,7 +169,7 @@ class Runtime:
         self,
         opname: str,
         arguments: Mapping[str, Any] | str,
-        error: errors.PblasError | None = None,
+        error: AgreedError | None = None,
         maxima: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
         """**Collective.** All ranks call the same operation with equal arguments, or all raise the same exception."""
@@ -183,7 +180,7 @@ class Runtime:
             call, error = opname, error or local_error(opname, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima
 
-    def fail(self, opname: str, error: errors.PblasError) -> NoReturn:
+    def fail(self, opname: str, error: AgreedError) -> NoReturn:
         """**Collective.** Raise an error of this rank's on all ranks, which agree on this call."""
         self.agree(opname, {}, error)
         raise AssertionError("an agreement with an error raises")
@@ -197,7 +194,7 @@ class Runtime:
         """**Collective.** An integer of each rank, in the order of ranks."""
         return self.backend.gather(number)
 
-    def reject(self, error: errors.PblasError) -> None:
+    def reject(self, error: AgreedError) -> None:
         """Raise an error of a call that starts without an agreement (local).
 
         If all ranks reject the same call, the context stays usable. Otherwise the other ranks raise the error when they
@@ -299,15 +296,10 @@ class _CollectiveSection(AbstractContextManager[None]):
 
     def __init__(self, runtime: Runtime, opname: str, expected: tuple[type[BaseException], ...]) -> None:
         self._runtime, self._opname, self._expected = runtime, opname, expected
-        self._quiet = np.errstate(all="ignore")
-
-    def __enter__(self) -> None:
-        self._quiet.__enter__()
 
     def __exit__(
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._quiet.__exit__(kind, caught, traceback)
         # `Runtime.call` aborts the call for any other exception.
         if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
             self._runtime.mark_broken(f"{self._opname}: {type(caught).__name__} in the middle of it")

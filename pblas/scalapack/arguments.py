@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 
-from pblas.backends.local_step import LocalStep
+from pblas.backends.local_step import AgreedError, LocalStep
 from pblas.core.checks import shares_memory
-from pblas.errors import ArgumentError, PblasArgumentError, PblasError
+from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.matrices.matrix import DistMatrix
 from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries, Local, Part, checked_part
@@ -66,6 +66,7 @@ class Findings:
     def __init__(self, opname: str) -> None:
         self.opname: str = opname
         self.text: str = ""
+        self.interrupt: KeyboardInterrupt | None = None
         self._place = _FAR
 
     def add(self, text: str, position: int, entry: int = 0) -> None:
@@ -84,8 +85,10 @@ class Findings:
         return _FAR - self._place
 
     @property
-    def error(self) -> PblasArgumentError:
+    def error(self) -> PblasArgumentError | KeyboardInterrupt:
         """The exception to raise, with ScaLAPACK's error number."""
+        if self.interrupt:
+            return self.interrupt
         position, entry = divmod(self._place, 100)
         return PblasArgumentError(f"{self.opname}: {self.text}", -(self._place if entry else position))
 
@@ -227,9 +230,10 @@ class Call:
         self.runtime.agree(self.opname, {}, error if findings.urgency == lowest else None)
         raise AssertionError("one rank has the lowest position, and its error raises")
 
-    def _refuse(self, findings: Findings, error: PblasError) -> None:
+    def _refuse(self, findings: Findings, error: AgreedError) -> None:
         """**Collective.** Raise an unexpected error of the checks on all ranks; it comes before all findings."""
         findings.add(str(error).removeprefix(f"{self.opname}: "), 0)
+        findings.interrupt = error if isinstance(error, KeyboardInterrupt) else None
         self._agree(findings, [])
 
     # Checks, all of them local: they add wrong arguments to `findings`

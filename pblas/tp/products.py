@@ -11,7 +11,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.dtypes import FLOAT8, RESULTS, Array, Dtype, ProductDtypes, accumulator_dtype
 from pblas.backends.interop import Target, current_stream, has_memory, is_view, library_of, new_target
-from pblas.backends.local_step import LocalStep
+from pblas.backends.local_step import AgreedError, LocalStep
 from pblas.backends.push_engine import is_array
 from pblas.backends.shared_workspace import WorkspaceSlot
 from pblas.collectives.api import add_up, gather, refuse_stream
@@ -189,12 +189,12 @@ class Caller:
         """A with block in which this rank checks its arguments; an error in it is raised on all ranks (local)."""
         return LocalStep(self._refuse, self.opname)
 
-    def named(self, error: errors.PblasError) -> errors.PblasError:
+    def named(self, error: AgreedError) -> AgreedError:
         """The same error, with the function's name before its text."""
         text = str(error)
         return error if text.startswith(f"{self.opname}: ") else type(error)(f"{self.opname}: {text}")
 
-    def _refuse(self, opname: str, error: errors.PblasError) -> None:
+    def _refuse(self, opname: str, error: AgreedError) -> None:
         error = self.named(error)
         if self.runtime.topology.push:
             self.runtime.backend.agreement.nexecutions += 1
@@ -368,8 +368,7 @@ class Caller:
         if epilogue is not None:
             arrays.finish(epilogue, total, epilogue.operands, d)
         elif total is not d:
-            with np.errstate(all="ignore"):  # a sum that is too large for 16 bits is infinite
-                arrays.assign(total, d)
+            arrays.assign(total, d)
 
     @property
     def _factor(self) -> float:

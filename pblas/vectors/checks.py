@@ -82,11 +82,10 @@ class Columns:
 
     def lay_out(self, runtime: Runtime, opname: str, columns: Sequence[Array]) -> None:
         """Copy this rank's elements to where peers read them, before an agreement (local)."""
-        with np.errstate(all="ignore"):
-            partials = [
-                partial_results(reduction, runtime.backend.arrays, (x,))
-                for reduction, x in zip(self._reductions, columns, strict=True)
-            ]
+        partials = [
+            partial_results(reduction, runtime.backend.arrays, (x,))
+            for reduction, x in zip(self._reductions, columns, strict=True)
+        ]
         partial = partials[0] if len(partials) == 1 else np.concatenate(partials)
         self._exchange.lay_out(runtime, opname, partial.astype(self._dtype, copy=False))
 

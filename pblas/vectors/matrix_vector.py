@@ -463,8 +463,7 @@ class RunMatrixVector(Exchanging):
 
     def _multiply(self, x: _Operands, vector: Array) -> None:
         """y_r = op(A_r) x: this rank's partial results, laid out for the other ranks (local)."""
-        with np.errstate(all="ignore"):
-            partial = multiply(self._local, x.runtime.backend, x.a, vector)
+        partial = multiply(self._local, x.runtime.backend, x.a, vector)
         self._partial = partial
         if self._exchange is not None:
             self._exchange.lay_out(x.runtime, x.opname, partial)

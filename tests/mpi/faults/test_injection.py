@@ -266,13 +266,14 @@ ALIKE: dict[str, Callable[[Cast], object]] = {
 FAULTS: dict[str, Callable[[], object]] = {
     "OSError": lambda: raised(OSError(5, "injected")),
     "MemoryError": lambda: raised(MemoryError("injected")),
-    "ValueError": lambda: raised(ValueError("injected")),
+    "SystemExit": lambda: raised(SystemExit("injected")),
+    "KeyboardInterrupt": lambda: raised(KeyboardInterrupt("injected")),
     "Foreign": lambda: raised(Foreign("injected")),
     "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
 }
 
 
-def raised(error: Exception) -> None:
+def raised(error: BaseException) -> None:
     raise error
 
 
@@ -298,7 +299,7 @@ def striking(step: int, fault: Callable[[], object], *, here: bool) -> Iterator[
             struck[0] = True
             try:
                 fault()
-            except Exception as error:  # noqa: BLE001 - as if the block had raised it
+            except BaseException as error:  # noqa: BLE001 - as if the block had raised it
                 kind, caught = type(error), error
         original(self, kind, caught, traceback)
 
@@ -375,7 +376,7 @@ def test_an_exception_in_any_local_step_is_raised_on_every_rank_and_the_context_
                 where = f"{fault} at step {step} of rank {wrong}: {kind}: {text}"
                 if not hit:
                     assert (kind, text) == ("", ""), where
-                elif fault == "SIGINT":
+                elif fault in ("SIGINT", "KeyboardInterrupt"):
                     assert kind == "KeyboardInterrupt", where
                 else:
                     assert issubclass(getattr(pblas, kind, int), pblas.PblasError), where

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from pblas import errors
-from pblas.backends.local_step import LocalStep, local_error
+from pblas.backends.local_step import AgreedError, LocalStep, local_error, mark_urgent
 
 
 class Agreement:
     """An agreement of two ranks, seen from rank 1; rank 0 may have an error too."""
 
     def __init__(self, other: errors.PblasError | None = None) -> None:
-        self.heard: list[tuple[str, errors.PblasError]] = []
+        self.heard: list[tuple[str, AgreedError]] = []
         self._other = other
 
-    def __call__(self, opname: str, error: errors.PblasError) -> None:
+    def __call__(self, opname: str, error: AgreedError) -> None:
         self.heard.append((opname, error))
         raise self._other or type(error)(f"{error}; found on rank 1 of 2")
 
@@ -52,11 +52,12 @@ def test_an_error_of_pblas_is_raised_unchanged() -> None:
         (PermissionError(13, "denied"), errors.PblasError, "save: PermissionError: [Errno 13] denied"),
         (MemoryError(), errors.WorkspaceError, "save: MemoryError: "),
         (Silent(), errors.PblasError, "save: Silent: it has no text"),
+        (SystemExit(3), errors.PblasError, "save: SystemExit: 3"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_any_other_exception_becomes_an_error_of_pblas_that_names_it(
-    raised: Exception, kind: type[errors.PblasError], text: str
+    raised: BaseException, kind: type[errors.PblasError], text: str
 ) -> None:
     with pytest.raises(errors.PblasError) as caught, LocalStep(Agreement(), "save"):
         raise raised
@@ -77,9 +78,19 @@ def test_the_error_of_a_lower_rank_counts() -> None:
         raise errors.DTypeError("of rank 1")
 
 
-@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, errors.PeerTimeout])
-def test_interrupts_and_timeouts_are_not_caught(kind: type[BaseException]) -> None:
-    agreement = Agreement()
-    with pytest.raises(kind), LocalStep(agreement, "save"):
-        raise kind
+def test_an_interrupt_is_one_of_all_ranks() -> None:
+    with (
+        pytest.raises(KeyboardInterrupt, match="save: KeyboardInterrupt: by hand; found on rank 1"),
+        LocalStep(Agreement(), "save"),
+    ):
+        raise KeyboardInterrupt("by hand")
+
+
+def test_the_second_interrupt_and_timeouts_do_not_wait_for_others() -> None:
+    agreement, second = Agreement(), KeyboardInterrupt()
+    mark_urgent(second)
+    for error in (second, errors.PeerTimeout()):
+        with pytest.raises(type(error)) as caught, LocalStep(agreement, "save"):
+            raise error
+        assert caught.value is error
     assert not agreement.heard
