@@ -16,7 +16,7 @@ from pblas import errors
 from pblas.backends import liveness
 from pblas.backends.agreement import BITS, Agreed, Agreement
 from pblas.backends.allocator import Blocks, Provisional, call_site
-from pblas.backends.cpu.threads import BlasThreads, quota, share, usable_cores
+from pblas.backends.cpu.threads import BlasThreads, quota, requested, share, usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,7 +66,8 @@ class HostRanks(ABC):
         index = self.near.index(self.rank)
         self.local_ranks: int = self.peers.local_size
         self.cores: int = len(masks[index])
-        self.threads: int = share(masks, index, self.local_ranks, quota()) if threads is None else int(threads)
+        asked = requested() if threads is None else int(threads)
+        self.threads: int = asked or share(masks, index, self.local_ranks, quota())
         self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
         agreed = self.agreement.agree("Context: ranks of each node", maxima=(len(self.near),), bits=self._near_blocks())
         self.most_near: int = agreed.maxima[0]

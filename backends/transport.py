@@ -197,6 +197,9 @@ class Transport(Protocol):
     def before_end(self, end: Callable[[], None]) -> None:
         """Call `end` while messages still work: before the process ends, perhaps twice (local)."""
 
+    def is_over(self) -> bool:
+        """Whether no message can be sent any more, as after MPI.Finalize (local)."""
+
     def abandon(self) -> None:
         """Begin no message any more, and keep the memory of those under way: a late rank may still use it (local)."""
 

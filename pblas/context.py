@@ -40,7 +40,8 @@ class Context(Constructors, Collectives):
             "cuda": CuPy arrays on GPUs that send messages through MPI;
             "auto": GPUs if every rank has one and CuPy, with NVSHMEM if it works; else CPUs.
         timeout: seconds that a rank waits for another before all raise PeerTimeout (global).
-        threads: BLAS threads of this rank; None for usable cores divided by the job's ranks on the node (local).
+        threads: BLAS threads of this rank; None for the number that OPENBLAS_NUM_THREADS, MKL_NUM_THREADS or
+            OMP_NUM_THREADS gives, else for usable cores divided by the job's ranks on the node (local).
         transport: how data moves (global):
             "auto": shared memory within a node and messages between nodes; messages only if shared memory is too small;
             "shared": as "auto", but too little shared memory is an error;
@@ -188,7 +189,11 @@ class Context(Constructors, Collectives):
     def _close(self, timeout: float | None) -> None:
         """**Collective.** End the recording of PBLAS_TRACE, and free everything; after an exception with a timeout."""
         with self.runtime.call("close", lambda _: None):
-            self._end(timeout)
+            try:
+                if not self.runtime.closed:
+                    self.runtime.check_running("close")
+            finally:
+                self._end(timeout)
 
     def _end(self, timeout: float | None) -> None:
         try:

@@ -42,6 +42,15 @@ def share(masks: list[frozenset[int]], index: int, local_ranks: int, granted: fl
     return max(1, int(min(len(masks[index]) / sharers, granted / local_ranks)))
 
 
+def requested() -> int | None:
+    """BLAS threads of each process that the environment asks for; None if it does not (local)."""
+    for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS"):
+        text = os.environ.get(name, "").partition(",")[0].strip()  # OpenMP takes a list, a number for each level
+        if text.isdecimal() and int(text):
+            return int(text)
+    return None
+
+
 class BlasThreads:
     """Limit of the BLAS libraries' threads; `close` restores the limit before it.
 

@@ -9,6 +9,7 @@ from pblas.backends import agreement
 from pblas.backends.local_step import AgreedError
 from pblas.backends.mpi.launch import check_launcher, end_job_on_uncaught_exception
 from pblas.backends.mpi.transport import MpiTransport
+from pblas.backends.mpi.world import world
 
 
 def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiTransport:
@@ -21,9 +22,10 @@ def peers_of(comm: MPI.Intracomm | None, operation: str) -> MpiTransport:
         raise errors.ArgumentError(
             f"{operation}: comm must be None or an intracommunicator of mpi4py that this rank is in, got {name}"
         )
+    running = world(comm)
     check_launcher()
     end_job_on_uncaught_exception()
-    return MpiTransport(MPI.COMM_WORLD if comm is None else comm)
+    return MpiTransport(running)
 
 
 def rendezvous(

@@ -12,6 +12,8 @@ from typing import Any
 
 from mpi4py import MPI
 
+from pblas.errors import BackendError
+
 # Launchers' variables with the number of this rank on its node. Slurm's is last: a batch script passes it on to any
 # other launcher that it starts.
 _LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
@@ -20,7 +22,13 @@ _SEGMENTS = re.compile(r" (\d+) +(/dev/shm/mpich_shm_\S+)$", re.MULTILINE)  # in
 
 
 def world(comm: MPI.Intracomm | None = None) -> MPI.Intracomm:
-    """The communicator, or COMM_WORLD."""
+    """The communicator, or COMM_WORLD; BackendError unless MPI runs: its routines would end the process."""
+    if MPI.Is_finalized():
+        raise BackendError("MPI has been finalized, and cannot be started again; call MPI.Finalize() last")
+    if not MPI.Is_initialized():
+        raise BackendError(
+            "MPI is not initialized; call MPI.Init_thread() of mpi4py before, or leave out mpi4py.rc.initialize = False"
+        )
     return MPI.COMM_WORLD if comm is None else comm
 
 

@@ -124,6 +124,9 @@ class GroupTransport:
     def before_end(self, end: Callable[[], None]) -> None:
         atexit.register(end)
 
+    def is_over(self) -> bool:
+        return False
+
     def abandon(self) -> None:
         """Nothing to keep: the mailbox lives as long as the process (local)."""
 

@@ -145,11 +145,18 @@ class Runtime:
         """Raise ContextError if the context is closed or broken, without communication (local)."""
         if self.closed:
             raise errors.ContextError(f"{opname}: the context is closed; use its matrices inside its with block")
+        self.check_running(opname)
         if self.backend.agreement.broken is not None:
             raise errors.ContextError(
                 f"{opname}: the context is broken since this happened: {self.backend.agreement.broken}"
             )
         self.backend.check()
+
+    def check_running(self, verb: str) -> None:
+        """Raise ContextError if the program has finalized MPI, which would end the process (local)."""
+        if self.backend.peers.is_over():
+            self.mark_broken("MPI has been finalized")
+            raise errors.ContextError(f"{verb}: MPI has been finalized; close the context before MPI.Finalize()")
 
     def mark_broken(self, reason: str) -> None:
         """Break the context: the next operation could receive messages of one that ended half way (local)."""

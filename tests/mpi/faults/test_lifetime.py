@@ -167,7 +167,24 @@ def blas_threads() -> set[int]:
     return {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
 
 
-def test_blas_threads_are_the_ranks_share_and_restored() -> None:
+_SETTINGS = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def test_blas_threads_are_those_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value, expected in (("OMP_NUM_THREADS", "3,2", 3), ("OPENBLAS_NUM_THREADS", "1", 1)):  # its own counts
+        monkeypatch.setenv(name, value)
+        with Context(timeout=TIMEOUT) as ctx:
+            assert blas_threads() == {expected}
+            assert ctx.describe()["BLAS threads per rank"] == str(expected)
+    with Context(timeout=TIMEOUT, threads=2):
+        assert blas_threads() == {2}
+
+
+def test_blas_threads_are_the_ranks_share_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _SETTINGS:
+        monkeypatch.delenv(name, raising=False)
     before = blas_threads()
     with Context(timeout=TIMEOUT) as ctx:
         share = max(1, backend(ctx).cores // COMM.size)

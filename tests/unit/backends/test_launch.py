@@ -295,3 +295,45 @@ def test_a_hook_of_the_program_gets_every_error(tmp_path: Path) -> None:
     after = job(tmp_path, f"{BROKEN}{own}sys.excepthook = hook\npblas.pmatmul(a, ctx.zeros((5, 5)))\n", "plain")
     assert after.output.count("MINE DescriptorError True") == RANKS
     assert "Traceback" not in after.output
+
+
+WITHOUT_MPI = """
+import mpi4py
+mpi4py.rc.initialize = False
+import pblas
+for call in (pblas.Context, lambda: pblas.scalapack.gridinit(None, "R", 1, 1), pblas.scalapack.pinfo):
+    try:
+        call()
+    except pblas.BackendError as error:
+        assert "MPI is not initialized" in str(error)
+        print("refused")
+"""
+AFTER_MPI = """
+from mpi4py import MPI
+a, planned, factor = ctx.eye(4), pblas.plan_matmul(ctx.eye(4), ctx.eye(4)), pblas.linalg.lu_factor(ctx.eye(4))
+MPI.Finalize()
+calls = (
+    lambda: a @ a,
+    a.sum,
+    lambda: planned.execute(a, a),
+    lambda: factor.solve(np.ones(4)),
+    lambda: ctx.allreduce(np.ones(3)),
+    ctx.close,
+    pblas.Context,
+)
+for call in calls:
+    try:
+        call()
+    except (pblas.ContextError, pblas.BackendError) as error:
+        assert "MPI has been finalized" in str(error)
+        print("refused")
+ctx.close()
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_calls_before_and_after_mpi_are_refused(tmp_path: Path, ranks: int) -> None:
+    for program, count in ((WITHOUT_MPI, 3), (PREAMBLE.replace("TIMEOUT", "30") + AFTER_MPI, 7)):
+        (tmp_path / "script.py").write_text(program)
+        ended = run([MPIEXEC, "-n", str(ranks), sys.executable, str(tmp_path / "script.py")], tmp_path)
+        assert (ended.status, ended.output.split()) == (0, ["refused"] * count * ranks)
