@@ -205,6 +205,7 @@ def plan_elementwise(
                  y: 96 bytes per rank at most
       received   96 bytes per rank at most, 1.00 x the lower bound of any plan, 96
       workspace  256 bytes per rank at most (shared transport)
+      memory     640 bytes per rank at most, of matrices and workspace
     """
     opname, matrices = "plan_elementwise", {**operands, "out": out}
     descs = [z for z in operands.values() if isinstance(z, MatrixDescriptor)]

@@ -37,8 +37,8 @@ def ranks_text(nprocs: int) -> str:
 
 _PUBLIC = frozenset(
     (
-        *("explain", "flops", "itemsize", "label", "lower_bound", "max_received_nbytes", "messages", "moves", "name"),
-        *("panels", "received_elements", "received_nbytes", "simulate", "sizes", "steps", "workspace_nbytes"),
+        *("explain", "flops", "itemsize", "label", "lower_bound", "max_received_nbytes", "memory_nbytes", "moves", "name"),
+        *("messages", "panels", "received_elements", "received_nbytes", "simulate", "sizes", "steps", "workspace_nbytes"),
     )
 )
 """Names that TAB shows besides the fields; the others are for executors and the planner."""
@@ -99,6 +99,10 @@ class Plan(ABC):
         return self.workspace_nbytes
 
     @abstractmethod
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of operands and results on a rank."""
+
+    @abstractmethod
     def moves(self) -> str:
         """The data that moves and the ranks that receive it, as text for `explain`."""
 
@@ -127,10 +131,6 @@ class Plan(ABC):
     def flops(self) -> int:
         """Real additions and multiplications, summed over all ranks."""
         return 0
-
-    def operands_nbytes(self, rank: int) -> int:
-        """Bytes of operands and results on a rank."""
-        raise AssertionError(f"{self.name} defines no operands_nbytes, which rank {rank} needs to simulate it")
 
     def phases(self, view: View) -> Iterator[Phase]:
         """The steps of a rank in order, equal ones as one phase; all its bytes are in its phases, which tests check.
@@ -166,6 +166,11 @@ class Plan(ABC):
     def max_received_nbytes(self) -> int:
         """Bytes that the busiest rank receives: the maximum over `extreme_ranks`."""
         return max(self.received_nbytes(rank) for rank in self.extreme_ranks())
+
+    @property
+    def memory_nbytes(self) -> int:
+        """Bytes of operands, results and workspace on the rank that holds most."""
+        return max(map(self.operands_nbytes, self.extreme_ranks())) + self.workspace_nbytes
 
     @property
     def lower_bound_nbytes(self) -> float:
@@ -241,6 +246,7 @@ class Plan(ABC):
             *self.detail_lines(),
             ("received", f"{received:,} bytes per rank at most, {limit}"),
             ("workspace", f"{self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)"),
+            ("memory", f"{self.memory_nbytes:,} bytes per rank at most, of matrices and workspace"),
         ]
         title = f"{self.name}: {self.title()}, {self.dtypes_text}, on {ranks_text(self.nprocs)}"
         return "\n".join([title, *(f"  {key:<10} {text}" for key, text in lines)])

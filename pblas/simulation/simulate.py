@@ -113,10 +113,9 @@ class _Plan(Protocol):
     @property
     def flops(self) -> int: ...
     @property
-    def workspace_nbytes(self) -> int: ...
+    def memory_nbytes(self) -> int: ...
     def phases(self, view: View) -> Iterator[Phase]: ...
     def sent_nbytes(self, rank: int) -> int: ...
-    def operands_nbytes(self, rank: int) -> int: ...
 
 
 def simulate(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation:
@@ -146,7 +145,7 @@ def simulate(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulatio
         efficiency=plan.flops / (p * hardware.flops_per_second(plan.dtype) * seconds) if seconds else 1.0,
         received_nbytes=received,
         messages=max(sum(phase.messages for phase in phases) for phases in simulated),
-        memory_nbytes=max(map(plan.operands_nbytes, ranks)) + plan.workspace_nbytes,
+        memory_nbytes=plan.memory_nbytes,
         memory_limit=hardware.memory_nbytes,
         evaluated=len(ranks),
     )

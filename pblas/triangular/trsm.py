@@ -228,6 +228,7 @@ def plan_trsm(
       panels     256 columns (right-looking), forwards
       received   984,576 bytes per rank at most, 114.75 x the lower bound of any plan, 8,580
       workspace  4,194,304 bytes per rank at most (shared transport)
+      memory     5,767,168 bytes per rank at most, of matrices and workspace
     """
     opname, bind, matrices = "plan_trsm", TriangularSolve.bind, {"a": a, "b": b, "out": out}
     if not any(isinstance(x, DistMatrix) for x in matrices.values()):

@@ -47,6 +47,9 @@ class Factorization(Plan):
     def received_elements(self, rank: int) -> int:
         return rank * self.n
 
+    def operands_nbytes(self, rank: int) -> int:
+        return 4 * self.n * (rank + 1)
+
     def moves(self) -> str:
         return "panels to all ranks"
 
@@ -71,6 +74,7 @@ def test_a_plan_of_a_new_operation_explains_itself() -> None:
             "  moves      panels to all ranks",
             "  received   120 bytes per rank at most, 6.00 x the lower bound of any plan, 20",
             "  workspace  1,000 bytes per rank at most (message transport)",
+            "  memory     1,160 bytes per rank at most, of matrices and workspace",
         ]
     )
 
