@@ -143,12 +143,15 @@ def run_matmul(arguments: Namespace, console: Console) -> int:
 
 _SOLVE_DETAILS = """\
 Every rank reads and writes only its own part of the files, so A may be larger than one rank's memory. A is read into
-the layout in which it is factored, and is factored in place. Under MPI start it as
+the layout in which it is factored, and is factored in place; it is read again for the residual. Under MPI start it as
 
   mpiexec -n 4 python -m mpi4py -m pblas solve A.npy b.npy -o x.npy
 
 A is n x n. b has n rows and any number of columns; a .npy file may also hold one dimension of n elements, and then x
 has one dimension too (a column, in an .h5 file).
+
+The last lines are the residual, norm(b - A x) / (norm(A) norm(x)) in 1-norms, and an estimate of the reciprocal
+condition number of A: below eps x may have no correct digit.
 
 --assume-a gen   any matrix, by LU with partial pivoting (the default)
 --assume-a pos   a Hermitian positive definite one, by Cholesky in half the time; its lower triangle is read
@@ -172,14 +175,18 @@ def run_solve(arguments: Namespace, console: Console) -> int:
     from pblas.factor.arguments import check_rows, check_square
     from pblas.factor.cholesky import plan_cholesky
     from pblas.factor.lu import plan_lu
-    from pblas.factor.solvers import solve
+    from pblas.factor.solvers import one_norm, solved
 
     datasets = dict(arguments.dataset)
     _check_output(arguments, datasets.get("x"), (arguments.a, arguments.b))
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=1.0)
         name = datasets.get("A")
-        a = ctx.load(arguments.a, _factorization_layout(ctx, arguments.a, name), arguments.dtype, dataset=name)
+
+        def load() -> DistMatrix:
+            return ctx.load(arguments.a, _factorization_layout(ctx, arguments.a, name), arguments.dtype, dataset=name)
+
+        a = load()
         b: Any  # a matrix or an array, and x is the same
         b, is_vector = _right_hand_sides(ctx, arguments.b, datasets.get("b"), arguments.dtype)
         with ctx.runtime.local_step("solve"):  # before the plan is printed
@@ -187,23 +194,53 @@ def run_solve(arguments: Namespace, console: Console) -> int:
             check_rows("solve", a.shape, len(b), "rows")
         with plan_cholesky(a) if arguments.assume_a == "pos" else plan_lu(a) as planned:
             console.print(planned.explain(), soft_wrap=True)
+        is_pos = arguments.assume_a == "pos"
+        norm = one_norm(a, is_pos=is_pos)
+        _check_finite(ctx, "A or b", norm, b)
         start = time.perf_counter()
-        x: Any = solve(
-            *(a, b),
-            assume_a=arguments.assume_a,
+        x: Any
+        x, rcond = solved(
+            *(a, b, arguments.assume_a),
             overwrite_a=True,
+            check=True,
             progress=lambda stage, done: progress.update(bar, description=stage, completed=done),
+            screens=False,
         )
         seconds = time.perf_counter() - start
+        _check_finite(ctx, "x", x)
+        columns, right = (ctx.from_global(z[:, None], root=None) if is_vector else z for z in (x, b))
+        residual = _residual(load(), columns, right, norm, is_pos=is_pos)
         progress.update(bar, description="write", completed=1.0)
         if is_vector and files.format_of("solve", arguments.output) == "npy":
             _save_vector(ctx, x, arguments.output)
         else:
-            columns = ctx.from_global(x[:, None], root=None) if is_vector else x
             columns.save(arguments.output, dataset=datasets.get("x"), overwrite=arguments.overwrite)
         line = f"{' x '.join(map(str, x.shape))} {x.dtype.name}, {bytes_text(x.nbytes)}, solved in {seconds:.3g} s"
     console.print(f"{arguments.output}: {line}", soft_wrap=True)
+    console.print(f"residual {residual:.2g}, reciprocal condition number {rcond:.2g}", soft_wrap=True)
+    if rcond < np.finfo(x.dtype).eps:
+        console.print("A is ill-conditioned: x may have no correct digit", soft_wrap=True)
     return 0
+
+
+def _check_finite(ctx: Context, name: str, *values: Any) -> None:
+    """**Collective.** Raise ArgumentError if an array, matrix or number has elements that are infinite or NaN."""
+    from pblas.matrices.matrix import DistMatrix
+
+    finite = [x.norm("max") if isinstance(x, DistMatrix) else x for x in values]
+    with ctx.runtime.local_step("solve"):
+        if not all(np.isfinite(x).all() for x in finite):
+            raise ArgumentError(f"solve: {name} has elements that are infinite or NaN; nothing is written")
+    ctx.runtime.agree("solve: finite elements", {})
+
+
+def _residual(a: DistMatrix, x: DistMatrix, b: DistMatrix, norm: float, *, is_pos: bool) -> float:
+    """**Collective.** norm(B - A X) / (norm(A) norm(X)) in 1-norms; 0 if X is 0."""
+    from pblas.blas import hemm
+
+    rest = b - (hemm(a, x, uplo="L") if is_pos else a @ x)
+    size = norm * float(x.norm(1))
+    return float(rest.norm(1)) / size if size else 0.0
 
 
 def _factorization_layout(ctx: Context, path: str, dataset: str | None) -> MatrixDescriptor:

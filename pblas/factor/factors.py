@@ -226,6 +226,25 @@ class Factor(FactoredMatrix, ABC):
         options = self._w, self._desc, self._triangles("N"), self._pivots
         return substituted(opname, *options, out=out, progress=progress, agrees=agrees)
 
+    def condition(self, opname: str, norm: float, *, screens: bool = True) -> float:
+        """**Collective.** 1 / (norm(A) norm(A^-1)) in the 1-norm, estimated inside another call.
+
+        If it `screens`, the estimate is 1 unless it may be below eps. One solve with random b decides: the mean of the
+        1-norm of x = A^-1 b is at least half of that of A^-1, for every A, and x is a thousand times shorter with a
+        probability of 0.001.
+
+        Source: Dixon, Estimating extremal eigenvalues and condition numbers of matrices, 1983.
+        """
+        n = self.shape[0]
+        if not (n and 0 < norm < inf):  # NaN and infinities are seen in the result
+            return 1.0
+        if screens:
+            b = np.random.default_rng(n).standard_normal(n).astype(self.dtype)
+            size = float(np.abs(self.solution(opname, b)).sum())
+            if norm * size < 1e-3 / np.finfo(self.dtype).eps:
+                return 1.0
+        return reciprocal_condition(lambda b, trans: self.solution(opname, b, trans), n, self.dtype, norm)
+
     def _order(self, opname: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""
         m, n = self.shape

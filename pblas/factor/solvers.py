@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import checked_flag
 from pblas.triangular.trsm import triangle_solved
+from pblas.vectors.matrix_vector import Product, product
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real
@@ -41,6 +43,7 @@ def solve(
     *,
     assume_a: Literal["gen", "pos"] = "gen",
     overwrite_a: bool = False,
+    check: bool = True,
     progress: ProgressTarget = False,
 ) -> MatrixOrArray:
     """**Collective.** X with A X = B.
@@ -55,6 +58,8 @@ def solve(
             time, which reads the lower triangle only (global).
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `lu_factor`
             and `cholesky` (global).
+        check: warn of an ill-conditioned A. It costs the norm of A and a solve with one right-hand side, and about five
+            more of them if A is suspicious (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
             function: rank 0 calls it instead, with the stage, "factor" or "solve", and that share, 0 to 1 (global).
 
@@ -67,6 +72,10 @@ def solve(
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
         MismatchError: ranks that passed different arguments.
 
+    Warns:
+        PblasWarning: the reciprocal condition number of A in the 1-norm, as `LuFactor.rcond` estimates it, is below
+            eps, so that X may have no correct digit; on all ranks. Of a thousand such matrices one may be missed.
+
     Source: LAPACK xGESV, xPOSV; ScaLAPACK p?gesv, p?posv.
 
     >>> import numpy as np, pblas
@@ -74,6 +83,22 @@ def solve(
     ...     pblas.linalg.solve(ctx.from_global(np.array([[0.0, 2.0], [4.0, 5.0]])), np.array([2.0, 9.0])).tolist()
     [1.0, 1.0]
     """
+    x, rcond = solved(a, b, assume_a, overwrite_a=overwrite_a, check=check, progress=progress)
+    _warn_if_small("solve", rcond, a.dtype)
+    return x
+
+
+def solved(
+    a: DistMatrix,
+    b: MatrixOrArray,
+    assume_a: Literal["gen", "pos"],
+    *,
+    overwrite_a: bool,
+    check: bool,
+    progress: ProgressTarget,
+    screens: bool = True,
+) -> tuple[MatrixOrArray, float]:
+    """**Collective.** The result of `solve`, and `Factor.condition` of A if it is checked, else 1."""
     opname, runtime = "solve", arguments.runtime_of("solve", a)
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         with runtime.local_step(opname):
@@ -83,33 +108,76 @@ def solve(
             arguments.check_square(opname, a.desc)
             b, signature = arguments.checked_right(opname, b, a.shape, a.dtype, runtime)
             arguments.check_not_given_up(opname, a, b, overwrite_a)
-        others, stage = {"assume_a": assume_a, "B": signature}, reports.stage("factor")
+            check = checked_flag(opname, "check", check)
+        others = {"assume_a": assume_a, "B": signature, "check of the condition": check}
+        stage = reports.stage("factor")
         is_pos = assume_a == "pos"
         kind: type[PlannedFactorization] = PlannedCholesky if is_pos else PlannedLu
-        factored = prepared(kind, opname, a, overwrite_a=overwrite_a, progress=stage, others=others).factored(a)
+        factoring = prepared(kind, opname, a, overwrite_a=overwrite_a, progress=stage, others=others)
+        norm = one_norm(a, is_pos=is_pos) if check and factoring.overwriting.in_place else None
+        factored = factoring.factored(a)
         factor: Factor = (CholeskyFactor if is_pos else LuFactor)(factored, a.desc.without_lld)
-        return factor.solution(opname, b, progress=reports.stage("solve"))
+        x = factor.solution(opname, b, progress=reports.stage("solve"))
+        if not check:
+            return x, 1.0
+        return x, factor.condition(opname, one_norm(a, is_pos=is_pos) if norm is None else norm, screens=screens)
 
 
-def inv(a: DistMatrix, *, overwrite_a: bool = False, progress: ProgressTarget = False) -> DistMatrix:
+def one_norm(a: DistMatrix, *, is_pos: bool = False) -> float:
+    """**Collective.** The 1-norm of A; of a positive definite A the lower triangle is read."""
+    if not is_pos:
+        return float(a.norm(1))
+    ones = np.ones(len(a), a.dtype)
+    return float(product(Product("ahemv", a, ones, uplo="L", absolute="abs")).max(initial=0))
+
+
+def _warn_if_small(opname: str, rcond: float, dtype: np.dtype[Any]) -> None:
+    """Warn, outside of the call, of a reciprocal condition number below eps, which is equal on all ranks."""
+    eps = np.finfo(dtype).eps
+    if rcond < eps:
+        warnings.warn(
+            f"{opname}: A is ill-conditioned: its reciprocal condition number is {rcond:.2g}, less than eps = {eps:.2g} "
+            f"of {dtype.name}, so the result may have no correct digit; check=False leaves out this check",
+            errors.PblasWarning,
+            stacklevel=3,
+        )
+
+
+def inv(
+    a: DistMatrix, *, overwrite_a: bool = False, check: bool = True, progress: ProgressTarget = False
+) -> DistMatrix:
     """**Collective.** The inverse, a new matrix in the layout of A. To solve equations use `solve`, which is faster.
 
     Args:
         a: n x n matrix of any layout, which may be a view; it is not changed (global).
         overwrite_a: A is not needed any more: the inverse takes its memory, and the result is A, unless A is conjugated
             or read-only. A is factored in place where its layout allows that: see `lu_factor` (global).
+        check: warn of an ill-conditioned A. It costs the norms of A and of the inverse (global).
         progress: as in `solve`; the stages are "factor" and "invert" (global).
 
     Raises:
         SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+
+    Warns:
+        PblasWarning: 1 / (norm(A) norm(A^-1)) is below eps in the 1-norm, so that the inverse may have no correct
+            digit; on all ranks.
     """
     opname, runtime = "inv", arguments.runtime_of("inv", a)
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
-        stage = reports.stage("factor")
-        factoring = prepared(PlannedLu, opname, a, square=True, overwrite_a=overwrite_a, progress=stage)
+        with runtime.local_step(opname):
+            check = checked_flag(opname, "check", check)
+        others, stage = {"check of the condition": check}, reports.stage("factor")
+        factoring = prepared(PlannedLu, opname, a, square=True, overwrite_a=overwrite_a, progress=stage, others=others)
+        is_given_up = any(factoring.overwriting)
         out, stage = a if factoring.overwriting.result else None, reports.stage("invert")
-        return lu_of(factoring, a).inverse(opname, out, stage)
+        norm = one_norm(a) if check and is_given_up else None
+        inverse = lu_of(factoring, a).inverse(opname, out, stage)
+        condition = 1.0
+        if check and len(a):
+            condition = (one_norm(a) if norm is None else norm) * one_norm(inverse)
+    _warn_if_small(opname, 1 / condition if condition else 1.0, a.dtype)
+    return inverse
 
 
 def det(a: DistMatrix) -> Number:

@@ -37,8 +37,27 @@ def ranks_text(nprocs: int) -> str:
 
 _PUBLIC = frozenset(
     (
-        *("explain", "flops", "itemsize", "label", "lower_bound", "max_received_nbytes", "memory_nbytes", "moves", "name"),
-        *("messages", "panels", "received_elements", "received_nbytes", "simulate", "sizes", "steps", "workspace_nbytes"),
+        *(
+            "explain",
+            "flops",
+            "itemsize",
+            "label",
+            "lower_bound",
+            "max_received_nbytes",
+            "memory_nbytes",
+            "moves",
+            "name",
+        ),
+        *(
+            "messages",
+            "panels",
+            "received_elements",
+            "received_nbytes",
+            "simulate",
+            "sizes",
+            "steps",
+            "workspace_nbytes",
+        ),
     )
 )
 """Names that TAB shows besides the fields; the others are for executors and the planner."""

@@ -112,9 +112,9 @@ class Calls:
     @contextmanager
     def users_function(self, opname: str) -> Iterator[None]:
         """See `Runtime.users_function`."""
-        self.users = opname
         self._quiet.__exit__(None, None, None)
         try:
+            self.users = opname
             yield
         finally:
             self._ignore_numpy_errors()

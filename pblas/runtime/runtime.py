@@ -152,11 +152,11 @@ class Runtime:
             )
         self.backend.check()
 
-    def check_running(self, verb: str) -> None:
+    def check_running(self, opname: str) -> None:
         """Raise ContextError if the program has finalized MPI, which would end the process (local)."""
         if self.backend.peers.is_over():
             self.mark_broken("MPI has been finalized")
-            raise errors.ContextError(f"{verb}: MPI has been finalized; close the context before MPI.Finalize()")
+            raise errors.ContextError(f"{opname}: MPI has been finalized; close the context before MPI.Finalize()")
 
     def mark_broken(self, reason: str) -> None:
         """Break the context: the next operation could receive messages of one that ended half way (local)."""

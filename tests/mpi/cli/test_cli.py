@@ -124,6 +124,27 @@ def test_solve_writes_the_solution_of_numpy(
     np.testing.assert_allclose(x, expected, rtol=0, atol=30 * n * np.finfo(dtype).eps * abs(expected).max(initial=0))
 
 
+def test_solve_prints_residual_and_condition_and_refuses_nan(folder: Path, capsys: Capture) -> None:
+    n = 15
+    hilbert, x = 1 / (np.arange(n)[:, None] + np.arange(n) + 1.0), str(folder / "x.npy")
+    for a, texts in ((hilbert, ["A is ill-conditioned"]), (np.diag([4.0, 1.0]), ["residual 0, reciprocal", "0.25"])):
+        paths = save(folder / "a.npy", a), save(folder / "b.npy", np.ones(len(a)))
+        for kind in ("gen",) if a is hilbert else ("gen", "pos"):  # it is not positive definite numerically
+            assert main(["solve", *paths, "-o", x, "--assume-a", kind, "--overwrite"]) == 0
+            out = printed(capsys) or ""
+            assert all((text in out) == (RANK == 0) for text in texts), out
+    for a, b, name in (
+        (np.full((2, 2), np.nan), np.ones(2), "A or b"),
+        (np.eye(2), np.full((2, 3), np.inf), "A or b"),
+        (np.eye(2) * 1e-308, np.full(2, 1e300), "x"),
+    ):
+        paths = save(folder / "a.npy", a), save(folder / "b.npy", b)
+        assert main(["solve", *paths, "-o", str(folder / "y.npy")]) == 1
+        text = f"solve: {name} has elements that are infinite or NaN; nothing is written"
+        assert (text in capsys.readouterr().err) == (RANK == 0)
+    assert not (folder / "y.npy").exists()
+
+
 def test_solve_reports_matrices_that_cannot_be_solved(folder: Path, capsys: Capture) -> None:
     a = save(folder / "a.npy", np.zeros((8, 8)))
     for kind, expected in (

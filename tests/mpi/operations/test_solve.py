@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from math import inf, prod
@@ -31,10 +33,21 @@ from tests.common.factors import (
     solve_ratio,
 )
 from tests.common.gauge import dtype_of, eps_of
-from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import (
+    COMM,
+    Contexts,
+    check_product,
+    collected,
+    few,
+    outcome_of,
+    raises_on_all_ranks,
+    same_on_all_ranks,
+    some_wrong,
+)
 from tests.mpi.operations.test_redistribution import Guarded
 
 pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("narrow_panels")]
+Array = np.ndarray[Any, Any]
 SETTINGS = ("shared", "message")
 KINDS: tuple[Literal["gen", "pos"], ...] = ("gen", "pos")
 P = COMM.size
@@ -283,10 +296,86 @@ def test_progress_is_told_on_rank_0_only(
 
 def test_progress_is_reported_a_few_times_a_second(ctx: pblas.Context) -> None:
     now, told = [0.0], list[float]()
-    with Progress("x", ctx.runtime, lambda _, done: told.append(done), clock=lambda: now[0]) as reports:
+    target = lambda _, done: told.append(done)  # noqa: E731 - a function of the user
+    with ctx.runtime.call("x"), Progress("x", ctx.runtime, target, clock=lambda: now[0]) as reports:
         report = reports.stage("factor")
         for i in range(1000):
             now[0] += 2.0**-7
             if report is not None:
                 report(i / 1000)
     assert len(told) == (1000 * 4 // 128 if ctx.rank == 0 else 0)
+
+
+def graded(n: int, digits: float) -> Array:
+    """An n x n matrix of condition 10^digits in the 2-norm."""
+    q, _ = np.linalg.qr(general(n, n, np.dtype(float), 1))
+    p, _ = np.linalg.qr(general(n, n, np.dtype(float), 2))
+    return (q * np.logspace(0, -digits, n)) @ p
+
+
+def hilbert(n: int) -> Array:
+    return 1 / (np.arange(n)[:, None] + np.arange(n) + 1.0)
+
+
+CONDITIONS: dict[str, tuple[Array, bool]] = {
+    "Hilbert 15": (hilbert(15), True),
+    "Hilbert 9": (hilbert(9), False),
+    "graded, 12 digits": (graded(40, 12), False),
+    "graded, 17 digits": (graded(40, 17), True),
+    "pivots of 1": (np.eye(80) - np.triu(np.ones((80, 80)), 1), True),
+    "Kahan": (np.diag(0.93 ** np.arange(100)) @ (np.eye(100) - 0.36 * np.triu(np.ones((100, 100)), 1)), True),
+    "identity": (np.eye(33), False),
+    "empty": (np.eye(0), False),
+    "NaN": (np.full((3, 3), np.nan), False),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_ill_conditioned_matrices_are_reported_on_every_rank(contexts: Contexts, name: str) -> None:
+    a, is_ill = CONDITIONS[name]
+    for ctx in contexts.values():
+        matrix, ones = ctx.from_global(a, root=None), np.ones(len(a))  # of b = A 1 the solution does not grow
+        calls: dict[str, Callable[..., object]] = {
+            "solve": lambda **options: linalg.solve(matrix, a @ ones, **options),  # noqa: B023
+            "solve, in place": lambda **options: linalg.solve(
+                matrix.copy(),  # noqa: B023
+                ctx.from_global((a @ ones)[:, None], root=None),  # noqa: B023
+                overwrite_a=True,
+                **options,
+            ),
+            "inv": lambda **options: linalg.inv(matrix, **options),  # noqa: B023
+            "inv, in place": lambda **options: linalg.inv(matrix.copy(), overwrite_a=True, **options),  # noqa: B023
+        }
+        for verb, call in calls.items():
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                call(check=False)
+                assert not caught
+                call()
+            texts = same_on_all_ranks([str(warning.message) for warning in caught])
+            assert len(texts) == is_ill, verb
+            for warning in caught:
+                assert (warning.category, Path(warning.filename).name) == (pblas.PblasWarning, "test_solve.py")
+                assert str(warning.message).startswith(f"{verb.partition(',')[0]}: A is ill-conditioned")
+
+
+def test_a_positive_definite_matrix_is_judged_by_its_lower_triangle(ctx: pblas.Context) -> None:
+    for diagonal, is_ill in ((np.logspace(0, -20, 40), True), (np.logspace(0, -10, 40), False)):
+        a = ctx.from_global(np.diag(diagonal) + np.triu(np.full((40, 40), np.nan), 1), root=None)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            linalg.solve(a, diagonal, assume_a="pos")
+        assert len(caught) == is_ill
+    with pytest.warns(pblas.PblasWarning, match=r"number is 1e-20, less than eps = 2.2e-16 of float64"):
+        linalg.solve(ctx.from_global(np.diag([1.0, 1e-20]), root=None), np.ones(2), assume_a="pos")
+    check_product(ctx)
+
+
+def test_a_warning_that_is_an_error_on_one_rank_leaves_the_context_usable(ctx: pblas.Context) -> None:
+    a = ctx.from_global(hilbert(15), root=None)
+    for call in (lambda: linalg.solve(a, np.ones(15)), lambda: linalg.inv(a)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if ctx.rank == ctx.nprocs - 1 else "ignore")
+            kind, _ = outcome_of(call)
+        assert kind == ("PblasWarning" if ctx.rank == ctx.nprocs - 1 else "no exception")
+        check_product(ctx)
