@@ -6,8 +6,23 @@ Type checkers see the same names as imports under `if TYPE_CHECKING`; `tests/uni
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+
+
+def missing(package: str, name: str, names: Iterable[str]) -> AttributeError:
+    """The error of a name that a package lacks, with the names that are most like it.
+
+    >>> print(missing("pblas.linalg", "cholesky_factor", ["cho_factor", "cholesky", "det"]))
+    module 'pblas.linalg' has no attribute 'cholesky_factor'; it has cho_factor, cholesky; dir(pblas.linalg) lists all
+    """
+    text = f"module {package!r} has no attribute {name!r}"
+    if not name.startswith("_"):  # Python asks for such names
+        from difflib import get_close_matches
+
+        near = ", ".join(get_close_matches(name, names, 5))
+        text += f"; {f'it has {near}; ' if near else ''}dir({package}) lists all"
+    return AttributeError(text, name=name, obj=sys.modules.get(package))
 
 
 def lazy(
@@ -27,7 +42,7 @@ def lazy(
         if name in modules.split():
             return import_module(f"{package}.{name}")  # the import makes it an attribute
         if name not in module_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise missing(package, name, names_of_all())
         value = namespace[name] = getattr(import_module(module_of[name]), name)
         return value
 

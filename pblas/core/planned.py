@@ -26,7 +26,7 @@ was dropped before, so a loop holds one early result more; and only small calls 
 
 _INTERNAL = frozenset(
     (
-        *("begin", "bound", "complete", "detach", "forget_operands", "free_buffers"),
+        *("begin", "bound", "complete", "detach", "executing", "factoring", "forget_operands", "free_buffers"),
         *("is_ready", "kept_nbytes", "kind", "last_use", "launch", "made", "new_result", "noun", "operation"),
         *("perform", "prepare", "rehearse", "run", "run_locally", "text", "topology", "trial"),
     )

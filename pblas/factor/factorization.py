@@ -61,6 +61,12 @@ class Factored(NamedTuple):
     order: Array | None = None
 
 
+_INTERNAL = frozenset(
+    ("applied", "condition", "determinant", "formed", "inverse", "solution", "taken", "triangle", "upper")
+)
+"""Names of factors that are for other modules of the package."""
+
+
 class FactoredMatrix:
     """The base of factor objects: W is the memory of the factor, and `desc` the layout of the matrix."""
 
@@ -77,6 +83,9 @@ class FactoredMatrix:
     def dtype(self) -> Dtype:
         """Dtype of the factored matrix (global)."""
         return self._w.dtype
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in _INTERNAL]
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.shape[0]} x {self.shape[1]} {self.dtype.name}>"

@@ -27,7 +27,6 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import checked_flag
 from pblas.triangular.trsm import triangle_solved
-from pblas.vectors.matrix_vector import Product, product
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Number, Real
@@ -127,6 +126,8 @@ def one_norm(a: DistMatrix, *, is_pos: bool = False) -> float:
     """**Collective.** The 1-norm of A; of a positive definite A the lower triangle is read."""
     if not is_pos:
         return float(a.norm(1))
+    from pblas.vectors.matrix_vector import Product, product
+
     ones = np.ones(len(a), a.dtype)
     return float(product(Product("ahemv", a, ones, uplo="L", absolute="abs")).max(initial=0))
 

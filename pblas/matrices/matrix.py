@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype
     from pblas.layouts.descriptor import MatrixDescriptor
 
-_INTERNAL = frozenset({"conjugated", "detach", "key", "runtime", "signature", "stored"})
+_INTERNAL = frozenset({"computed", "conjugated", "detach", "key", "register", "runtime", "signature", "stored"})
 """Attributes that other modules of the package use, and TAB does not show."""
 
 

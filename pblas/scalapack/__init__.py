@@ -32,3 +32,13 @@ globals().update(_ROUTINES)
 __all__ = sorted(  # noqa: PLE0605 - a list of strings: `import *` leaves `exit` to Python
     name for name, value in list(globals().items()) if callable(value) and not hasattr(builtins, name)
 )
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "exit", *(name for name in globals() if name.startswith("__"))]
+
+
+def __getattr__(name: str) -> object:
+    from pblas._lazy import missing
+
+    raise missing(__name__, name, __dir__())

@@ -96,6 +96,31 @@ def test_methods(ctx: Context) -> None:
     check(ctx, calls)
 
 
+def test_tab_shows_no_inner_calls(ctx: Context) -> None:
+    """Methods with a `verb` are steps of other calls, and so are those that return a `Factoring`."""
+    for kind, made in objects(ctx).items():
+        for name in dir(made):
+            method = inspect.getattr_static(made, name)
+            if not name.startswith("_") and inspect.isfunction(method):
+                assert "verb" not in inspect.signature(method).parameters, f"{kind.__name__}.{name}"
+                assert name not in ("executing", "factoring", "register"), f"{kind.__name__}.{name}"
+    for module in MODULES.values():
+        values = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
+        assert module is pblas or not [name for name, value in values.items() if inspect.ismodule(value)]
+
+
+def test_a_name_that_a_module_lacks_is_refused_with_names_like_it() -> None:
+    for module, name, text in (
+        (linalg, "choleski", "has no attribute 'choleski'; it has cholesky"),
+        (scalapack, "pdgesvd", "it has pdgesv, "),
+        (pblas, "elementwize", "it has elementwise, "),
+        (blas, "zzzz", "has no attribute 'zzzz'; dir(pblas.blas) lists all"),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            getattr(module, name)
+        assert text in str(caught.value)
+
+
 def test_classes(ctx: Context) -> None:
     made: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in classes()}
     check(ctx, {name: partial(kind, misspelt=1) for name, kind in made.items()})
