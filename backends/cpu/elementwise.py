@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pblas.backends.cpu.pointwise import OWN, SHORT, line
+from pblas.backends.cpu.pointwise import OWN, POWERS, SHORT, line
 from pblas.backends.dtypes import Array, Dtype, address_of
 from pblas.epilogues import COMPARISONS, Apply, Name, Node, Number
 
@@ -186,8 +186,8 @@ def _compiled(tree: Node, real: Dtype, complex_names: frozenset[str]) -> _Compil
             args = [line(x, shape[-1]) if not isinstance(x, np.ndarray) and shape[-1] > SHORT else x for x in args]
         if out is None and reused is not None and isinstance(args[reused], np.ndarray) and args[reused].shape == shape:
             out = args[reused]
-        if function is np.power and not isinstance(args[1], np.ndarray) and args[1] == 2:
-            return np.square(args[0], out=out)  # the power function costs forty times as much
+        if function is np.power and not isinstance(args[1], np.ndarray) and args[1] in POWERS:
+            return POWERS[args[1]](args[0], out=out)
         return function(*args, out=out) if out is not None else function(*args)
 
     return _Compiled(apply, is_complex, is_new=tree.function not in COMPARISONS)

@@ -65,6 +65,9 @@ OWN: dict[str, Callable[[Array], Array]] = {
 }
 """Functions that NumPy does not have under the same name."""
 
+POWERS: dict[float, np.ufunc] = {2.0: np.square, -1.0: np.reciprocal}
+"""Powers that have a function of their own, as in NumPy: power takes forty times as long as square, and makes NaN of
+the inverse of a complex infinity."""
 PIECE_NBYTES = 120 << 10
 """Bytes of rows evaluated at a time: intermediate arrays stay in a cache, and in memory that malloc keeps. (glibc
 returns blocks of 128 KiB and more to the system.)"""
@@ -158,8 +161,9 @@ def _evaluator(node: Node, *, overwrites: bool) -> Evaluator:
     if node.function == "where":
         return lambda x, operands: np.where(*(argument(x, operands) for argument in arguments))
     function: Any = getattr(np, node.function, None)
-    if node.function == "power" and node.arguments[1] == Number(2.0):  # the power function costs forty times as much
-        function, arguments = np.square, arguments[:1]
+    exponent = node.arguments[1] if node.function == "power" else None
+    if isinstance(exponent, Number) and exponent.value in POWERS:
+        function, arguments = POWERS[exponent.value], arguments[:1]
     if node.function == "relu":
         function, arguments = np.maximum, [*arguments, lambda x, _: x.dtype.type(0)]
     if function in (np.maximum, np.minimum):

@@ -493,3 +493,11 @@ def test_bfloat16_is_the_same_as_ml_dtypes(ctx: pblas.Context) -> None:
 def test_a_long_sum_is_not_nested(ctx: pblas.Context) -> None:
     a = ctx.from_global(np.arange(12.0).reshape(3, 4), root=None)
     assert np.array_equal(collected(pblas.elementwise("+".join(["x"] * 200), x=a)), 200 * np.arange(12.0).reshape(3, 4))
+
+
+def test_powers_of_complex_infinities_are_those_of_numpy(ctx: pblas.Context) -> None:
+    x = np.array([[complex(np.inf, 0), complex(0, np.inf), complex(np.inf, 1), complex(-np.inf, 0), 0, 2j]])
+    a = ctx.from_global(x, root=None)
+    with np.errstate(all="ignore"):
+        for exponent in (-1, 2):
+            assert np.array_equal(collected(a**exponent), x**exponent, equal_nan=True)
