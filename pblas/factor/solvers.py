@@ -137,8 +137,8 @@ def _warn_if_small(opname: str, rcond: float, dtype: np.dtype[Any]) -> None:
     eps = np.finfo(dtype).eps
     if rcond < eps:
         warnings.warn(
-            f"{opname}: A is ill-conditioned: its reciprocal condition number is {rcond:.2g}, less than eps = {eps:.2g} "
-            f"of {dtype.name}, so the result may have no correct digit; check=False leaves out this check",
+            f"{opname}: A is ill-conditioned: its reciprocal condition number is {rcond:.2g}, less than eps = "
+            f"{eps:.2g} of {dtype.name}, so the result may have no correct digit; check=False leaves out this check",
             errors.PblasWarning,
             stacklevel=3,
         )

@@ -97,12 +97,12 @@ def test_methods(ctx: Context) -> None:
 
 
 def test_tab_shows_no_inner_calls(ctx: Context) -> None:
-    """Methods with a `verb` are steps of other calls, and so are those that return a `Factoring`."""
+    """Methods with a `opname` are steps of other calls, and so are those that return a `Factoring`."""
     for kind, made in objects(ctx).items():
         for name in dir(made):
             method = inspect.getattr_static(made, name)
             if not name.startswith("_") and inspect.isfunction(method):
-                assert "verb" not in inspect.signature(method).parameters, f"{kind.__name__}.{name}"
+                assert "opname" not in inspect.signature(method).parameters, f"{kind.__name__}.{name}"
                 assert name not in ("executing", "factoring", "register"), f"{kind.__name__}.{name}"
     for module in MODULES.values():
         values = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}

@@ -346,17 +346,17 @@ def test_ill_conditioned_matrices_are_reported_on_every_rank(contexts: Contexts,
             "inv": lambda **options: linalg.inv(matrix, **options),  # noqa: B023
             "inv, in place": lambda **options: linalg.inv(matrix.copy(), overwrite_a=True, **options),  # noqa: B023
         }
-        for verb, call in calls.items():
+        for call_name, call in calls.items():
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 call(check=False)
                 assert not caught
                 call()
             texts = same_on_all_ranks([str(warning.message) for warning in caught])
-            assert len(texts) == is_ill, verb
+            assert len(texts) == is_ill, call_name
             for warning in caught:
                 assert (warning.category, Path(warning.filename).name) == (pblas.PblasWarning, "test_solve.py")
-                assert str(warning.message).startswith(f"{verb.partition(',')[0]}: A is ill-conditioned")
+                assert str(warning.message).startswith(f"{call_name.partition(',')[0]}: A is ill-conditioned")
 
 
 def test_a_positive_definite_matrix_is_judged_by_its_lower_triangle(ctx: pblas.Context) -> None:
