@@ -67,6 +67,9 @@ _KINDS: tuple[type[BaseException], ...] = (
     *(errors.MismatchError, errors.FileFormatError, errors.BackendError, errors.WorkspaceError, errors.ContextError),
     *(errors.PblasArgumentError, errors.OutOfRangeError, errors.PblasError, KeyboardInterrupt),
 )
+CHECKSUM = "CRC-32"
+"""Name of the checksums of arrays, in arguments."""
+_FOR_ARRAYS = ": send the array of one rank to all (MPI's bcast), or give random generators the same seed"
 
 
 @dataclass(slots=True)
@@ -520,12 +523,16 @@ def _difference(known: _Known) -> str:
             f"every rank of a context makes the same calls in the same order"
         )
     values, other_values = (dict(line.partition("=")[::2] for line in each) for each in (lines, other_lines))
-    for name in values | other_values:
+    # A checksum last: where another argument differs too, that one says more.
+    for name in sorted(
+        values | other_values, key=lambda name: CHECKSUM in values.get(name, other_values.get(name, ""))
+    ):
         value, other_value = (each.get(name, "not given") for each in (values, other_values))
         if value != other_value:
+            remedy = _FOR_ARRAYS if CHECKSUM in value + other_value else ""
             return (
                 f"{operation}: {name} differs between ranks: {value} on rank {rank}, "
-                f"{other_value} on rank {other_rank}; pass the same on every rank"
+                f"{other_value} on rank {other_rank}; pass the same on every rank{remedy}"
             )
     return f"{operation}: ranks {rank} and {other_rank} passed different arguments; pass the same on every rank"
 

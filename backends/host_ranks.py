@@ -76,6 +76,8 @@ class HostRanks(ABC):
         self._nodes = self._gathered_nodes()
         self.plain_channel: HostChannel = self.peers.channel()
         self.channel = self.plain_channel
+        self.compared = ""
+        """Texts of arrays that are equal on all ranks, for the next agreement: see `compare_array` (global)."""
         self.read_nbytes = 0  # bytes of near ranks' matrices that movements of this rank have read in place (local)
         self._blas = BlasThreads(self.threads)
         self.workspace_slot: WorkspaceSlot | None = None
@@ -154,6 +156,9 @@ class HostRanks(ABC):
 
         Blocks that all ranks have dropped are free afterwards.
         """
+        if self.compared:  # before the other arguments: a long text is cut
+            opname, _, arguments = call.partition("\n")
+            call, self.compared = f"{opname}{self.compared}\n{arguments}", ""
         number = self.agreement.ncalls
         agreed = self.agreement.agree(call, error, maxima=maxima, bits=self.arena.marked_bits(number))
         self.arena.reclaim(number, agreed.bits)

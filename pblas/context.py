@@ -53,7 +53,8 @@ class Context(Constructors, Collectives):
         device: GPU of this rank, an index of CUDA's visible devices; it becomes this thread's current device. None for
             the rank on the node modulo the number of visible GPUs (local).
         debug: before every execution on GPUs, check that all ranks execute the same plan; on CPUs this is always
-            checked (global).
+            checked. Compare all elements of arrays that must be equal on all ranks; otherwise a sample of arrays of
+            more than 16 KiB is compared, and none in the memory of GPUs (global).
         tuning: "measured": plans take the rate of the network between nodes, which a context of several nodes measures
             once (2 MiB are sent); "fixed": plans depend on the layouts alone, and are the same in every run (global).
         process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for

@@ -17,7 +17,7 @@ from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
-from pblas.runtime.arrays import checked_array
+from pblas.runtime.arrays import checked_array, compare_array
 from pblas.runtime.runtime import Runtime, checked_dtype, shared_descriptor
 
 _NUMBERS = int, float, complex, np.number
@@ -266,6 +266,7 @@ def _checked_operand(opname: str, name: str, z: object, runtime: Runtime | None)
             f"{opname}: {name} is an array of {array.dtype}, which pblas does not compute with; pass "
             f"{name}.astype('float64')"
         )
+    compare_array(name, array, runtime)
     return array.reshape((1,) * (2 - array.ndim) + array.shape)
 
 

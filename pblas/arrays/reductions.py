@@ -19,7 +19,7 @@ from pblas.core.checks import check_matrix, common_dtype
 from pblas.core.operation import Bound, Operation
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.arrays import checked_array, converted_array
+from pblas.runtime.arrays import converted_array, equal_array
 from pblas.runtime.runtime import Runtime, checked_flag, name_of, spelled
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class ProductWithArray(Reduced):
 
     @classmethod
     def bind(cls, opname: str, runtime: Runtime, a: DistMatrix, vector: object) -> Bound[Any]:
-        v = runtime.backend.reading(checked_array(opname, "the vector", vector, runtime))
+        v = equal_array(opname, "the vector", vector, runtime)
         if v.shape != (a.shape[1],):
             raise errors.DescriptorError(
                 f"{opname}: A is {_size(a)}, the vector has shape {v.shape}; expected {a.shape[1]} elements"

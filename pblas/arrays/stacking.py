@@ -18,7 +18,7 @@ from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.api import Redistribution, redistributed
-from pblas.runtime.arrays import checked_array, converted_array
+from pblas.runtime.arrays import converted_array, equal_array
 from pblas.runtime.runtime import Runtime, fail_without_context
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:
 
 def _checked_elements(runtime: Runtime, value: object, view: DistMatrix) -> Array:
     """A scalar or an array, in the dtype of a view and of a shape that broadcasts to its (local)."""
-    array = runtime.backend.reading(checked_array(_VERB, "the value", value, runtime))
+    array = equal_array(_VERB, "the value", value, runtime)
     array = converted_array(_VERB, "the value", array, view.dtype, rounds=True)
     try:
         np.broadcast_to(array, view.shape)

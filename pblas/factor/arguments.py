@@ -11,7 +11,7 @@ from pblas.core.checks import check_context, check_not_conjugated, check_writabl
 from pblas.factor.choose import FactorizationAlgorithm, Kind, QrAlgorithm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.arrays import checked_array, converted_array
+from pblas.runtime.arrays import converted_array, equal_array
 from pblas.runtime.runtime import Runtime, checked_dtype, fail_without_context
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def checked_right(
         check_matrix(opname, "B", b, runtime, dtype)
         check_rows(opname, shape, b.shape[0], "rows")
         return b, b.signature()
-    array = runtime.backend.reading(checked_array(opname, "b", b, runtime))
+    array = equal_array(opname, "b", b, runtime)
     if array.ndim not in (1, 2):
         raise errors.ArgumentError(
             f"{opname}: b must be a DistMatrix, or an array of one or two dimensions that is equal on all ranks, got "

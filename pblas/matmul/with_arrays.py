@@ -13,7 +13,7 @@ from pblas.core.operation import Bound, Operation
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.arrays import checked_array, converted_array
+from pblas.runtime.arrays import checked_array, compare_array, converted_array
 from pblas.runtime.runtime import Runtime, name_of
 from pblas.vectors.matrix_vector_plan import LocalPlan
 
@@ -49,6 +49,7 @@ class Replication(Operation[DistMatrix]):
         elements = checked_array(opname, "the array", array, runtime)
         if elements.ndim != 2:
             raise errors.ArgumentError(f"{opname}: the array has {elements.ndim} dimensions; expected 2")
+        compare_array("the array", elements, runtime)
         elements = converted_array(opname, "the array", elements, like.dtype)
         m, n = elements.shape
         desc = MatrixDescriptor.replicated(m, n, runtime.nprocs)

@@ -15,7 +15,7 @@ from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.arrays import checked_array
+from pblas.runtime.arrays import checked_array, compare_array
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, shared_descriptor
 
@@ -102,6 +102,8 @@ class Creation:
                     raise errors.DescriptorError(
                         f"{opname}: the array is {shape}, the descriptor {desc.m} x {desc.n}; make them agree"
                     )
+                if root is None:
+                    compare_array("the array", source, self.runtime)
         known = dtype_index >= 0 and (root is None or by_function or dtype is not None)
         arguments = {"desc": shared_descriptor(desc), "root": root, "a function": by_function}
         arguments["dtype"] = STORED[dtype_index].name if known else "the array's"

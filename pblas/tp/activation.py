@@ -11,6 +11,7 @@ from pblas.core.checks import shares_memory
 from pblas.epilogues import NAMED, RESULT, Epilogue, used_names
 from pblas.matmul.epilogue_arguments import ProductEpilogue
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.arrays import compare_array
 from pblas.runtime.runtime import name_of
 from pblas.tp.products import Caller, rows
 
@@ -71,6 +72,8 @@ class Activation:
         first = None if bias is None else Epilogue("bias", bias=bias)
         last = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
         split = placed.descs["y"].columns
+        if bias is not None and (split.is_replicated or split.is_whole):
+            compare_array("bias", caller.runtime.backend.as_array(bias), caller.runtime)
         if isinstance(last, Epilogue) and last.is_rmsnorm and not (split.is_replicated or split.is_whole):
             raise errors.ArgumentError(
                 f"{caller.opname}: 'rmsnorm' needs whole rows, and this rank has some features of y only; it may "

@@ -20,6 +20,7 @@ from pblas import errors
 from pblas.backends.dtypes import ArrayT
 from pblas.core.variants import variant
 from pblas.matmul.epilogue_arguments import scaled
+from pblas.runtime.arrays import compare_array
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
 from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, Layer
@@ -334,6 +335,8 @@ def _backward(
             gradient = ActivationGradient(caller, epilogue, dy, aux)
             shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)
             y, w, x = shards["y"], shards["w"], shards["x"]
+            if layer is REDUCE:
+                compare_array("dy", runtime.backend.as_array(dy), runtime)
             if needs[0]:
                 dx = caller.target("dx", caller.form.placed.shapes["x"], x.dtype)
             if needs[1]:

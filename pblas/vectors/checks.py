@@ -15,7 +15,7 @@ from pblas.arrays.reduction_run import PreparedReduction, combined, partial_resu
 from pblas.collectives.api import Exchange
 from pblas.core.checks import check_context, check_not_conjugated, shares_memory
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.arrays import checked_array, converted_array
+from pblas.runtime.arrays import converted_array, equal_array
 from pblas.runtime.runtime import Runtime, name_of, shared_descriptor
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def checked_vector(
     if not arrays or np.ndim(value) != 1:
         got = f"{type(value).__name__} of {np.ndim(value)} dimensions" if arrays else type(value).__name__
         raise errors.ArgumentError(f"{opname}: {name} must be an {kinds}, got {got}")
-    elements = runtime.backend.reading(checked_array(opname, name, value, runtime))
+    elements = equal_array(opname, name, value, runtime)
     return VectorOperand(
         len(elements), None, elements if dtype is None else converted_array(opname, name, elements, dtype)
     )

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
+import pblas
+from pblas import tp
+from pblas.runtime.arrays import COMPARED_NBYTES
 from tests.common.operations.catalogue import OPERATIONS
 from tests.common.operations.operation import Layout, Operand, Operation, Same, made, outcome, wrong_result
 from tests.common.ranks import COMM, Contexts, check_product, few
@@ -38,7 +44,6 @@ WORDS: dict[str, str] = {
 """Other words for an argument in messages, beside its name."""
 OF_MATRICES = {"matrix", "conjugated"}
 NOT_COMPARED = {
-    ("DistMatrix.__setitem__: of a number", "value"): "elements, as those of arrays",
     ("Context.from_function", "f"): "elements",
     ("Context.from_global", "f"): "elements",
     ("Context.from_parts", "n"): "each rank has a length of its own",
@@ -94,3 +99,80 @@ def test_an_argument_that_differs_on_one_rank_is_named(contexts: Contexts, name:
     texts = dict.fromkeys(text for failed in COMM.allgather(failures) for text in failed)
     if texts:
         pytest.fail("\n".join(texts))
+
+
+TAKE_ARRAYS = {
+    *("DistMatrix.__add__", "DistMatrix.__matmul__", "DistMatrix.__setitem__", "blas.gemv", "blas.ger", "blas.trsv"),
+    *("linalg.solve", "linalg.lstsq", "linalg.cg", "linalg.solve_triangular", "elementwise", "linalg.lu_factor"),
+}
+"""Some functions of which the test must have found that they take arrays."""
+
+
+@pytest.mark.parametrize("change", [0, 1])
+def test_an_array_in_place_of_a_matrix_that_differs_on_one_rank_is_named(contexts: Contexts, change: int) -> None:
+    """Every operand of every call is tried: where a call takes an array, the ranks compare its elements."""
+    ctx, failures, taken = contexts["shared"], [], set()
+    for which, operation in enumerate(OPERATIONS.values()):
+        for name, operand in operation.operands.items():
+            for dimensions in (1, 2) if operand.kind in ("column", "row") else (2,):
+                given, arrays = made(ctx, operation.values)
+                array = arrays[name].ravel() if dimensions == 1 else arrays[name]
+                given[name] = array + change * (ctx.rank == which % COMM.size)
+                before = ctx.runtime.backend.agreement.ncalls
+                kind, said, _ = outcome(partial(operation.call, ctx, **given))
+                everywhere = set(COMM.allgather((kind, said)))
+                text = f"{operation.name}({name}), {dimensions} dimensions"
+                if len(everywhere) > 1:
+                    failures.append(f"{text}: the ranks saw different outcomes: {everywhere}")
+                elif kind in ("", "MismatchError") and ctx.runtime.backend.agreement.ncalls > before:
+                    taken.add(operation.function)
+                    if (kind == "MismatchError") != bool(change) or (change and "CRC-32" not in said):
+                        failures.append(f"{text}: {kind} {said}")
+    check_product(ctx)
+    assert not failures, "\n".join(failures)
+    assert taken >= TAKE_ARRAYS
+
+
+def test_arrays_that_are_equal_bit_by_bit_are_equal(contexts: Contexts) -> None:
+    """NaN, other strides, and the elements of large arrays that only debug=True compares."""
+    ctx = contexts["shared"]
+    a, x = ctx.random((9, 9)), np.full(9, np.nan)
+    a[0] = np.repeat(x, 2)[::2] if ctx.rank else x
+    assert np.isnan(a[0].to_global(None)).all()
+    most = COMPARED_NBYTES // 8
+    for size, differs in ((most, True), (8 * most, False)):
+        y = np.ones(size)
+        y[-1] += ctx.rank == 1
+        kind, said, _ = outcome(partial(ctx.replicate, y[:, None]))
+        assert (kind, "array differs between ranks" in said) == (("MismatchError", True) if differs else ("", False))
+    other = np.ones((8 * most, 1)) + (ctx.rank == 1)
+    assert outcome(lambda: ctx.replicate(other))[0] == "MismatchError"
+    assert outcome(lambda: ctx.replicate(np.asfortranarray(other.reshape(8, -1))))[0] == "MismatchError"
+    with pblas.Context(COMM, debug=True) as debugged:
+        other[:-1] = 1
+        assert outcome(lambda: debugged.replicate(other))[0] == "MismatchError"
+
+
+WITHOUT_MATRICES: dict[str, Callable[[pblas.Context, Any], object]] = {
+    "bias": lambda ctx, x: tp.linear_allreduce(np.ones((3, 6)), np.ones((4, 6)), x[:4], ctx=ctx),
+    "bias, with sums for tokens": lambda ctx, x: tp.linear_reduce_scatter(
+        np.ones((9, 6)), np.ones((4, 6)), x[:4], ctx=ctx
+    ),
+    "dy": lambda ctx, x: tp.linear_allreduce_backward(x.reshape(3, 4), np.ones((3, 6)), np.ones((4, 6)), ctx=ctx),
+    "the array": lambda ctx, x: ctx.from_global(x.reshape(3, 4), root=None),
+    "the array, to replicate": lambda ctx, x: ctx.replicate(x.reshape(3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_MATRICES)
+@pytest.mark.parametrize("change", [0, 1])
+def test_an_array_of_a_call_without_matrices_that_differs_on_one_rank_is_named(
+    contexts: Contexts, name: str, change: int
+) -> None:
+    ctx = contexts["shared"]
+    x = np.arange(12.0) + change * (ctx.rank == COMM.size - 1)
+    kind, said, _ = outcome(lambda: WITHOUT_MATRICES[name](ctx, x))
+    assert kind == "MismatchError" * change
+    assert not change or name.partition(",")[0] in said
+    assert len(set(COMM.allgather(said))) == 1
+    check_product(ctx)
