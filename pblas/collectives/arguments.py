@@ -26,7 +26,7 @@ from pblas.collectives.collective_plan import (
 )
 from pblas.collectives.collective_run import OneShot
 from pblas.collectives.reduction_run import OPERATIONS, ByFunction, Finish, Normalised, Pointwise
-from pblas.core.checks import is_same_memory, shares_memory
+from pblas.core.checks import check_written, is_same_memory, shares_memory
 from pblas.epilogues import Epilogue
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
@@ -43,11 +43,6 @@ _ALGORITHMS = "auto", *ALGORITHMS
 _WRONG = 1 << 61  # greater than all codes of arrays
 _KINDS = {"weight": ("row",), "eps": ("number",), "residual": ("full",)}
 """Kinds of the operands of "rmsnorm"; an operand of an expression may be of any kind."""
-
-
-def is_writeable(x: Any) -> bool:
-    """Whether an array can be written; arrays on GPUs always can."""
-    return getattr(x.flags, "writeable", True)
 
 
 def backends_array(backend: HostRanks, what: str, value: object) -> Array:
@@ -96,8 +91,7 @@ class Arguments(ABC):
             )
         if self.out.dtype != self.dtype:
             raise errors.DTypeError(f"{name}: out is {self.out.dtype}, x is {self.dtype.name}; give both one dtype")
-        if not is_writeable(self.out):
-            raise errors.ArgumentError(f"{name}: out is read-only; give it memory that can be written")
+        check_written(f"{name}: out", self.out)
 
     def _array(self, name: str, value: object) -> Array:
         if type(value) is np.ndarray and not self.runtime.backend.gpus:  # the most frequent case
@@ -447,8 +441,8 @@ class ReduceArguments(Arguments):
             raise errors.ArgumentError(f"{what} must be {expected}, got {got}")
         if array.dtype != self.dtype and (written or array.dtype != accumulator_dtype(self.dtype)):
             raise errors.DTypeError(f"{what} is {array.dtype}, x is {self.dtype.name}; convert with .astype(x.dtype)")
-        if written and not is_writeable(array):
-            raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it; pass a copy")
+        if written:
+            check_written(what, array)
         for name, other in (("out", self.out), ("x", self.x if written else None)):
             if other is None or not self.overlap(array, other):
                 continue

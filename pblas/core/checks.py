@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +141,41 @@ def shares_memory(x: Array, y: Array) -> bool:
         return True
 
 
+def overlaps_itself(x: Array) -> bool:
+    """Whether the strides of an array let two of its elements share memory; also True if that is hard to say."""
+    if x.size == 0 or x.flags.c_contiguous:
+        return False
+    axes = sorted((abs(step), count) for step, count in zip(x.strides, x.shape, strict=True) if count > 1)
+    span = int(x.itemsize)
+    for step, count in axes:
+        if step < span:
+            break
+        span += step * (count - 1)
+    else:
+        return False
+    if len(axes) != 2 or axes[0][0] == 0 or any(step % x.itemsize for step, _ in axes):
+        return True
+    (fast, m), (slow, n) = axes
+    unit = math.gcd(fast, slow)
+    return slow // unit < m and fast // unit < n
+
+
+def is_writeable(x: Array) -> bool:
+    """Whether an array can be written; arrays on GPUs always can."""
+    return getattr(x.flags, "writeable", True)  # CuPy has no such flag
+
+
+def check_written(what: str, x: Array) -> None:
+    """Raise ArgumentError unless an array can be written, and each element has its own memory (local)."""
+    if not is_writeable(x):
+        raise errors.ArgumentError(f"{what} is read-only; give it memory that can be written")
+    if overlaps_itself(x):
+        raise errors.ArgumentError(
+            f"{what} has elements that share memory (strides {x.strides}); give each element memory of its own, as in "
+            f"a copy"
+        )
+
+
 def is_same_memory(x: Array, y: Array) -> bool:
     """Whether two arrays are the same elements in the same places."""
     return x.shape == y.shape and x.strides == y.strides and address_of(x) == address_of(y)
@@ -184,7 +220,7 @@ def check_matrix(opname: str, name: str, x: object, runtime: Runtime) -> None:
 
 def check_writable(opname: str, x: DistMatrix, name: str = "out") -> None:
     """Raise ArgumentError if the local array of a matrix that is written is read-only (local)."""
-    if not getattr(x.stored(opname).flags, "writeable", True):  # BLAS would write all the same; CuPy has no such flag
+    if not is_writeable(x.stored(opname)):  # BLAS would write all the same
         raise errors.ArgumentError(
             f"{opname}: {name} is made from a read-only array; make it from one that can be written"
         )

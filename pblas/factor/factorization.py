@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pblas import errors
 from pblas.backends.local_step import agreed
-from pblas.collectives.arguments import is_writeable
 from pblas.core.call import made, step
-from pblas.core.checks import check_like_planned, enough_ranks
+from pblas.core.checks import check_like_planned, enough_ranks, is_writeable
 from pblas.core.linalg_errors import not_positive_definite
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned

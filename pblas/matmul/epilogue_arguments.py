@@ -13,7 +13,7 @@ from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, Dtype, accumulator_dty
 from pblas.backends.engine_limits import fused_epilogue
 from pblas.backends.interop import has_memory
 from pblas.backends.push_engine import Finish, is_array
-from pblas.core.checks import shares_memory
+from pblas.core.checks import check_written, shares_memory
 from pblas.epilogues import RESULT, Epilogue
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_scalar
@@ -137,8 +137,8 @@ def _checked(opname: str, runtime: Runtime | None, name: str, value: object, *, 
         if is_result:
             raise errors.ArgumentError(f"{opname}: {name} must be an array in the memory of the GPU")
         return float(array.reshape(1)[0])
-    if is_result and not getattr(array.flags, "writeable", True):
-        raise errors.ArgumentError(f"{opname}: {name} is read-only; pass an array that can be written")
+    if is_result:
+        check_written(f"{opname}: {name}", array)
     return array.reshape(1)
 
 
@@ -257,8 +257,7 @@ class ProductEpilogue:
                     raise errors.DTypeError(
                         f"{what} is {x.dtype.name}, D is {self.dtype.name}; the sum is stored in it: use D's dtype"
                     )
-                if not getattr(x.flags, "writeable", True):
-                    raise errors.ArgumentError(f"{what} is read-only, but the sum is stored in it; pass a copy")
+                check_written(what, x)
             memory_of = runtime.backend.memory_of
             if out is not None and out.size and shares_memory(memory_of(x), memory_of(out)):
                 raise errors.ArgumentError(f"{what} overlaps out; give it memory of its own")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from pblas.core.checks import check_written
 from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
@@ -180,32 +180,9 @@ def checked_part(
             f"{name} must have room for {shape[0]} x {shape[1]} elements (one dimension: LLD_ = {lld} for each "
             f"column), got an array of shape {array.shape}"
         )
-    if written and not getattr(array.flags, "writeable", True):
-        raise ArgumentError(f"{name} is an array that cannot be written; pass a copy")
-    if written and overlaps_itself(part):
-        raise ArgumentError(
-            f"{name} is written and must have memory for each element, got strides of {part.strides} bytes"
-        )
+    if written:
+        check_written(name, part)
     return part
-
-
-def overlaps_itself(part: Array) -> bool:
-    """Whether the strides of a part let two of its elements share memory."""
-    if part.size == 0:
-        return False
-    axes = sorted((abs(step), count) for step, count in zip(part.strides, part.shape, strict=True) if count > 1)
-    span = int(part.itemsize)
-    for step, count in axes:
-        if step < span:
-            break
-        span += step * (count - 1)
-    else:
-        return False
-    if len(axes) < 2 or axes[0][0] == 0 or any(step % part.itemsize for step, _ in axes):
-        return True
-    (fast, m), (slow, n) = axes
-    unit = math.gcd(fast, slow)
-    return slow // unit < m and fast // unit < n
 
 
 def cut(array: Array, shape: tuple[int, int], lld: int) -> Array | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.local_step import agreed
+from pblas.core.checks import check_written
 from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.matrices.scatter_gather import index_of
 from pblas.scalapack import descriptors
@@ -72,8 +73,8 @@ class TiedVector:
             )
             kinds = " or ".join(dtypes)
             raise ArgumentError(f"{name} must be a NumPy array of {size} {kinds}, in one dimension, got {got}")
-        if written and not array.flags.writeable:
-            raise ArgumentError(f"{name} is an array that cannot be written; pass a copy")
+        if written:
+            check_written(name, array)
 
     def store(self, array: Array, values: Array) -> None:
         """Write this process's part of the vector, of which all processes have all elements (local)."""

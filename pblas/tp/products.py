@@ -18,7 +18,7 @@ from pblas.collectives.api import add_up, gather, refuse_stream
 from pblas.collectives.arguments import array_remedy, backends_array
 from pblas.collectives.collective_plan import APART_NBYTES, choose
 from pblas.context import Context
-from pblas.core.checks import shares_memory
+from pblas.core.checks import check_written, shares_memory
 from pblas.layouts.checks import checked_int
 from pblas.matmul.api import plan_matmul
 from pblas.matmul.arguments import checked_wire
@@ -292,8 +292,7 @@ class Caller:
         if (array.shape, array.dtype) != (shape, dtype):
             got, expected = (f"{text(n)} {kind.name}" for n, kind in ((array.shape, array.dtype), (shape, dtype)))
             raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")
-        if not getattr(array.flags, "writeable", True):
-            raise errors.ArgumentError(f"{name} is read-only; give it memory that can be written")
+        check_written(name, array)
         return Target(out, array, self._like)
 
     def is_apart(self, travels: Matrix | None, target: Matrix) -> bool:

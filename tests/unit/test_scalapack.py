@@ -13,8 +13,9 @@ import pytest
 
 import hatch_build
 from pblas import PblasArgumentError, scalapack
+from pblas.core.checks import overlaps_itself
 from pblas.scalapack import routines
-from pblas.scalapack.descriptors import Entries, cut, overlaps_itself
+from pblas.scalapack.descriptors import Entries, cut
 from pblas.scalapack.tools import edited
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, error_exits
 
