@@ -115,6 +115,17 @@ class GpuArray(Protocol):
     def __setitem__(self, index: Any, value: Any, /) -> None: ...
 
 
+def wire_of(dtype: Dtype) -> Dtype:
+    """The dtype in which partial products travel by default.
+
+    That of float16 is float32: products of numbers above 200 overflow in part where their sum does not.
+
+    >>> wire_of(FLOAT16)
+    dtype('float32')
+    """
+    return FLOAT32 if dtype == FLOAT16 else dtype
+
+
 class ProductDtypes(NamedTuple):
     """dtypes of D = op(A) op(B) + C, or of the product that a plan sees, whose A may be the user's B^T."""
 
@@ -127,7 +138,7 @@ class ProductDtypes(NamedTuple):
     @classmethod
     def of(cls, dtype: Dtype, wire: Dtype | None = None) -> ProductDtypes:
         """All matrices of one dtype."""
-        return cls(dtype, dtype, dtype, dtype, dtype if wire is None else wire)
+        return cls(dtype, dtype, dtype, dtype, wire_of(dtype) if wire is None else wire)
 
     @property
     def T(self) -> ProductDtypes:

@@ -81,7 +81,8 @@ def plan_matmul(
             "float8_e4m3fn" or one of them "float8_e5m2", may have a D in bfloat16, float16 or float32. None for that of
             `out` or C, else that of A, or bfloat16 for 8 bits. C has the dtype of D, or 16 bits if D is float32
             (global).
-        wire_dtype: dtype in which partial products travel if D has 16 bits: "float32", or None for that of D (global).
+        wire_dtype: dtype in which partial products travel if D has 16 bits: "float32", or that of D. None for that of
+            a bfloat16 D, and for "float32" of a float16 D, whose partial products may overflow (global).
         overlap: move data while the GEMM runs (global).
         chunks: parts in which each shard moves; on GPUs the number of GEMMs of the product. None lets the planner
             choose (global).

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from pblas import errors
-from pblas.backends.dtypes import RESULTS, Dtype, ProductDtypes, accumulator_dtype
+from pblas.backends.dtypes import RESULTS, Dtype, ProductDtypes, accumulator_dtype, wire_of
 from pblas.backends.engine_limits import MAX_QUEUES
 from pblas.core import checks
 from pblas.core.options import Trans
@@ -310,13 +310,13 @@ def _other(dtype: Dtype, first: Dtype) -> str:
 
 
 def checked_wire(opname: str, wire_dtype: object, dtype: Dtype) -> Dtype:
-    """The dtype in which partial products travel: `wire_dtype`, or by default that of the matrices.
+    """The dtype in which partial products travel: `wire_dtype`, or the default for that of D.
 
     >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
     dtype('float32')
     """
     if wire_dtype is None:
-        return dtype
+        return wire_of(dtype)
     total = accumulator_dtype(dtype)
     try:
         wire = checked_dtype(opname, wire_dtype)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
+from pblas.backends.dtypes import dtype_of_name, wire_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.placement import Placement
 from pblas.layouts.rectangles import LEAF, area
@@ -61,7 +62,7 @@ def choose_rank_update(
         )
 
     topology = replace(topology, push=False)
-    product = choose(dtype, *descs, context=PlanningContext(topology, nprocs, overlap=overlap))
+    product = choose(dtype, *descs, context=_context(dtype, topology, nprocs, overlap=overlap))
     limit = terms * product.max_received_nbytes
     return _cheapest(_product(dtype, descs, nprocs), planned, topology, overlap=overlap, limit=limit)
 
@@ -109,9 +110,15 @@ def choose_symmetric(
 ) -> SymmetricProduct:
     """The plan of symm or hemm: that of the product with the completed matrix, on the right side if `right`."""
     topology = replace(topology, push=False)
-    inner = choose(dtype, *descs, context=PlanningContext(topology, nprocs, overlap=overlap))
+    inner = choose(dtype, *descs, context=_context(dtype, topology, nprocs, overlap=overlap))
     place = Placement.of(descs[1] if right else descs[0])
     return SymmetricProduct(inner, structure, place, right)
+
+
+def _context(dtype: str, topology: Topology, nprocs: int, *, overlap: bool) -> PlanningContext:
+    """The context of a plan whose partial products travel in the default dtype."""
+    wire = wire_of(dtype_of_name(dtype)).name
+    return PlanningContext(topology, nprocs, overlap=overlap, wire="" if wire == dtype else wire)
 
 
 def _product(dtype: str, descs: tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor], nprocs: int) -> Product:
@@ -142,7 +149,7 @@ def _cheapest(
         if best is None or cost < most * (1 if received <= limit and not fits else _LESS):
             best, most, fits = plan, cost, received <= limit
     assert best is not None, "there is an arrangement for every number of ranks"
-    context = PlanningContext(replace(topology, push=False), product.nprocs, overlap=overlap)
+    context = _context(product.dtype, replace(topology, push=False), product.nprocs, overlap=overlap)
     complete = context.complete(best)
     assert isinstance(complete, type(best)), "completion keeps the kind of a plan"
     return complete

@@ -149,8 +149,9 @@ def _linear_with_sums(
         bias: one element for each feature out, the same on every rank, or None (global).
         epilogue: see `allgather_linear`; also "rmsnorm", since rows of y are whole (global).
         features: number of features in of all ranks; None if all ranks have the same number (global).
-        wire_dtype: dtype in which partial products of 16-bit matrices travel: None for the matrices' own, or "float32",
-            which rounds the sum of all ranks only once, and moves twice the bytes; see `pblas.plan_matmul` (global).
+        wire_dtype: dtype in which partial products of 16-bit matrices travel: the matrices' own, or "float32", which
+            rounds the sum of all ranks only once, and moves twice the bytes; None for "float32" of float16, otherwise
+            for the matrices' own; see `pblas.plan_matmul` (global).
         out, aux, out_dtype, tf32, fast_accumulate, autotune, ctx, stream: see `allgather_linear`.
         scale_a, scale_b, scale_d, amax: see `allgather_linear`.
 

@@ -67,7 +67,7 @@ def plan(
     descs = [descriptor(kind, N, N, ctx.nprocs) for kind in EVERY_LAYOUT[kind]]
     a, b = (ctx.random(desc, dtype, seed=i) for i, desc in enumerate(descs[:2]))
     d = ctx.zeros(descs[2], dtype)
-    return a, b, d, pblas.plan_matmul(a, b, out=d, **options)
+    return a, b, d, pblas.plan_matmul(a, b, out=d, **{"wire_dtype": dtype} | options)
 
 
 @cache

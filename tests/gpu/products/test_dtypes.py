@@ -60,7 +60,7 @@ def test_every_algorithm_and_replay(ctx: pblas.Context, layout: str, monkeypatch
         x, y = (placed(ctx, z, kind, order) for z, kind, order in zip((a, b), LAYOUTS[layout], "CF", strict=False))
         out = placed(ctx, np.zeros((m, n), "float16"), LAYOUTS[layout][2], "FC"[turn % 2])
         scale = scalar(ctx, 0.125)
-        with pblas.plan_matmul(x, y, out=out, scale_a=scale) as planned:
+        with pblas.plan_matmul(x, y, out=out, scale_a=scale, wire_dtype="float16") as planned:
             assert planned.plan.algorithm == algorithm
             for _ in range(4):
                 sync()

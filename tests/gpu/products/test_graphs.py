@@ -120,7 +120,8 @@ class Scaled:
         self._worst = cupy.zeros(self._d0.shape, np.float32, order="F")
         self._scales = random.Random(seed)
         self._last: tuple[int, ...] = (0, 0)
-        self.planned = pblas.plan_matmul(self.a, self.b, out=self.d, **options)
+        # Kernels with tiles add partial products of 16 bits that travel as they are.
+        self.planned = pblas.plan_matmul(self.a, self.b, out=self.d, **{"wire_dtype": dtype} | options)
 
     def load(self) -> int:
         """Set data unlike that of the last two calls, on the current stream."""

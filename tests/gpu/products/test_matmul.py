@@ -132,7 +132,14 @@ def test_tile_signals_in_one_kernel(
         take(Algorithm(by, pieces[index % 3]), monkeypatch)
         alpha, beta = next(scalars)
         name = ("bfloat16", "float16")[index // 2 % 2]
-        case = Case(*sizes_, LAYOUTS[layout], name, orders=(*order, order[2]), alpha=alpha, beta=beta, homes="wuuw")
+        case = Case(
+            *(*sizes_, LAYOUTS[layout], name),
+            orders=(*order, order[2]),
+            alpha=alpha,
+            beta=beta,
+            homes="wuuw",
+            options=(("wire_dtype", name),),
+        )
         served.clear()
         Run(ctx, case).multiply()
         assert not fits or all(served), case

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import MatrixDescriptor, errors, tp
+from pblas import MatrixDescriptor, blas, errors, tp
 from pblas.backends.dtypes import E4M3, E5M2, FLOAT8, FLOAT32
 from pblas.matmul.choose import choose
 from pblas.matmul.choose_granularity import PlanningContext
@@ -119,10 +119,12 @@ def test_all_gathers_move_8_bits_and_reductions_16() -> None:
     assert "float8_e4m3fn -> bfloat16" in gathered["float8_e4m3fn"].explain()
     reduced = {
         wire: pblas.plan_matmul(columns, rows, out=rows, dtype=E4M3, out_dtype="float16", wire_dtype=wire).plan
-        for wire in (None, "float32")
+        for wire in ("float16", None, "float32")
     }
     count = 3 * 64 * 16
-    assert [plan.max_received_nbytes for plan in reduced.values()] == [2 * count, 4 * count]
+    assert [plan.max_received_nbytes for plan in reduced.values()] == [2 * count, 4 * count, 4 * count]
+    narrow = pblas.plan_matmul(columns, rows, out=rows, dtype="bfloat16").plan
+    assert narrow.max_received_nbytes == 2 * count
     mixed = pblas.plan_matmul(columns, rows, out=rows, dtype="bfloat16", out_dtype="float32").plan
     assert mixed.max_received_nbytes == 4 * count
     gpus = Topology(4, push=True, gpus=True)
@@ -240,3 +242,27 @@ def test_layers_take_8_bits(ctx: pblas.Context) -> None:
     y = wide(backend.reading(first(here(x[tokens]), scale_a=0.25)))
     assert np.allclose(y, 0.5 * (wide(x) @ wide(w).T)[:, outer], atol=1e-2 * size.max())
     raises_on_all_ranks(errors.DTypeError, "dtype must be one of", lambda: first.backward(here(y), here(x[tokens])))
+
+
+def test_partial_products_of_float16_do_not_overflow(ctx: pblas.Context) -> None:
+    """Halves of K whose products are +inf and -inf in float16, and whose sum is 0."""
+    p = COMM.size
+    n, k = 6 * p, 20 * p
+    values = np.full((n, k), 200.0)
+    sign = np.where(np.arange(k) < k // 2, 1, -1)
+    across, along = MatrixDescriptor.column_wise(n, k, p), MatrixDescriptor.row_wise(k, n, p)
+    a, c = (ctx.from_global(x, across, root=None, dtype="float16") for x in (values, values * sign))
+    b = ctx.from_global((values * sign).T, along, root=None, dtype="float16")
+    full = ctx.full(MatrixDescriptor.column_wise(k, k, p), 200.0, dtype="float16")
+    w = np.ascontiguousarray((values * sign)[:, across.global_ranges(ctx.rank)[1][0][0] :][:, :20]).astype("float16")
+    results: dict[str, Any] = {
+        **{
+            kind: pblas.pmatmul(a, b, out=getattr(MatrixDescriptor, kind)(n, n, p))
+            for kind in ("row_wise", "replicated")
+        },
+        "syr2k": blas.syr2k(a, c),
+        "symm": blas.symm(full, b),
+        "linear_allreduce": tp.linear_allreduce(values[:, :20].astype("float16"), w, ctx=ctx),
+    }
+    for name, x in results.items():
+        assert not np.any(x.local if isinstance(x, pblas.DistMatrix) else x), name
