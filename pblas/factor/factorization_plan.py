@@ -156,14 +156,13 @@ class FactorizationPlan(Plan):
         return steps
 
     def piece_stops(self, s: int) -> list[int]:
-        """For each piece in which the rows of panel s travel, one past its last row (global); empty for one piece."""
+        """For each piece in which the rows of panel s are used, one past its last row (global); empty for one piece."""
         return self._stops_from(self.steps[s].stop)
 
     def _stops_from(self, row: int) -> list[int]:
         """Ends of pieces, of all panels at the same rows; the first has all rows before `row`, the diagonal block."""
-        m = self.w.m
-        travels = self.library == "LAPACK" and self.overlaps_messages
-        return [*range(-(-row // _PIECE) * _PIECE, m, _PIECE), m] if travels else []
+        m, is_cut = self.w.m, self.library == "LAPACK" and self.w.nprocs > 1  # on any transport: the same bits
+        return [*range(-(-row // _PIECE) * _PIECE, m, _PIECE), m] if is_cut else []
 
     @property
     def target(self) -> MatrixDescriptor:

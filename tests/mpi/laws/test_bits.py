@@ -1,0 +1,134 @@
+"""What the documentation says about bits: which results are equal bit by bit on every transport, rank and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pblas
+from pblas import Grid, MatrixDescriptor, blas, linalg
+from tests.common.gauge import Array
+from tests.common.ranks import COMM, Contexts
+
+SETTINGS = "shared", "message"
+P = COMM.size
+pytestmark = [pytest.mark.mpi(min_size=2)]
+SIZES = {2: (300, 1537), 3: (513, 700), 4: (300, 1100), 5: (513,), 6: (700,)}
+"""Sizes by number of ranks; panels of factorizations travel in pieces of 512 rows."""
+
+
+def layouts(n: int) -> Iterator[MatrixDescriptor]:
+    """Rows and cyclic blocks; of small matrices also columns and small blocks, for which all takes longer."""
+    grid = Grid(2, P // 2) if P % 2 == 0 else Grid(1, P)
+    yield MatrixDescriptor.row_wise(n, n, P)
+    yield MatrixDescriptor(n, n, 64, 64, grid)
+    if n <= 300:
+        yield MatrixDescriptor.column_wise(n, n, P)
+        yield MatrixDescriptor(n, n, 8, 8, grid)
+
+
+def whole(x: Any) -> Array:
+    """**Collective.**"""
+    elements: Array = np.asarray(x.to_global(None) if isinstance(x, pblas.DistMatrix) else x)
+    return elements
+
+
+def lu(x: pblas.DistMatrix) -> pblas.DistMatrix:
+    """**Collective.** L and U of panels on all ranks."""
+    return linalg.lu_factor(x, algorithm="blocked").lu()
+
+
+def r_of_qr(x: pblas.DistMatrix) -> pblas.DistMatrix:
+    """**Collective.**"""
+    return linalg.qr(x)[1]
+
+
+def differing(contexts: Contexts, calls: Callable[[pblas.Context], dict[str, Callable[[], Any]]]) -> list[str]:
+    """**Collective.** Names of the calls whose results differ between two transports, or two ranks."""
+    results: dict[str, list[bytes]] = {}
+    for ctx in (contexts[name] for name in SETTINGS):
+        for name, call in calls(ctx).items():
+            results.setdefault(name, []).append(whole(call()).tobytes())
+    return [name for name, found in results.items() if len(set().union(*COMM.allgather(found))) > 1]
+
+
+@pytest.mark.parametrize("n", SIZES.get(P, (300,)))
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_factorizations_and_solutions_have_the_same_bits_on_any_transport(
+    contexts: Contexts, n: int, dtype: str
+) -> None:
+    def calls(ctx: pblas.Context) -> dict[str, Callable[[], Any]]:
+        a, b = (ctx.random((n, n), dtype, seed=seed) for seed in (1, 2))
+        found: dict[str, Callable[[], Any]] = {}
+        for k, desc in enumerate(layouts(n)):
+            x, y = a.redistribute(desc), b.redistribute(desc)
+            s = x + ctx.eye(desc, dtype) * float(n)
+            found |= {
+                f"lu {k}": partial(lu, x),
+                f"cholesky {k}": partial(linalg.cholesky, s),
+                f"solve {k}": partial(linalg.solve, x, y[:, :9]),
+                f"qr {k}": partial(r_of_qr, x[:, :64]),
+                f"trsm {k}": partial(blas.trsm, s, y),
+            }
+        return found
+
+    found = differing(contexts, calls)
+    assert not found, found
+
+
+@pytest.mark.parametrize("n", SIZES.get(P, (300,)))
+def test_products_with_as_many_chunks_have_the_same_bits_on_any_transport(contexts: Contexts, n: int) -> None:
+    """With overlap and without."""
+
+    def calls(ctx: pblas.Context) -> dict[str, Callable[[], Any]]:
+        a, b = (ctx.random((n, n), seed=seed) for seed in (1, 2))
+        found: dict[str, Callable[[], Any]] = {}
+        for k, desc in enumerate(layouts(n)):
+            x, y = a.redistribute(desc), b.redistribute(desc)
+            for chunks in (1, 3):
+                name = f"A @ B {k}, {chunks} chunks"
+                found[name] = partial(pblas.pmatmul, x, y, chunks=chunks)
+                same = pblas.plan_matmul(x, y, chunks=chunks, overlap=False)
+                assert whole(same.execute(x, y)).tobytes() == whole(found[name]()).tobytes()
+        return found
+
+    assert differing(contexts, calls) == []
+
+
+@pytest.mark.parametrize("kib", [24, 200, 240, 900])
+def test_collectives_that_name_their_algorithm_have_the_same_bits_on_any_transport(
+    contexts: Contexts, kib: int
+) -> None:
+    def calls(ctx: pblas.Context) -> dict[str, Callable[[], Any]]:
+        x = np.random.default_rng(ctx.rank).random(128 * kib)
+        algorithms: Any = "one_shot", "two_shot"
+        return {name: partial(ctx.allreduce, x, algorithm=name) for name in algorithms}
+
+    assert differing(contexts, calls) == []
+
+
+def test_calls_that_let_pblas_choose_have_the_same_bits_in_every_run_and_on_every_rank(contexts: Contexts) -> None:
+    n = 300
+    for name in SETTINGS:
+        ctx = contexts[name]
+        for desc in layouts(n):
+            a, b = (ctx.random(desc, seed=seed) for seed in (1, 2))
+            x = np.random.default_rng(ctx.rank).random(30000)
+            calls: list[Callable[[], Any]] = [
+                partial(pblas.pmatmul, a, b),
+                partial(pblas.pmatmul, a, b, out=MatrixDescriptor.replicated(n, n, P)),
+                partial(blas.syrk, a),
+                partial(blas.symm, a, b),
+                partial(blas.trmm, a, b),
+                partial(blas.gemv, a, np.ones(n)),
+                partial(a.sum, axis=0),
+                partial(ctx.allreduce, x),
+            ]
+            for call in calls:
+                first, second = (whole(call()).tobytes() for _ in range(2))
+                assert first == second
+                assert len(set(COMM.allgather(first))) == 1
