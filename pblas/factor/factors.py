@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import inf, isfinite
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,9 @@ from pblas.factor.factorization import Factored, FactoredMatrix
 from pblas.factor.with_factor import substituted
 from pblas.factor.with_factor_plan import Triangle
 from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.scatter_gather import diagonal_places
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_scalar, spelled
+from pblas.runtime.runtime import Runtime, checked_scalar, spelled
 from pblas.triangular.trsm import first_zero, trsv
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
 
 Solve = Callable[[Any, Trans], Any]  # solve(b, trans) is op(A)^-1 b for an array b; equal on all ranks
+_NO_PIVOT = -(1 << 20)  # in place of an exponent, on ranks without pivots
 _MOST_STEPS = 5  # as in LAPACK
 _ADJOINT: dict[Trans, Trans] = {"N": "C", "C": "N"}
 
@@ -50,6 +52,12 @@ def reciprocal_condition(solve: Solve, n: int, dtype: Dtype, norm: float, p: flo
     chosen: Solve = (lambda b, trans: solve(b, _ADJOINT[trans])) if p == inf else solve
     condition = norm * _inverse_norm(chosen, n, dtype)
     return 1 / condition if isfinite(condition) and condition > 0 else 0.0
+
+
+def are_suspicious(opname: str, runtime: Runtime, pivots: tuple[int, int], dtype: Dtype) -> bool:
+    """**Collective.** Whether pivots differ by 3/4 of the dtype's digits; agrees, so that peers read no more."""
+    smallest, largest = runtime.end_reading(opname, pivots)
+    return smallest + largest > 0.75 * np.finfo(dtype).nmant
 
 
 def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: float, p: float = 1) -> float:
@@ -151,6 +159,8 @@ class Determinant(NamedTuple):
 class Factor(FactoredMatrix, ABC):
     """A factored matrix in memory of its context. It keeps no reference to the matrix, unless that was overwritten."""
 
+    _pivot_power: ClassVar[int] = 1  # power of the factor's diagonal that the pivots of elimination are
+
     def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
         super().__init__(factored.w, desc)
         self._info = factored.info
@@ -226,24 +236,21 @@ class Factor(FactoredMatrix, ABC):
         options = self._w, self._desc, self._triangles("N"), self._pivots
         return substituted(opname, *options, out=out, progress=progress, agrees=agrees)
 
-    def condition(self, opname: str, norm: float, *, screens: bool = True) -> float:
-        """**Collective.** 1 / (norm(A) norm(A^-1)) in the 1-norm, estimated inside another call.
-
-        If it `screens`, the estimate is 1 unless it may be below eps. One solve with random b decides: the mean of the
-        1-norm of x = A^-1 b is at least half of that of A^-1, for every A, and x is a thousand times shorter with a
-        probability of 0.001.
-
-        Source: Dixon, Estimating extremal eigenvalues and condition numbers of matrices, 1983.
-        """
-        n = self.shape[0]
-        if not (n and 0 < norm < inf):  # NaN and infinities are seen in the result
+    def condition(self, opname: str, norm: float | Callable[[], float]) -> float:
+        """**Collective.** 1 / (norm(A) norm(A^-1)) in the 1-norm, estimated inside another call."""
+        n, size = self.shape[0], norm() if callable(norm) else norm
+        if not (n and 0 < size < inf):  # NaN and infinities are seen in the result
             return 1.0
-        if screens:
-            b = np.random.default_rng(n).standard_normal(n).astype(self.dtype)
-            size = float(np.abs(self.solution(opname, b)).sum())
-            if norm * size < 1e-3 / np.finfo(self.dtype).eps:
-                return 1.0
-        return reciprocal_condition(lambda b, trans: self.solution(opname, b, trans), n, self.dtype, norm)
+        return reciprocal_condition(lambda b, trans: self.solution(opname, b, trans), n, self.dtype, size)
+
+    def local_pivots(self) -> tuple[int, int]:
+        """-e and f, if this rank's elements on the diagonal of the factor are 2^e to 2^f in size (local)."""
+        desc, rank = self._w.desc, self._runtime.rank
+        places = diagonal_places(desc, rank)
+        sizes = np.abs(self._runtime.backend.arrays.take(self._w.local, *places)) if len(places[0]) else np.zeros(0)
+        _, exponents = np.frexp(sizes[np.isfinite(sizes) & (sizes > 0)])
+        power = self._pivot_power
+        return int(power * (-exponents).max(initial=_NO_PIVOT)), int(power * exponents.max(initial=_NO_PIVOT))
 
     def _order(self, opname: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""
@@ -277,6 +284,8 @@ class Factor(FactoredMatrix, ABC):
 
 class CholeskyFactor(Factor):
     """A = L L^H of a Hermitian positive definite matrix; made by `cho_factor`."""
+
+    _pivot_power = 2  # A = L L^H
 
     def solve(self, b: MatrixOrArray, *, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with A X = B.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from itertools import chain, starmap
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -26,6 +25,7 @@ from pblas.factor.with_factor_plan import (
     WithPanelsPlan,
 )
 from pblas.layouts.placement import Placement
+from pblas.matrices.scatter_gather import diagonal_places, global_indices
 from pblas.redistribution.packing import Scaling
 from pblas.redistribution.transfer import SourceMatrix, own_memory
 from pblas.triangular.trsm_run import RightHandSides
@@ -136,19 +136,10 @@ class RunWithFactor(ABC, Generic[OperandsT]):
         return panel
 
 
-def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
-    """The global rows, and columns, that a rank has, in the order of its local ones."""
-    rows, columns = (
-        np.fromiter(chain.from_iterable(starmap(range, ends)), np.intp) for ends in desc.global_ranges(rank)
-    )
-    return rows, columns
-
-
 def set_identity(backend: HostRanks, desc: MatrixDescriptor, local: Array) -> None:
     """This rank's elements of a matrix := those of the identity (local)."""
-    _, i_loc, j_loc = np.intersect1d(*global_indices(desc, backend.rank), assume_unique=True, return_indices=True)
     backend.fill(local)
-    backend.arrays.fill(local, i_loc, j_loc, 1)
+    backend.arrays.fill(local, *diagonal_places(desc, backend.rank), 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pblas.backends.dtypes import STORED, Array, Scalar
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.creation import Creation, Layout
 from pblas.matrices.matrix import DistMatrix
-from pblas.matrices.scatter_gather import global_indices
+from pblas.matrices.scatter_gather import diagonal_places
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import Runtime, checked_dtype, checked_scalar
 
@@ -89,9 +89,8 @@ class Constructors(Creation):
         with self.runtime.local_step("eye"):
             backend.fill(matrix.local)
             if matrix.local.size:
-                rows, columns = global_indices(matrix.desc, self.runtime.rank)
-                _, i_loc, j_loc = np.intersect1d(rows + int(k), columns, assume_unique=True, return_indices=True)
-                backend.arrays.fill(matrix.local, i_loc, j_loc, 1.0)
+                places = diagonal_places(matrix.desc, self.runtime.rank, int(k))
+                backend.arrays.fill(matrix.local, *places, 1.0)
         self.runtime.agree("eye: fill", {})
         return matrix
 

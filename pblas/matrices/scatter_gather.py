@@ -36,6 +36,13 @@ def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
     return rows, columns
 
 
+def diagonal_places(desc: MatrixDescriptor, rank: int, k: int = 0) -> tuple[Array, Array]:
+    """Local rows and columns of a rank's elements on the k-th diagonal (local)."""
+    rows, columns = global_indices(desc, rank)
+    _, i_loc, j_loc = np.intersect1d(rows + k, columns, assume_unique=True, return_indices=True)
+    return i_loc, j_loc
+
+
 def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:
     """The elements of a global array that `rank` owns: a view if they form contiguous ranges, else a copy."""
     shape = desc.local_shape(rank)

@@ -120,10 +120,11 @@ class Calls:
             self._ignore_numpy_errors()
             self.users = ""
 
-    def end_reading(self, opname: str) -> None:
+    def end_reading(self, opname: str, maxima: tuple[int, ...] = ()) -> tuple[int, ...]:
         """**Collective.** See `Runtime.end_reading`."""
-        if self.read_since == self.backend.agreement.ncalls:
-            self.backend.agree(f"end of {opname}")
+        if not maxima and self.read_since != self.backend.agreement.ncalls:
+            return ()
+        return self.backend.agree(f"end of {opname}", maxima=maxima).maxima[: len(maxima)]
 
     def _fail(self, opname: str, caught: BaseException) -> None:
         """Raise on all ranks an exception that no agreement has raised; return if the ranks have it already (local)."""

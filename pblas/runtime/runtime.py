@@ -121,9 +121,12 @@ class Runtime:
         self._calls.read_since = self.backend.agreement.ncalls
         return self._calls.read_since
 
-    def end_reading(self, opname: str) -> None:
-        """**Collective.** Agree unless there was an agreement since `begin_reading`; then no peer reads memory here."""
-        self._calls.end_reading(opname)
+    def end_reading(self, opname: str, maxima: tuple[int, ...] = ()) -> tuple[int, ...]:
+        """**Collective.** Agree unless there was an agreement since `begin_reading`; then no peer reads memory here.
+
+        With `maxima` the ranks agree in any case; the result is the largest of each.
+        """
+        return self._calls.end_reading(opname, maxima)
 
     def call(self, opname: str, begin: Callable[[str], object] | None = None) -> CollectiveCall:
         """A with block around a public collective call, which may be a part of another one (local).
