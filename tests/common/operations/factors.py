@@ -77,6 +77,17 @@ def estimates(x: Any, a: Array, norm: float | None = None, **_: Any) -> float:
     return 0.0 if right * (1 - 1e-3) <= x <= 10 * right else float("inf")
 
 
+def eigh(w: Array, v: Array, a: Array, **_: Any) -> float:
+    """The residual of A V = V diag(w), and that of V."""
+    return max(float(np.abs(a @ v - v * w).max(initial=0.0) / eps_of(v.dtype) / np.abs(a).sum()), identity(v))
+
+
+def eigenvalues(w: Array, a: Array, **_: Any) -> float:
+    """The error of eigenvalues, as multiples of eps times the largest."""
+    right = np.linalg.eigvalsh(a)
+    return float(np.abs(w - right).max() / eps_of(w.dtype) / np.abs(right).max()) if len(w) == len(a) else float("inf")
+
+
 def lu_of(_: Any, a: Any, **options: Any) -> Any:
     factor = linalg.lu_factor(a, **options)
     return factor.lu(), factor.pivots
@@ -267,6 +278,36 @@ FACTORS = [
         values={"a": TALL, "b": Operand(layout="grid")},
         options=OVERWRITE,
         views=("a", "b"),
+    ),
+    Operation(
+        "linalg.eigh",
+        called(linalg.eigh),
+        residual=eigh,
+        values={"a": DEFINITE, "lower": True, "subset_by_index": None, "subset_by_value": None},
+        options={
+            "lower": (False,),
+            "subset_by_index": ([0, 0],),
+            "subset_by_value": ([-1e3, 1e3],),
+            "algorithm": ("blocked", "local"),
+            **OVERWRITE,
+        },
+        views=("a",),
+        dtypes=("complex64", "float64"),
+    ),
+    Operation(
+        "linalg.eigvalsh",
+        called(linalg.eigvalsh),
+        residual=eigenvalues,
+        values={"a": DEFINITE, "lower": True, "subset_by_value": None},
+        options={"lower": (False,), "subset_by_value": ([-1e3, 1e3],), "algorithm": ("blocked", "local")},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.plan_eigh",
+        lambda _, a, **options: linalg.plan_eigh(a, **options).execute(a),
+        residual=eigh,
+        values={"a": DEFINITE, "lower": True},
+        options={"lower": (False,), "algorithm": ("blocked",)},
     ),
     Operation("linalg.orth", called(linalg.orth), residual=orth, values={"a": TALL}, views=("a",)),
     Operation(
