@@ -181,7 +181,8 @@ def multiplied(
 
 def empty(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** A new matrix of the dtype of another one; an agreement is before it."""
-    return DistMatrix(desc, like.runtime.empty(like.runtime.local_memory(desc, like.dtype)), like.runtime)
+    memory = like.runtime.local_memory(desc, like.dtype, desc.max_stored_nelements)
+    return DistMatrix(desc, like.runtime.empty(memory), like.runtime)
 
 
 def zeros(opname: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:

@@ -180,11 +180,11 @@ def _merged(problem: Deflated, roots: Roots, z: Array, numbers: Array, s1: Array
     u, kept = vectors(z, roots.distances(problem, numbers[is_root])), problem.kept
     is_rotated = np.isin(kept, list(touched))
     both = rotated[:, [touched[i] for i in kept[is_rotated].tolist()]]
-    product = np.zeros((n, u.shape[1]), s1.dtype, "F")
-    gemm(1, both, np.asfortranarray(u[is_rotated]), 0, product)
-    in_first, in_second = (kept < n1) & ~is_rotated, (kept >= n1) & ~is_rotated
-    gemm(1, s1.T[kept[in_first]].T, np.asfortranarray(u[in_first]), 1, product[:n1])
-    gemm(1, s2.T[kept[in_second] - n1].T, np.asfortranarray(u[in_second]), 1, product[n1:])
+    in_first, in_second = (np.flatnonzero(x & ~is_rotated) for x in (kept < n1, kept >= n1))
+    product = np.empty((n, u.shape[1]), s1.dtype, "F")
+    gemm(1, s1.T[kept[in_first]].T, u.T[:, in_first].T, 0, product[:n1])
+    gemm(1, s2.T[kept[in_second] - n1].T, u.T[:, in_second].T, 0, product[n1:])
+    gemm(1, both, u.T[:, is_rotated].T, 1, product)
     result.T[is_root] = product.T
     return result
 

@@ -139,7 +139,7 @@ def solved_tridiagonal(
 ) -> tuple[Array, DistMatrix]:
     """**Collective.** All eigenvalues of T, and a new matrix of the wanted eigenvectors, of the dtype of `like`."""
     form, local = (plan, like.dtype), (progress, t.d, t.e, wanted)
-    result = step(opname, like.runtime, lambda: Bound(TridiagonalVectors, form, {}, {}, None, local=local))
+    result = step(opname, like.runtime, lambda: Bound(TridiagonalVectors, form, {}, {}, None, new=plan.z, local=local))
     if progress is not None:
         progress(1.0)
     return result

@@ -30,7 +30,13 @@ MOST_VALUES = 60.0
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Panels and strips of a few columns, and leaves of a few rows, so that small matrices go through all of it."""
-    for name, value in {"choose._WIDTH": NB, "choose._LEAF": 2, "choose._SPLIT": 12, "eigh_plan._STRIP": 4}.items():
+    for name, value in {
+        "choose._WIDTH": NB,
+        "choose._WIDTH_OF_ONE": NB + 1,
+        "choose._LEAF": 2,
+        "choose._SPLIT": 12,
+        "eigh_plan._STRIP": 4,
+    }.items():
         monkeypatch.setattr(f"pblas.spectral.{name}", value)
     monkeypatch.setattr("pblas.spectral.tridiagonalization_run._ROWS", 5)
     choose_eigh.cache_clear()
