@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import checked_flag
 from pblas.simulation.hardware import Topology
 from pblas.spectral.choose import EighAlgorithm, choose_eigh
+from pblas.spectral.generalized import Pencil, completed, pencil_of
 from pblas.spectral.steps import reduced, solved_tridiagonal
 
 if TYPE_CHECKING:
@@ -39,6 +40,23 @@ class EighResult(NamedTuple):
 
     eigenvalues: Array
     eigenvectors: DistMatrix
+
+
+class CheckedEighResult(NamedTuple):
+    """The result of `eigh` with check=True.
+
+    Args:
+        eigenvalues: as in `EighResult` (global).
+        eigenvectors: as in `EighResult` (global).
+        residual: norm(A V - V diag(w)) sqrt(k) / (norm(A) norm(V)), in Frobenius norms; with B of type 1 that of
+            A V - B V diag(w), and of types 2 and 3 that of A B V or B A V, over trace(B) / sqrt(n) too (global).
+        orthogonality: norm(V^H V - I); with B of types 1 and 2 norm(V^H B V - I), and of type 3 with B^-1 (global).
+    """
+
+    eigenvalues: Array
+    eigenvectors: DistMatrix
+    residual: float
+    orthogonality: float
 
 
 class Options(NamedTuple):
@@ -120,7 +138,13 @@ def _check_matrix(opname: str, a: Any, runtime: Runtime) -> None:
 
 
 def _eigensystem(
-    opname: str, a: DistMatrix, options: Options, reports: Progress, *, overwrite_a: bool = False
+    opname: str,
+    a: DistMatrix,
+    options: Options,
+    reports: Progress,
+    pencil: Pencil | None = None,
+    *,
+    overwrite_a: bool = False,
 ) -> tuple[Array, DistMatrix | None]:
     """**Collective.** The eigenvalues of a checked matrix, and V if it is wanted, with checked arguments."""
     runtime = a.runtime
@@ -147,6 +171,8 @@ def _eigensystem(
     if a.desc.n > 1:
         below = z[1:]
         multiplied(opname, Reflectors(w[1:, : a.desc.n - 1]), below, out=below, progress=reports.stage("transform"))
+    if pencil is not None:
+        z = pencil.vectors(z)
     runtime.end_reading(opname)
     with runtime.local_step(opname):
         turn(z.stored(opname))
@@ -185,17 +211,48 @@ def turn(v: Array) -> None:
             v[i, j] = abs(x)
 
 
+@overload
 def eigh(
     a: DistMatrix,
+    b: DistMatrix | None = None,
     *,
     lower: bool = True,
+    type: Literal[1, 2, 3] = 1,
     subset_by_index: Sequence[int] | None = None,
     subset_by_value: Sequence[float] | None = None,
     algorithm: EighAlgorithm = "auto",
     overwrite_a: bool = False,
+    check: Literal[False] = False,
     progress: ProgressTarget = False,
-) -> EighResult:
-    """**Collective.** w and V with A V = V diag(w), of a symmetric or Hermitian matrix.
+) -> EighResult: ...
+@overload
+def eigh(
+    a: DistMatrix,
+    b: DistMatrix | None = None,
+    *,
+    lower: bool = True,
+    type: Literal[1, 2, 3] = 1,
+    subset_by_index: Sequence[int] | None = None,
+    subset_by_value: Sequence[float] | None = None,
+    algorithm: EighAlgorithm = "auto",
+    overwrite_a: bool = False,
+    check: Literal[True],
+    progress: ProgressTarget = False,
+) -> CheckedEighResult: ...
+def eigh(
+    a: DistMatrix,
+    b: DistMatrix | None = None,
+    *,
+    lower: bool = True,
+    type: Literal[1, 2, 3] = 1,  # noqa: A002 - SciPy's name
+    subset_by_index: Sequence[int] | None = None,
+    subset_by_value: Sequence[float] | None = None,
+    algorithm: EighAlgorithm = "auto",
+    overwrite_a: bool = False,
+    check: bool = False,
+    progress: ProgressTarget = False,
+) -> EighResult | CheckedEighResult:
+    """**Collective.** w and V with A V = V diag(w), of a symmetric or Hermitian matrix; with B with A V = B V diag(w).
 
     The result has the same bits on all ranks. In each column of V the first of the largest elements is positive, and of
     a complex one real and positive.
@@ -203,25 +260,30 @@ def eigh(
     Args:
         a: n x n matrix of any layout, which may be a view. One triangle is read, and only the real part of its diagonal
             (global).
+        b: B, a Hermitian positive definite matrix of the shape and dtype of A, in any layout, of which the same
+            triangle is read; None for the identity (global).
         lower: read the lower triangle, else the upper one (global).
+        type: with B, 1 for A V = B V diag(w), 2 for A B V = V diag(w), 3 for B A V = V diag(w) (global).
         subset_by_index: [first, last]: the eigenvalues with these numbers, from 0 in ascending order, both included;
             None for all (global).
         subset_by_value: [low, high]: the eigenvalues greater than low and at most high; None for all (global).
         algorithm: "local" reduces A to a tridiagonal matrix on rank 0, with the cores of all ranks of its host;
             "blocked" on all ranks; "auto" takes the one that is expected to be faster. All ranks share the rest of the
             work in any case (global).
-        overwrite_a: A is not needed any more: V takes its memory if all vectors are wanted, unless A is conjugated or
-            read-only (global).
+        overwrite_a: A is not needed any more: V takes its memory if all vectors are wanted, unless there is a B, or A
+            is conjugated or read-only (global).
+        check: compute by products how far w and V are from eigenvalues and eigenvectors (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
             function: rank 0 calls it instead, with the name of the stage, "reduce", "divide and conquer" or
             "transform", and that share, 0 to 1 (global).
 
     Returns:
         The eigenvalues, ascending, a real NumPy array equal on all ranks; V, a new n x k matrix in the layout of A, or
-        on its grid if k < n.
+        on its grid if k < n. With check=True also the residual and the loss of orthogonality: see `CheckedEighResult`.
 
     Raises:
         ConvergenceError: an eigenvalue was not found; `info` is that of LAPACK.
+        NotPositiveDefiniteError: B is not positive definite.
         ArgumentError: a wrong argument; NaN or infinite elements.
         BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
         MismatchError: ranks that passed different arguments.
@@ -242,9 +304,25 @@ def eigh(
                 *(opname, a.desc.n, lower, subset_by_index, subset_by_value), vectors=True, algorithm=algorithm
             )
             overwrite_a = checked_flag(opname, "overwrite_a", overwrite_a)
-        values, v = _eigensystem(opname, a, options, reports, overwrite_a=overwrite_a)
+            check = checked_flag(opname, "check", check)
+            if b is not None:
+                arguments.check_matrix(opname, "B", b, runtime, a.dtype)
+                if b.shape != a.shape:
+                    sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, b.shape))
+                    raise errors.DescriptorError(f"{opname}: A and B are {sizes}; make them agree")
+            if type not in (1, 2, 3) or isinstance(type, bool):
+                raise errors.ArgumentError(f"{opname}: type must be 1, 2 or 3, got {type!r}")
+        given = {"B": None if b is None else b.signature(), "type": type, "check": check}
+        runtime.agree(opname, {**given, **a.signature(), "lower": options.uplo == "L"})
+        if b is None and not check:
+            values, v = _eigensystem(opname, a, options, reports, overwrite_a=overwrite_a)
+            assert v is not None, "with vectors"
+            return EighResult(values, v)
+        full = completed(opname, a, options.uplo)
+        pencil = Pencil(opname) if b is None else pencil_of(opname, b, options.uplo, type)
+        values, v = _eigensystem(opname, pencil.standard(full), options._replace(uplo="L"), reports, pencil)
         assert v is not None, "with vectors"
-        return EighResult(values, v)
+        return CheckedEighResult(values, v, *pencil.errors(full, values, v)) if check else EighResult(values, v)
 
 
 def eigvalsh(

@@ -82,6 +82,13 @@ def eigh(w: Array, v: Array, a: Array, **_: Any) -> float:
     return max(float(np.abs(a @ v - v * w).max(initial=0.0) / eps_of(v.dtype) / np.abs(a).sum()), identity(v))
 
 
+def generalized(w: Array, v: Array, *errors: float, a: Array, b: Array, type: int = 1, **_: Any) -> float:  # noqa: A002
+    """The residual of A V = B V diag(w), A B V = V diag(w) or B A V = V diag(w)."""
+    left = a @ v if type == 1 else a @ b @ v if type == 2 else b @ a @ v
+    error = np.abs(left - (b @ v if type == 1 else v) * w).max(initial=0.0) / (1 if type == 1 else np.abs(b).max())
+    return max(float(error / eps_of(v.dtype) / np.abs(a).sum()), *(x / eps_of(v.dtype) / len(a) for x in errors), 0.0)
+
+
 def eigenvalues(w: Array, a: Array, **_: Any) -> float:
     """The error of eigenvalues, as multiples of eps times the largest."""
     right = np.linalg.eigvalsh(a)
@@ -293,6 +300,15 @@ FACTORS = [
         },
         views=("a",),
         dtypes=("complex64", "float64"),
+    ),
+    Operation(
+        "linalg.eigh: generalized",
+        called(linalg.eigh),
+        residual=generalized,
+        values={"a": DEFINITE, "b": Operand("definite", layout="grid"), "type": 1, "check": False},
+        options={"type": (2, 3), "check": (True,)},
+        views=("a", "b"),
+        shares=(("b", "a"),),
     ),
     Operation(
         "linalg.eigvalsh",

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import linalg
+from pblas import MatrixDescriptor, linalg
 from pblas.spectral.choose import choose_eigh
-from tests.common.factors import MOST, NAMES, general, norm1, ratio
+from tests.common.factors import MOST, NAMES, general, norm1, positive, ratio
 from tests.common.gauge import Array, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks
 from tests.mpi.matrices.arrays import some_descriptor
@@ -185,6 +185,53 @@ def test_tridiagonal_matrices(ctx: pblas.Context, algorithm: Any) -> None:
         check_values(a, w)
 
 
+@pytest.mark.parametrize("kind", [1, 2, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_generalized(ctx: pblas.Context, name: str, kind: Any) -> None:
+    """Against the equivalent problem with the Cholesky factor, in wide numbers; V is orthonormal with B."""
+    n, dtype = 19, dtype_of(name)
+    a, b = hermitian(n, dtype, 1), positive(n, dtype, 2)
+    rows, columns = MatrixDescriptor.row_wise(n, n, P), MatrixDescriptor.column_wise(n, n, P, nb=2)
+    wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+    left = np.linalg.cholesky(b.astype(wide))
+    inverse = np.linalg.inv(left)
+    c = inverse @ a @ inverse.conj().T if kind == 1 else left.conj().T @ a @ left
+    right, eps = np.linalg.eigvalsh(c), float(np.finfo(dtype).eps)
+    for lower in (True, False):
+        A = ctx.from_global(one_triangle(a, lower=lower), rows)
+        B = ctx.from_global(one_triangle(b, lower=lower), columns)
+        w, v, residual, orthogonality = linalg.eigh(A, B, type=kind, lower=lower, check=True)
+        assert v.desc.same_distribution(A.desc)
+        assert np.abs(w - right).max() <= 10 * np.linalg.cond(b) * n * eps * np.abs(right).max()
+        assert residual <= MOST * n * eps
+        assert orthogonality <= MOST * n * eps
+        x = collected(v)
+        y = inverse @ x if kind == 3 else left.conj().T @ x
+        assert np.abs(y.conj().T @ y - np.eye(n)).max() <= MOST * n * eps
+        assert (x[np.abs(x).argmax(axis=0), np.arange(n)].real > 0).all()
+        part = linalg.eigh(A, B, type=kind, lower=lower, subset_by_index=[2, 4])
+        assert np.allclose(part.eigenvalues, w[2:5], rtol=0, atol=1e3 * eps * np.abs(w).max())
+        same_on_all_ranks((residual, orthogonality))
+
+
+def test_checks_find_what_is_wrong(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    A = ctx.from_global(hermitian(19, dtype_of("complex128")))
+    w, v, residual, orthogonality = linalg.eigh(A, check=True, subset_by_index=[0, 6])
+    assert max(residual, orthogonality) <= 1e-13
+    check(collected(A), w, collected(v))
+    monkeypatch.setattr("pblas.spectral.eigh.turn", lambda x: x.__imul__(1.5))
+    result = linalg.eigh(A, check=True)
+    assert abs(result.orthogonality - 1.25 * 19**0.5) < 1e-10
+    assert result.residual <= 1e-13
+
+
+def test_a_b_that_is_not_positive_definite(ctx: pblas.Context) -> None:
+    A, B = ctx.from_global(hermitian(9, dtype_of("float64"))), ctx.from_global(np.diag([1.0] * 4 + [-1.0] * 5))
+    raises_on_all_ranks(
+        pblas.NotPositiveDefiniteError, "eigh: B is not positive definite: its leading 5 x 5", lambda: linalg.eigh(A, B)
+    )
+
+
 def test_equal_bits(contexts: Contexts) -> None:
     """Over all transports, and of a second call."""
     a = hermitian(29, dtype_of("complex128"))
@@ -271,6 +318,10 @@ def test_errors(ctx: pblas.Context) -> None:
         (pblas.ArgumentError, "must be two numbers", lambda: wrong(A, subset_by_value=[0.0])),
         (pblas.ArgumentError, "low < high", lambda: wrong(A, subset_by_value=[1, 1])),
         (pblas.ArgumentError, "lower must be", lambda: wrong(A, lower="L")),
+        (pblas.ArgumentError, "type must be 1, 2 or 3", lambda: wrong(A, A, type=4)),
+        (pblas.DescriptorError, "A and B are 6 x 6 and 4 x 5", lambda: wrong(A, rectangle)),
+        (pblas.DTypeError, "both must have one dtype", lambda: wrong(A, A.astype("float32"))),
+        (pblas.ArgumentError, "check must be", lambda: wrong(A, check="yes")),
     ):
         raises_on_all_ranks(kind, text, call)
     one_wrong = linalg.eigvalsh if COMM.rank else partial(linalg.eigvalsh, lower=False)
