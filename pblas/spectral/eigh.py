@@ -9,7 +9,7 @@ import numpy as np
 from pblas import errors
 from pblas.core.checks import check_like_planned, enough_ranks
 from pblas.core.planned import PlanHandle
-from pblas.core.progress import Progress, ProgressTarget
+from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.with_factor import Reflectors, empty, multiplied, zeros
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -22,7 +22,7 @@ from pblas.spectral.generalized import Pencil, completed, pencil_of
 from pblas.spectral.steps import reduced, solved_tridiagonal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
@@ -131,27 +131,38 @@ def _check_matrix(opname: str, a: Any, runtime: Runtime) -> None:
     """Check the matrix (local)."""
     arguments.check_matrix(opname, "A", a, runtime)
     arguments.check_square(opname, a.desc)
+    _check_on_cpus(opname, runtime)
+
+
+def _check_on_cpus(opname: str, runtime: Runtime) -> None:
+    """Raise BackendError if matrices are in GPU memory."""
     if runtime.backend.gpus:
         raise errors.BackendError(
             f"{opname}: eigenvalues are computed on CPUs, this context is on GPUs; use Context(backend='mpi')"
         )
 
 
-def _eigensystem(
+def eigensystem(
     opname: str,
     a: DistMatrix,
     options: Options,
-    reports: Progress,
+    stage: Callable[[str], StageReport] = lambda _: None,
     pencil: Pencil | None = None,
     *,
+    out: DistMatrix | None = None,
     overwrite_a: bool = False,
 ) -> tuple[Array, DistMatrix | None]:
-    """**Collective.** The eigenvalues of a checked matrix, and V if it is wanted, with checked arguments."""
+    """**Collective.** The eigenvalues of a checked matrix, and V if it is wanted, with checked arguments.
+
+    The first columns of `out` get V. `stage` gives the reports of a stage's progress.
+    """
     runtime = a.runtime
     plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology)
     with runtime.local_step(opname):
+        _check_on_cpus(opname, runtime)
         lacks = int(not overwrite_a or a.conjugated or not a.stored(opname).flags.writeable)
-        agrees = {**options._asdict(), "overwrite_a": overwrite_a, **a.signature()}
+        placed = None if out is None else out.signature()
+        agrees = {**options._asdict(), "overwrite_a": overwrite_a, "out": placed, **a.signature()}
     (lacks,) = runtime.agree(opname, agrees, None, (lacks,))
     # W := A
     w = empty(plan.w, a) if plan.is_split else zeros(opname, plan.w, a)
@@ -160,24 +171,27 @@ def _eigensystem(
         assert trapezoid is not None, "of one triangle"
         redistributed(opname, a, out=w[: a.desc.m], trans=copy.trans, uplo=trapezoid.uplo, diagonal=trapezoid.diagonal)
     # T := Q^H W Q
-    reduction = reduced(opname, plan, w, reports.stage("reduce"))
+    reduction = reduced(opname, plan, w, stage("reduce"))
     first, last = _wanted(opname, runtime, options, reduction)
     if not options.vectors:
         return _scaled(reduction.values(opname, runtime)[first:last], reduction), None
     # S, w of T
     plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology, last - first)
-    values, z = solved_tridiagonal(opname, plan, reduction, (first, last), a, reports.stage("divide and conquer"))
+    values, z = solved_tridiagonal(opname, plan, reduction, (first, last), a, stage("divide and conquer"))
     # Z := Q S
     if a.desc.n > 1:
         below = z[1:]
-        multiplied(opname, Reflectors(w[1:, : a.desc.n - 1]), below, out=below, progress=reports.stage("transform"))
+        multiplied(opname, Reflectors(w[1:, : a.desc.n - 1]), below, out=below, progress=stage("transform"))
     if pencil is not None:
         z = pencil.vectors(z)
     runtime.end_reading(opname)
     with runtime.local_step(opname):
         turn(z.stored(opname))
     # V := Z
-    out = a if not lacks and z.shape == a.shape else None
+    if out is not None:
+        out = out[:, : z.shape[1]]
+    elif not lacks and z.shape == a.shape:
+        out = a
     v = redistributed(opname, z, None if out is not None else plan.v, out=out, is_temporary=True)
     return _scaled(values[first:last], reduction), v
 
@@ -315,12 +329,12 @@ def eigh(
         given = {"B": None if b is None else b.signature(), "type": type, "check": check}
         runtime.agree(opname, {**given, **a.signature(), "lower": options.uplo == "L"})
         if b is None and not check:
-            values, v = _eigensystem(opname, a, options, reports, overwrite_a=overwrite_a)
+            values, v = eigensystem(opname, a, options, reports.stage, overwrite_a=overwrite_a)
             assert v is not None, "with vectors"
             return EighResult(values, v)
         full = completed(opname, a, options.uplo)
         pencil = Pencil(opname) if b is None else pencil_of(opname, b, options.uplo, type)
-        values, v = _eigensystem(opname, pencil.standard(full), options._replace(uplo="L"), reports, pencil)
+        values, v = eigensystem(opname, pencil.standard(full), options._replace(uplo="L"), reports.stage, pencil)
         assert v is not None, "with vectors"
         return CheckedEighResult(values, v, *pencil.errors(full, values, v)) if check else EighResult(values, v)
 
@@ -362,7 +376,7 @@ def eigvalsh(
             options = Options.checked(
                 *(opname, a.desc.n, lower, subset_by_index, subset_by_value), vectors=False, algorithm=algorithm
             )
-        return _eigensystem(opname, a, options, reports)[0]
+        return eigensystem(opname, a, options, reports.stage)[0]
 
 
 class PlannedEigh(PlanHandle):
@@ -395,7 +409,7 @@ class PlannedEigh(PlanHandle):
                 if self._is_closed:
                     raise errors.ContextError(f"execute: the planned {self.noun} is closed")
                 check_like_planned("A", a, runtime, self._dtype, self.plan.a, exact=True)
-            values, v = _eigensystem("execute", a, self._options, reports)
+            values, v = eigensystem("execute", a, self._options, reports.stage)
             assert v is not None, "with vectors"
             return EighResult(values, v)
 

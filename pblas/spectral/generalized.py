@@ -107,5 +107,5 @@ def completed(opname: str, a: DistMatrix, uplo: Uplo) -> DistMatrix:
             local = full.stored(opname)
             indices = global_indices(full.desc, a.runtime.rank)
             _, i_loc, j_loc = np.intersect1d(*indices, assume_unique=True, return_indices=True)
-            local.imag[i_loc, j_loc] = 0
+            full.runtime.backend.arrays.fill(local.imag, i_loc, j_loc, 0)
     return full
