@@ -7,7 +7,7 @@ and in how matrices move between the ranks. Their hosts exchange messages over a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot
     from pblas.backends.transport import Channel, HostChannel, Transport
+
+_LEAST_WORK = 1e8
+"""Multiplications, as of a product of order 464, that take longer than the change of the number of BLAS threads."""
 
 Location = tuple[Any, list[Any]]
 """A block, and four integers of each rank of the node: window, offset, and strides of an array; None elsewhere."""
@@ -192,6 +195,14 @@ class HostRanks(ABC):
     def progressing(self) -> AbstractContextManager[None]:
         """A with block in which messages of the hosts move while this rank computes (local)."""
         return nullcontext()
+
+    def all_threads(self, work: float) -> AbstractContextManager[object]:
+        """A with block in which this rank computes alone on its node, with the BLAS threads of all ranks there (local).
+
+        Less work than `_LEAST_WORK` multiplications is not worth the change.
+        """
+        threads = min(self.cores, self.threads * len(self.near))
+        return closing(BlasThreads(threads)) if threads > self.threads and work >= _LEAST_WORK else nullcontext()
 
     # Arrays
 

@@ -530,3 +530,18 @@ lld=None takes the least.
         """Raise LayoutError unless (i, j) is the global index of an element."""
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "i", i, self.m)
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "j", j, self.n)
+
+
+def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
+    """The layout of a matrix of another shape, on the same grid: even blocks where a process has one block at most.
+
+    >>> resized(MatrixDescriptor.row_wise(100, 4, 2), (4, 4)).mb
+    2
+    """
+    blocks: list[tuple[int, int | None]] = []
+    axes = (desc.rows, (desc.mb, desc.imb)), (desc.columns, (desc.nb, desc.inb))
+    for (split, given), length in zip(axes, shape, strict=True):
+        is_even = length != split.n and split.nblocks <= split.nprocs
+        blocks.append((max(1, -(-length // split.nprocs)), None) if is_even else given)
+    (mb, imb), (nb, inb) = blocks
+    return MatrixDescriptor(*shape, mb, nb, desc.grid, desc.rsrc, desc.csrc, desc.order, imb=imb, inb=inb)

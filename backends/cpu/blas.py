@@ -17,7 +17,7 @@ of the rate of its products (Intel Xeon with AVX-512, 64 to 192 rows, float64).
 from __future__ import annotations
 
 import ctypes
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from scipy.linalg import cython_blas
 from pblas.backends.dtypes import FLOAT32, Array, accumulator_dtype, address_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.device import Uplo
 
 _LETTERS = {FLOAT32: "s", np.dtype(np.float64): "d", np.dtype(np.complex64): "c", np.dtype(np.complex128): "z"}
@@ -121,6 +123,28 @@ def _blas_gemm(alpha: complex, x: Array, y: Array, beta: complex, z: Array, conj
         *(flag_x, flag_y, i, i + 4, i + 8, s, address_of(x), i + 12, address_of(y), i + 16),
         *(s + ctypes.sizeof(scalars) // 2, address_of(z), i + 20),
     )
+
+
+_GEMV_PROTOTYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 11)
+_GEMV = {dtype: _GEMV_PROTOTYPE(_pointer(f"{letter}gemv")) for dtype, letter in _LETTERS.items()}
+
+
+def prepared_gemv(x: Array, v: Array, y: Array, *, adjoint: bool = False) -> Callable[[], None]:
+    """A function that does Y := X V + Y, or X^H V + Y, with the vectors' elements of that moment.
+
+    X is in Fortran order, the vectors are tight. The caller keeps the arrays alive. A call takes a microsecond, a third
+    of the time that the conversion of its arguments takes.
+
+    >>> v, y = np.array([1.0, 2.0]), np.zeros(2); multiply = prepared_gemv(np.asfortranarray(np.eye(2)), v, y)
+    >>> v[0] = 5; multiply(); multiply(); y.tolist()
+    [10.0, 4.0]
+    """
+    (m, n), one = x.shape, (ctypes.c_float if x.dtype in _SINGLE else ctypes.c_double) * 2
+    lda = x.strides[1] // x.itemsize if n > 1 else max(m, 1)
+    ints, alpha = (ctypes.c_int * 4)(m, n, lda, 1), one(1, 0)
+    m_, n_, lda_, inc = (ctypes.byref(ints, 4 * i) for i in range(4))
+    addresses = address_of(x), lda_, address_of(v), inc, ctypes.byref(alpha), address_of(y), inc
+    return partial(_GEMV[x.dtype], _C if adjoint else _N, m_, n_, ctypes.byref(alpha), *addresses)
 
 
 def _gemm_by_halves(alpha: complex, beta: complex, x: Array, y: Array, z: Array, conj: tuple[bool, bool]) -> None:

@@ -154,6 +154,72 @@ def larfg(x: Array) -> Any:
     return tau[0]
 
 
+def sytrd(x: Array, d: Array, e: Array, tau: Array) -> None:
+    """X := V with T = Q^H X Q tridiagonal, of which D is the diagonal and E the one below; reads the lower triangle.
+
+    Q = H_1 H_2 ... H_(n-1), H_j = I - tau_j v_j v_j^H; v_j is stored below the diagonal of column j, without
+    its 1 at the top.
+
+    >>> d, e, tau = np.zeros(2), np.zeros(1), np.zeros(1)
+    >>> sytrd(np.array([[1.0, 9.0], [2.0, 3.0]], order="F"), d, e, tau); d.tolist(), e.tolist()
+    ([1.0, 3.0], [2.0])
+    """
+    n, nb = len(x), 64
+    if n:
+        name = "hetrd" if x.dtype.kind == "c" else "sytrd"
+        _call(x, name, b"L", n, x, _lda(x), d, e, tau, np.empty(nb * n, x.dtype), nb * n, ctypes.c_int())
+
+
+def sterf(d: Array, e: Array) -> int:
+    """D := the eigenvalues of a real tridiagonal matrix, ascending; E is overwritten. Returns INFO.
+
+    >>> d = np.array([2.0, 2.0]); sterf(d, np.array([1.0])), d.round(9).tolist()
+    (0, [1.0, 3.0])
+    """
+    info = ctypes.c_int()
+    if len(d):
+        _call(d, "sterf", len(d), d, e, info)
+    return info.value
+
+
+def stedc(d: Array, e: Array, z: Array) -> int:
+    """D := the eigenvalues of a real tridiagonal matrix, ascending; Z := its eigenvectors. Returns INFO.
+
+    >>> d, z = np.array([2.0, 2.0]), np.empty((2, 2), order="F"); stedc(d, np.array([1.0]), z), d.round(9).tolist()
+    (0, [1.0, 3.0])
+    """
+    n, info = len(d), ctypes.c_int()
+    if n:
+        lwork, liwork = 1 + 4 * n + n * n, 3 + 5 * n
+        work, iwork = np.empty(lwork, d.dtype), np.empty(liwork, np.intc)
+        _call(d, "stedc", b"I", n, d, e, z, _lda(z), work, lwork, iwork, liwork, info)
+    return info.value
+
+
+def laed4(numbers: range, d: Array, z: Array, rho: float, delta: Array, values: Array) -> int:
+    """VALUES := some eigenvalues of diag(D) + rho z z^T, numbered from 0; DELTA[:, i] := D - VALUES[i], exact to eps.
+
+    D is strictly ascending, rho is positive, norm(z) = 1. With one or two poles DELTA has the eigenvectors.
+    Returns INFO.
+
+    >>> delta, values = np.empty((3, 1), order="F"), np.empty(1)
+    >>> laed4(range(1, 2), np.array([0.0, 1.0, 2.0]), np.sqrt(np.full(3, 1 / 3)), 0.5, delta, values)
+    0
+    >>> float(values[0].round(6)), delta[:, 0].round(6).tolist()
+    (1.158119, [-1.158119, -0.158119, 0.841881])
+    """
+    k, infos = len(d), 0
+    routine, itemsize = _routine(_PREFIXES[d.dtype.char] + "laed4", 8), d.itemsize
+    ints, weight = (ctypes.c_int * 3)(k), np.array([rho], d.dtype)
+    info, number, n = (ctypes.addressof(ints) + 4 * i for i in (2, 1, 0))
+    d_, z_, rho_, delta_, values_ = map(address_of, (d, z, weight, delta, values))
+    for i, j in enumerate(numbers):
+        ints[1] = j + 1
+        routine(n, number, d_, z_, delta_ + i * k * itemsize, rho_, values_ + i * itemsize, info)
+        infos = infos or ints[2]
+    return infos
+
+
 def _trans(x: Array, adjoint: bool) -> bytes:
     """LAPACK's letter for Q^H or Q, of the dtype of x."""
     return (b"C" if x.dtype.kind == "c" else b"T") if adjoint else b"N"

@@ -13,7 +13,7 @@ from pblas.arrays.elementwise import Elementwise
 from pblas.arrays.reductions import described
 from pblas.core.call import call, checked_call, step
 from pblas.core.checks import check_context, check_matrix, check_writable, common_dtype
-from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.descriptor import MatrixDescriptor, resized
 from pblas.matrices.indexing import selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
@@ -136,21 +136,6 @@ def _checked_bounds(opname: str, runtime: Runtime, parts: Mapping[str, Any], axi
             raise errors.DescriptorError(f"{opname}: matrices of {sizes} do not fit each other")
     bounds: list[int] = np.cumsum([0, *(x.shape[axis] for x in parts.values())]).tolist()
     return bounds
-
-
-def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
-    """The layout of a matrix of another shape, on the same grid: even blocks where a process has one block at most.
-
-    >>> resized(MatrixDescriptor.row_wise(100, 4, 2), (4, 4)).mb
-    2
-    """
-    blocks: list[tuple[int, int | None]] = []
-    axes = (desc.rows, (desc.mb, desc.imb)), (desc.columns, (desc.nb, desc.inb))
-    for (split, given), length in zip(axes, shape, strict=True):
-        is_even = length != split.n and split.nblocks <= split.nprocs
-        blocks.append((max(1, -(-length // split.nprocs)), None) if is_even else given)
-    (mb, imb), (nb, inb) = blocks
-    return MatrixDescriptor(*shape, mb, nb, desc.grid, desc.rsrc, desc.csrc, desc.order, imb=imb, inb=inb)
 
 
 _VERB = "DistMatrix[...] = value"

@@ -16,7 +16,7 @@ from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_
 from pblas.errors import DTypeError, FileFormatError, PblasError, PeerTimeout
 
 _COMMANDS = (
-    *(demo.add_parser, bench.add_parser, files.add_matmul, files.add_solve),
+    *(demo.add_parser, bench.add_parser, files.add_matmul, files.add_solve, files.add_eigh),
     *(plan.add_plan, plan.add_trace, layout.add_parser, info.add_parser),
 )
 _EPILOG = """\
@@ -30,7 +30,7 @@ check, or 2 for wrong arguments.
 """
 
 
-_FUNCTION = re.compile(r"^(plan_matmul|plan_lu|plan_cholesky|random): ")
+_FUNCTION = re.compile(r"^(plan_matmul|plan_lu|plan_cholesky|eigvalsh|random): ")
 
 
 def make_parser(rank: int) -> Parser:
@@ -38,7 +38,7 @@ def make_parser(rank: int) -> Parser:
     parser = Parser(
         "pblas",
         rank=rank,
-        description="Distributed dense matrix products and systems of equations from the shell.",
+        description="Distributed dense matrix products, systems of equations and eigenvalues from the shell.",
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"pblas {pblas.__version__}")
@@ -70,9 +70,17 @@ def _text(arguments: Namespace, error: Exception) -> str:
 
 def _remedy(arguments: Namespace, error: Exception) -> str:
     """The option that helps, where the error's text names a Python argument."""
-    if isinstance(error, DTypeError) and arguments.command in ("demo", "matmul", "solve") and arguments.dtype is None:
+    if (
+        isinstance(error, DTypeError)
+        and arguments.command in ("demo", "matmul", "solve", "eigh")
+        and arguments.dtype is None
+    ):
         return "; from the shell, --dtype gives all matrices one"
-    if isinstance(error, FileFormatError) and arguments.command in ("matmul", "solve") and "dataset=" in str(error):
+    if (
+        isinstance(error, FileFormatError)
+        and arguments.command in ("matmul", "solve", "eigh")
+        and "dataset=" in str(error)
+    ):
         option = ", --overwrite replaces it" if "overwrite=" in str(error) else ""
         return f"; from the shell, --dataset A=NAME names that of A, and so on{option}"
     if type(error).__name__ == "NotPositiveDefiniteError":  # of a module that imports NumPy

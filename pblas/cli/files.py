@@ -1,4 +1,4 @@
-"""`matmul`: multiply the matrices of two files into a third; `solve`: solve the equations of two files."""
+"""`matmul`: multiply the matrices of two files; `solve`: solve equations; `eigh`: eigenvalues and eigenvectors."""
 
 from __future__ import annotations
 
@@ -61,9 +61,11 @@ def _add_datasets(parser: Parser, operands: str) -> None:
     parser.add_argument("--overwrite", action="store_true", help=help_text)
 
 
-def _check_output(arguments: Namespace, dataset: str | None, inputs: Sequence[str | None]) -> None:
+def _check_output(
+    arguments: Namespace, dataset: str | None, inputs: Sequence[str | None], path: str | None = None
+) -> None:
     """Check the path of a result before the work, on every rank and with the same result on all of them."""
-    command, path = arguments.command, arguments.output
+    command, path = arguments.command, arguments.output if path is None else path
     folder = destination(path).parent
     is_hdf5 = files.format_of(command, path) == "hdf5"
     files.checked_dataset(command, path, dataset)
@@ -212,7 +214,7 @@ def run_solve(arguments: Namespace, console: Console) -> int:
         residual = _residual(load(), columns, right, norm, is_pos=is_pos)
         progress.update(bar, description="write", completed=1.0)
         if is_vector and files.format_of("solve", arguments.output) == "npy":
-            _save_vector(ctx, x, arguments.output)
+            _save_vector(ctx, "solve", x, arguments.output)
         else:
             columns.save(arguments.output, dataset=datasets.get("x"), overwrite=arguments.overwrite)
         line = f"{' x '.join(map(str, x.shape))} {x.dtype.name}, {bytes_text(x.nbytes)}, solved in {seconds:.3g} s"
@@ -241,6 +243,65 @@ def _residual(a: DistMatrix, x: DistMatrix, b: DistMatrix, norm: float, *, is_po
     rest = b - (hemm(a, x, uplo="L") if is_pos else a @ x)
     size = norm * float(x.norm(1))
     return float(rest.norm(1)) / size if size else 0.0
+
+
+_EIGH_DETAILS = """\
+Every rank reads and writes only its own part of the files. A is symmetric or Hermitian; its lower triangle is read.
+
+Without -o only the eigenvalues are computed, which takes less than half of the time. Without --values they are printed.
+"""
+
+
+def add_eigh(commands: Commands, rank: int) -> None:
+    about = "Eigenvalues and eigenvectors of a symmetric matrix, with .npy or .h5 files."
+    parser = add_command(commands, "eigh", rank, run_eigh, about, _EIGH_DETAILS)
+    parser.add_argument("a", metavar="A.npy")
+    parser.add_argument("-o", "--output", metavar="V.npy", help="file of the eigenvectors, one in each column")
+    parser.add_argument("--values", metavar="w.npy", help="file of the eigenvalues, ascending, in one dimension")
+    parser.add_argument("--lowest", type=int, metavar="K", help="compute the K lowest eigenvalues (all)")
+    parser.add_argument("--dtype", type=dtype, help="convert A to this dtype")
+    _add_datasets(parser, "AV")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
+
+
+def run_eigh(arguments: Namespace, console: Console) -> int:
+    """Read, compute, write."""
+    from pblas.context import Context
+    from pblas.layouts import MatrixDescriptor
+    from pblas.spectral.eigh import eigh, eigvalsh
+
+    datasets = dict(arguments.dataset)
+    if arguments.output is not None:
+        _check_output(arguments, datasets.get("V"), (arguments.a,))
+    if arguments.values is not None:
+        if files.format_of("eigh", arguments.values) != "npy":
+            raise ArgumentError(f"eigh: --values must be a .npy file, got {arguments.values}")
+        _check_output(arguments, None, (arguments.a, arguments.output), arguments.values)
+    with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
+        bar, name = progress.add_task("read", total=1.0), datasets.get("A")
+        layout = MatrixDescriptor.column_wise(*_shape(arguments.a, name), ctx.nprocs)
+        a = ctx.load(arguments.a, layout, arguments.dtype, dataset=name)
+        options: dict[str, Any] = {
+            "subset_by_index": None if arguments.lowest is None else [0, arguments.lowest - 1],
+            "progress": lambda stage, done: progress.update(bar, description=stage, completed=done),
+        }
+        start = time.perf_counter()
+        v: DistMatrix | None = None
+        if arguments.output is None:
+            w = eigvalsh(a, **options)
+        else:
+            w, v = eigh(a, overwrite_a=True, **options)
+        seconds = time.perf_counter() - start
+        progress.update(bar, description="write", completed=1.0)
+        if v is not None:
+            v.save(arguments.output, dataset=datasets.get("V"), overwrite=arguments.overwrite)
+        if arguments.values is not None:
+            _save_vector(ctx, "eigh", w, arguments.values)
+    if arguments.values is None:
+        console.print("\n".join(map(repr, w.tolist())), soft_wrap=True)
+    vectors = "" if v is None else f"{arguments.output}: {v.shape[0]} x {v.shape[1]} {v.dtype.name}; "
+    console.print(f"{vectors}{len(w)} eigenvalues in {seconds:.3g} s", soft_wrap=True)
+    return 0
 
 
 def _factorization_layout(ctx: Context, path: str, dataset: str | None) -> MatrixDescriptor:
@@ -286,16 +347,16 @@ def _vector(path: str) -> Array | None:
         return None
 
 
-def _save_vector(ctx: Context, x: Array, path: str) -> None:
+def _save_vector(ctx: Context, command: str, x: Array, path: str) -> None:
     """**Collective.** Write an array of one dimension, equal on all ranks, to a .npy file."""
     temporary = ""
     try:
-        with ctx.runtime.local_step("solve: write the file"):
+        with ctx.runtime.local_step(f"{command}: write the file"):
             if ctx.rank == 0:
                 temporary, file = begin(path)
                 with file:
                     np.save(file, x)
                 finish(temporary, path)
-        ctx.runtime.agree("solve: write the file", {})
+        ctx.runtime.agree(f"{command}: write the file", {})
     finally:
         discard(temporary)

@@ -77,7 +77,7 @@ def choose_factorization(
     target = a if uplo == "L" else a.T
     w, why = block_columns(target, nprocs, algorithm, gpus=gpus, per_column=per_column, first=first)
     if not gpus:
-        w = _apart(w, dtype)
+        w = apart(w, dtype)
     library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
     if kind == "lu":
         return LuPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library)
@@ -126,10 +126,10 @@ def block_columns(
     return w if first is None or ranks == 1 else replace(w, inb=min(first, width)), why
 
 
-def _apart(w: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
+def apart(w: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
     """The layout with columns that do not begin at one place of the pages: such columns evict each other from cache.
 
-    >>> _apart(MatrixDescriptor.column_wise(1024, 1024, 2), "float64").lld
+    >>> apart(MatrixDescriptor.column_wise(1024, 1024, 2), "float64").lld
     1032
     """
     itemsize = ITEMSIZE[dtype]

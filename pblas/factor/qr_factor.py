@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from pblas import errors
-from pblas.arrays.stacking import resized
 from pblas.core.checks import checked_letter, checked_trans
 from pblas.core.options import Side, Trans
 from pblas.core.progress import StageReport
@@ -16,6 +15,7 @@ from pblas.factor import arguments
 from pblas.factor.factorization import FactoredMatrix
 from pblas.factor.qr_plan import PASSES
 from pblas.factor.with_factor import Reflectors, empty, identity, multiplied, reported, zeros
+from pblas.layouts.descriptor import resized
 from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix

@@ -10,7 +10,6 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise import elementwise
-from pblas.arrays.stacking import resized
 from pblas.backends.local_step import agreed
 from pblas.core.linalg_errors import SingularMatrixError
 from pblas.core.options import MatrixOrArray
@@ -22,6 +21,7 @@ from pblas.factor.factors import CholeskyFactor, Determinant, Factor, LuFactor, 
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
 from pblas.factor.with_factor import in_range, range_scale, zeros
+from pblas.layouts.descriptor import resized
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed

@@ -181,7 +181,8 @@ def multiplied(
 
 def empty(desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
     """**Collective.** A new matrix of the dtype of another one; an agreement is before it."""
-    return DistMatrix(desc, like.runtime.empty(like.runtime.local_memory(desc, like.dtype)), like.runtime)
+    memory = like.runtime.local_memory(desc, like.dtype, desc.max_stored_nelements)
+    return DistMatrix(desc, like.runtime.empty(memory), like.runtime)
 
 
 def zeros(opname: str, desc: MatrixDescriptor, like: DistMatrix) -> DistMatrix:
@@ -206,10 +207,13 @@ def in_range(x: DistMatrix) -> tuple[DistMatrix, float]:
     return (x if scale == 1 else elementwise("x * s", x=x, s=scale)), scale
 
 
-def range_scale(size: Real) -> float:
-    """The power of 2 for elements of this size: 1, or it moves them away from the limits, as LAPACK's xGELS does."""
+def range_scale(size: Real, power: float = 1.0) -> float:
+    """The power of 2 for elements of this size: 1, or it moves them away from the limits, as LAPACK's xGELS does.
+
+    `power` 1/2 leaves room for squares, as LAPACK's xSYEVD does.
+    """
     limits = np.finfo(size.dtype)
-    least = limits.smallest_normal / limits.eps
+    least = (limits.smallest_normal / limits.eps) ** power
     if not 0 < size < inf or least <= size <= 1 / least:
         return 1.0
     bound = least if size < least else 1 / least

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from pblas.factor.solvers import orth as orth
     from pblas.factor.solvers import slogdet as slogdet
     from pblas.factor.solvers import solve as solve
+    from pblas.spectral.eigh import CheckedEighResult as CheckedEighResult
+    from pblas.spectral.eigh import EighResult as EighResult
+    from pblas.spectral.eigh import PlannedEigh as PlannedEigh
+    from pblas.spectral.eigh import eigh as eigh
+    from pblas.spectral.eigh import eigvalsh as eigvalsh
+    from pblas.spectral.eigh import plan_eigh as plan_eigh
     from pblas.triangular.trsm import solve_triangular as solve_triangular
 else:
     __getattr__, __dir__, __all__ = lazy(
@@ -45,6 +51,7 @@ else:
             "pblas.factor.qr": "plan_qr PlannedQr qr qr_factor QrResult",
             "pblas.factor.qr_factor": "QrFactor",
             "pblas.factor.solvers": "cond det inv lstsq LstsqResult matrix_norm orth slogdet solve",
+            "pblas.spectral.eigh": "CheckedEighResult eigh EighResult eigvalsh plan_eigh PlannedEigh",
             "pblas.triangular.trsm": "solve_triangular",
         },
     )

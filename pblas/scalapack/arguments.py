@@ -21,7 +21,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries, Local, Part, checked_part
 from pblas.scalapack.grids import ProcessGrid, find
-from pblas.scalapack.routines import EXTENTS, OPTIONS, WORKSPACES, Operand, Routine
+from pblas.scalapack.routines import EXTENTS, OPTIONS, RETURNED, WORKSPACES, Operand, Routine
 from pblas.vectors.matrix_vector import real_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
 ROUTINES: dict[str, Callable[..., object]] = {}  # the routines of all types by their names; each module adds its own
 
-_OWN = {"TOP", "VALUE", "INDX", "RCOND", "NOUT", "ICTXT", "IPIV", "TAU", *WORKSPACES}
+_OWN = {"TOP", *RETURNED, "NOUT", "ICTXT", "IPIV", "TAU", "W", "IFAIL", "ICLUSTR", "GAP", *WORKSPACES}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # greater than all positions
@@ -153,6 +153,10 @@ class Call:
         """An argument by its name, as it was checked: options in upper case, scalars as numbers of Python."""
         return self._values[name]
 
+    def _positions(self) -> dict[str, int]:
+        """The positions of the arguments, from 1."""
+        return {name: position for position, name in enumerate(self._values, 1)}
+
     @property
     def is_empty(self) -> bool:
         """Whether the submatrices that are written have no elements (global)."""
@@ -262,7 +266,7 @@ class Call:
                 self._check_matrix(operands[position], findings)
             elif name in OPTIONS:
                 self._check_option(name, position, findings)
-            elif name in EXTENTS:
+            elif name in EXTENTS and name not in self.routine.returned:
                 self._check_integer(name, 0, position, findings)
             elif name in ("ALPHA", "BETA", "ANORM"):
                 self._check_number(name, position, findings)

@@ -25,13 +25,15 @@ OPTIONS = {
     "DIREC": "FB",
     "ROWCOL": "RC",
     "PIVROC": "RC",
+    "JOBZ": "NV",
+    "RANGE": "AVI",
 }
 """The letters that an option may be, in either case."""
 
 EXTENTS = ("M", "N", "K", "NRHS")  # the arguments that count rows or columns
 
-RETURNED = ("VALUE", "INDX", "RCOND")
-"""Output arguments that Python returns; INFO, which is the last one, is in no list."""
+RETURNED = ("VALUE", "INDX", "RCOND", "SCALE", "NZ")
+"""Output arguments that Python returns, as M beside NZ; INFO, which is the last one, is in no list."""
 WORKSPACES = ("WORK", "IWORK", "RWORK")
 """Arrays that are not needed. Of one of them the argument before says the size, as LWORK, or asks for it."""
 
@@ -42,12 +44,15 @@ _TYPES = {
     **dict.fromkeys((*"ABCXY", "IPIV", "TAU"), "Array"),
     **dict.fromkeys((*WORKSPACES, "RA", "CA"), "Array | None"),
     **dict.fromkeys(_SIZES, "int | None"),
-    "ANORM": "float",
+    **dict.fromkeys(("ANORM", "VL", "VU"), "float"),
+    "W": "Array",
+    **dict.fromkeys(("IFAIL", "ICLUSTR", "GAP"), "Array | None"),
+    **dict.fromkeys(("ABSTOL", "ORFAC"), "float"),
     "NOUT": "int | IO[str]",
 }
 """Types of arguments, for editors; a descriptor is a Desc, and all others are integers."""
 _DEFAULTS: dict[str, object] = {
-    **dict.fromkeys((*WORKSPACES, *_SIZES, "RA", "CA")),
+    **dict.fromkeys((*WORKSPACES, *_SIZES, "RA", "CA", "IFAIL", "ICLUSTR", "GAP")),
     **dict.fromkeys(("LDIA", "RDEST", "CDEST"), -1),
     "NOUT": 6,
 }
@@ -67,6 +72,18 @@ _TEXTS = {
     "IPIV": "NumPy array of int32 or int64, distributed as the rows of A: rows i and IPIV(i) change places (local)",
     "TAU": "NumPy array of the type of A, distributed as its columns, with a copy in each process row: the factors of "
     "the reflectors (local)",
+    "JOBZ": '"N": eigenvalues only, and sub(Z) is not used; "V": eigenvectors too (global)',
+    "RANGE": '"A": all eigenvalues; "V": those greater than VL and at most VU; "I": numbers IL to IU (global)',
+    "VL": 'with RANGE "V" the lower bound (global)',
+    "VU": 'with RANGE "V" the upper bound, VL < VU (global)',
+    "IL": 'with RANGE "I" the number of the first eigenvalue, from 1, in ascending order (global)',
+    "IU": 'with RANGE "I" the number of the last one, IL <= IU <= N (global)',
+    "W": "NumPy array of N real numbers, for the eigenvalues in ascending order, on all processes (local)",
+    "ABSTOL": "ignored: eigenvalues have full accuracy (global)",
+    "ORFAC": "ignored: all eigenvectors are orthogonal (global)",
+    "IFAIL": "not needed; its first M elements become 0: all eigenvectors converge (local)",
+    "ICLUSTR": "not needed; its first element becomes 0: there are no clusters (local)",
+    "GAP": "not needed (local)",
     "ANORM": "the norm of the matrix that was factored, >= 0 (global)",
     "WORK": "not needed",
     **dict.fromkeys(("IWORK", "RWORK"), "not needed"),
@@ -120,6 +137,11 @@ class Routine:
     whole: bool = False  # whether UPLO may be any other letter, for all elements
 
     @property
+    def returned(self) -> tuple[str, ...]:
+        """The arguments that Python returns."""
+        return (*RETURNED, "M") if "NZ" in self.arguments else RETURNED
+
+    @property
     def signature(self) -> inspect.Signature:
         """The arguments of the function in Python, with their types.
 
@@ -130,7 +152,7 @@ class Routine:
         named = (
             (name, "Desc" if name.startswith("DESC") else _TYPES.get(name, "int"))
             for name in self.arguments
-            if name not in RETURNED
+            if name not in self.returned
         )
         return inspect.Signature(
             [inspect.Parameter(x.lower(), kind, default=_DEFAULTS.get(x, empty), annotation=of) for x, of in named]
@@ -173,6 +195,8 @@ class Routine:
 
     def _text(self, name: str) -> str:
         """Description of an argument; "" for one that Python returns."""
+        if name in self.returned:
+            return ""
         if name in EXTENTS and name not in self.texts:
             return self._extent(name)
         matrix, texts = name[-1], {**_TEXTS, **self.texts}
@@ -463,6 +487,33 @@ GECON, GECON_COMPLEX = (
 TRCON, TRCON_COMPLEX = (
     _routine("trcon", f"NORM UPLO DIAG N A RCOND {names}", _ESTIMATED | _TRIANGULAR, prefixes=types, A="N N")
     for types, names in _WORK
+)
+
+_SYEV = "JOBZ UPLO N A W Z WORK LWORK"
+_SYEVR = "JOBZ RANGE UPLO N A VL VU IL IU M NZ W Z WORK LWORK"
+_SYEVX = "JOBZ RANGE UPLO N A VL VU IL IU ABSTOL M NZ W ORFAC Z WORK LWORK"
+_SYMMETRIC_A = {"UPLO": '"U" or "L": the triangle of sub(A) that is read (global)'}
+SYEV, HEEV, SYEVD, HEEVD, SYEVR, HEEVR, SYEVX, HEEVX = (
+    _routine(name, f"{line}{others}", _SYMMETRIC_A, prefixes=types, outputs="Z", real="VL VU", A="N N", Z="N N")
+    for line, real, complex_ in (
+        (_SYEV, ("syev", ""), ("heev", " RWORK LRWORK")),
+        (_SYEV, ("syevd", " IWORK LIWORK"), ("heevd", " RWORK LRWORK IWORK LIWORK")),
+        (_SYEVR, ("syevr", " IWORK LIWORK"), ("heevr", " RWORK LRWORK IWORK LIWORK")),
+        (
+            _SYEVX,
+            ("syevx", " IWORK LIWORK IFAIL ICLUSTR GAP"),
+            ("heevx", " RWORK LRWORK IWORK LIWORK IFAIL ICLUSTR GAP"),
+        ),
+    )
+    for (name, others), types in ((real, _REAL), (complex_, _COMPLEX))
+)
+_PENCIL = {
+    "IBTYPE": "1: A x = w B x; 2: A B x = w x; 3: B A x = w x (global)",
+    "UPLO": '"U" or "L": the triangle of sub(A) that is read and written, and the factor of B from p?potrf (global)',
+}
+SYGST, HEGST = (
+    _routine(name, "IBTYPE UPLO N A B SCALE", _PENCIL, prefixes=types, outputs="A", A="N N", B="N N")
+    for name, types in (("sygst", _REAL), ("hegst", _COMPLEX))
 )
 
 _MESSAGE = {

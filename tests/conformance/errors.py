@@ -11,7 +11,7 @@ import numpy as np
 
 from pblas import PblasArgumentError, scalapack
 from pblas.scalapack import routines
-from pblas.scalapack.routines import RETURNED, WORKSPACES
+from pblas.scalapack.routines import WORKSPACES
 from tests.conformance.problems import DTYPES
 
 _NOTHING = object()
@@ -44,7 +44,7 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(np.ones(2, DTYPES[letter]))
         elif name in WORKSPACES or name[1:] in WORKSPACES:
             arguments.append(None)
-        elif name in RETURNED:
+        elif name in table.returned:
             arguments.append(_NOTHING)
         else:
             options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N", "NORM": "1"}

@@ -41,7 +41,7 @@ def test_every_call_takes_the_arguments_of_its_routine(name: str) -> None:
     if name[1] in "cz":
         routine = getattr(routines, f"{general.upper()}_COMPLEX", routine)
     call = getattr(scalapack, name)
-    expected = [argument.lower() for argument in routine.arguments if argument not in routines.RETURNED]
+    expected = [argument.lower() for argument in routine.arguments if argument not in routine.returned]
     assert list(inspect.signature(call).parameters) == expected
     assert call.__name__ == name
     described = re.findall(r"^    (\w+): \w*", call.__doc__.partition("Args:\n")[2].partition("\n\n")[0], re.MULTILINE)

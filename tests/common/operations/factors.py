@@ -77,6 +77,24 @@ def estimates(x: Any, a: Array, norm: float | None = None, **_: Any) -> float:
     return 0.0 if right * (1 - 1e-3) <= x <= 10 * right else float("inf")
 
 
+def eigh(w: Array, v: Array, a: Array, **_: Any) -> float:
+    """The residual of A V = V diag(w), and that of V."""
+    return max(float(np.abs(a @ v - v * w).max(initial=0.0) / eps_of(v.dtype) / np.abs(a).sum()), identity(v))
+
+
+def generalized(w: Array, v: Array, *errors: float, a: Array, b: Array, type: int = 1, **_: Any) -> float:  # noqa: A002
+    """The residual of A V = B V diag(w), A B V = V diag(w) or B A V = V diag(w)."""
+    left = a @ v if type == 1 else a @ b @ v if type == 2 else b @ a @ v
+    error = np.abs(left - (b @ v if type == 1 else v) * w).max(initial=0.0) / (1 if type == 1 else np.abs(b).max())
+    return max(float(error / eps_of(v.dtype) / np.abs(a).sum()), *(x / eps_of(v.dtype) / len(a) for x in errors), 0.0)
+
+
+def eigenvalues(w: Array, a: Array, **_: Any) -> float:
+    """The error of eigenvalues, as multiples of eps times the largest."""
+    right = np.linalg.eigvalsh(a)
+    return float(np.abs(w - right).max() / eps_of(w.dtype) / np.abs(right).max()) if len(w) == len(a) else float("inf")
+
+
 def lu_of(_: Any, a: Any, **options: Any) -> Any:
     factor = linalg.lu_factor(a, **options)
     return factor.lu(), factor.pivots
@@ -267,6 +285,45 @@ FACTORS = [
         values={"a": TALL, "b": Operand(layout="grid")},
         options=OVERWRITE,
         views=("a", "b"),
+    ),
+    Operation(
+        "linalg.eigh",
+        called(linalg.eigh),
+        residual=eigh,
+        values={"a": DEFINITE, "lower": True, "subset_by_index": None, "subset_by_value": None},
+        options={
+            "lower": (False,),
+            "subset_by_index": ([0, 0],),
+            "subset_by_value": ([-1e3, 1e3],),
+            "algorithm": ("blocked", "local"),
+            **OVERWRITE,
+        },
+        views=("a",),
+        dtypes=("complex64", "float64"),
+    ),
+    Operation(
+        "linalg.eigh: generalized",
+        called(linalg.eigh),
+        residual=generalized,
+        values={"a": DEFINITE, "b": Operand("definite", layout="grid"), "type": 1, "check": False},
+        options={"type": (2, 3), "check": (True,)},
+        views=("a", "b"),
+        shares=(("b", "a"),),
+    ),
+    Operation(
+        "linalg.eigvalsh",
+        called(linalg.eigvalsh),
+        residual=eigenvalues,
+        values={"a": DEFINITE, "lower": True, "subset_by_value": None},
+        options={"lower": (False,), "subset_by_value": ([-1e3, 1e3],), "algorithm": ("blocked", "local")},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.plan_eigh",
+        lambda _, a, **options: linalg.plan_eigh(a, **options).execute(a),
+        residual=eigh,
+        values={"a": DEFINITE, "lower": True},
+        options={"lower": (False,), "algorithm": ("blocked",)},
     ),
     Operation("linalg.orth", called(linalg.orth), residual=orth, values={"a": TALL}, views=("a",)),
     Operation(

@@ -156,6 +156,44 @@ def test_solve_reports_matrices_that_cannot_be_solved(folder: Path, capsys: Capt
     assert not (folder / "x.npy").exists()
 
 
+@pytest.mark.parametrize(("lowest", "output"), [(None, "V.npy"), (3, "V.h5"), (None, None), (2, None)])
+def test_eigh_writes_the_eigenvalues_of_numpy(
+    lowest: int | None, output: str | None, folder: Path, capsys: Capture
+) -> None:
+    n = 30
+    a = random((n, n), "complex128")
+    a = a + a.conj().T
+    path, values = save(folder / "a.npy", np.tril(a)), str(folder / "w.npy")
+    options = ([] if lowest is None else ["--lowest", str(lowest)]) + ([] if lowest else ["--values", values])
+    options += [] if output is None else ["-o", str(folder / output)]
+    assert main(["eigh", path, *options]) == 0
+    text = printed(capsys) or ""
+    right = np.linalg.eigvalsh(a)[:lowest]
+    if RANK == 0:
+        assert f"{len(right)} eigenvalues in" in text
+        w = np.array([float(line) for line in text.splitlines()[:-1]][-len(right) :]) if lowest else np.load(values)
+        np.testing.assert_allclose(w, right, rtol=0, atol=1e-12)
+        if output == "V.npy":
+            v = np.load(folder / output)
+            np.testing.assert_allclose(a @ v, v * w, rtol=0, atol=1e-12)
+        elif output is not None:
+            with h5py.File(folder / output, "r") as file:
+                v = file["data"][...]
+            np.testing.assert_allclose(a @ v, v * w, rtol=0, atol=1e-12)
+
+
+def test_eigh_reports_errors(folder: Path, capsys: Capture) -> None:
+    path = save(folder / "a.npy", np.full((4, 4), np.nan))
+    for line, expected in (
+        ([], "eigh: A has NaN or infinite elements"),
+        (["--lowest", "5"], "0 <= first <= last < 4"),
+        (["--values", "w.h5"], "--values must be a .npy file"),
+        (["--values", path], "is also read"),
+    ):
+        assert main(["eigh", path, *line]) == 1
+        assert (expected in capsys.readouterr().err) == (RANK == 0)
+
+
 @pytest.mark.openmpi
 @pytest.mark.parametrize(
     ("line", "expected"),

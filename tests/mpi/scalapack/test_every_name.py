@@ -200,6 +200,55 @@ def check_triangular_solve(letter: str, ictxt: int) -> None:
         assert residual <= 30 * N * float(np.finfo(dtype).eps) * np.abs(op).max() * np.abs(right).max()
 
 
+def check_eigenvalues(routine: str, letter: str, ictxt: int) -> None:
+    """The whole spectrum or parts of it: W on all processes, eigenvectors in the first columns of sub(Z)."""
+    dtype = np.dtype(DTYPES[letter])
+    x = general(N, N, dtype)
+    x = x + x.conj().T
+    right, eps = np.linalg.eigvalsh(x.astype("c16")), float(np.finfo(dtype).eps) * N * np.abs(x).sum(0).max()
+    call = getattr(scalapack, f"p{letter}{routine}")
+    bounds: tuple[tuple[str, tuple[Any, ...], slice], ...] = (
+        ("A", (0, 0, 0, 0), slice(None)),
+        ("I", (0, 0, 2, 4), slice(1, 4)),
+        ("V", ((right[0] + right[1]) / 2, (right[3] + right[4]) / 2, -1, -1), slice(1, 4)),
+    )
+    has_range, tolerances = routine[-1] in "rx", routine.endswith("x")
+    for jobz in "NV":
+        for kind, bound, wanted in bounds if has_range else bounds[:1]:
+            a, z = Placed(ictxt, np.tril(x)), Placed(ictxt, np.zeros((N, N), dtype))
+            w = np.full(N, -7, x.real.dtype)
+            middle: tuple[Any, ...] = (*bound, *((0.0,) if tolerances else ())) if has_range else ()
+            first = (jobz, kind, "L", N) if has_range else (jobz, "L", N)
+            info = call(*first, *a.at, *middle, w, *((1e-3,) if tolerances else ()), *z.at)
+            expected, k = right[wanted], len(right[wanted])
+            assert info == ((k, k if jobz == "V" else 0, 0) if has_range else 0)
+            assert np.abs(same_on_all_ranks(w.tolist())[:k] - expected).max() <= 3 * eps
+            assert (w[k:] == -7).all()
+            assert a.operand.is_untouched()
+            v = z.collected()
+            if jobz == "V":
+                assert np.abs(x @ v[:, :k] - v[:, :k] * w[:k]).max() <= 10 * eps
+                assert np.abs(v[:, :k].conj().T @ v[:, :k] - np.eye(k)).max() <= 30 * N * float(np.finfo(dtype).eps)
+            assert not v[:, k if jobz == "V" else 0 :].any()
+
+
+def check_pencil(routine: str, letter: str, ictxt: int) -> None:
+    """Eigenvalues of sub(A) become those of the generalized problem."""
+    dtype = np.dtype(DTYPES[letter])
+    x, y = general(N, N, dtype), positive(N, dtype)
+    x, wide = x + x.conj().T, np.dtype("c16")
+    for kind in (1, 2, 3):
+        for uplo, triangle in (("L", np.tril), ("U", np.triu)):
+            a, b = Placed(ictxt, triangle(x)), Placed(ictxt, triangle(y))
+            assert getattr(scalapack, f"p{letter}potrf")(uplo, N, *b.at) == 0
+            assert getattr(scalapack, f"p{letter}{routine}")(kind, uplo, N, *a.at, *b.at) == 1
+            c = a.collected().astype(wide)
+            c = triangle(c) + triangle(c, -1 if uplo == "L" else 1).conj().T
+            exact = np.linalg.eigvals(np.linalg.solve(y.astype(wide), x) if kind == 1 else x.astype(wide) @ y)
+            error = np.abs(np.linalg.eigvalsh(c) - np.sort(exact.real)).max()
+            assert error <= 100 * N * np.linalg.cond(y) * float(np.finfo(dtype).eps) * np.abs(exact).max()
+
+
 def check_redistribution(routine: str, letter: str, ictxt: int) -> None:
     """Between grids of a row and of a column, with submatrices; the other triangle and all around stay as they are."""
     del ictxt
@@ -218,6 +267,12 @@ CHECKS_BY_TYPE: dict[str, Callable[[str, int], None]] = {
     "lapiv": check_exchanges,
     "trtrs": check_triangular_solve,
     **{name: partial(check_condition, name) for name in ("gecon", "pocon", "trcon")},
+    **{
+        f"{kind}{name}": partial(check_eigenvalues, f"{kind}{name}")
+        for kind in ("sy", "he")
+        for name in ("ev", "evd", "evr", "evx")
+    },
+    **{name: partial(check_pencil, name) for name in ("sygst", "hegst")},
     **{name: partial(check_redistribution, name) for name in ("gemr2d", "trmr2d")},
 }
 

@@ -1,0 +1,152 @@
+"""Eigenvalues and eigenvectors of symmetric and Hermitian matrices, without restrictions on blocks.
+
+All names stand for one algorithm, that of `pblas.linalg.eigh`; sub(A) is not changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.core.linalg_errors import ConvergenceError
+from pblas.redistribution.api import redistributed
+from pblas.scalapack import routines
+from pblas.scalapack.arguments import Call, of_types
+from pblas.spectral.eigh import Options, eigensystem
+from pblas.spectral.generalized import Pencil, completed
+from pblas.vectors.matrix_vector import real_of
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Real
+    from pblas.scalapack.arguments import Findings
+    from pblas.scalapack.routines import Routine
+
+
+_SOMETIMES = {"VL", "VU", "IL", "IU", "ABSTOL", "ORFAC", "Z", "IZ", "JZ", "DESCZ"}
+"""Arguments that are ignored unless JOBZ or RANGE asks for them."""
+
+
+class EigenCall(Call):
+    """A call with W, and with sub(Z) if there are eigenvectors."""
+
+    def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
+        jobz = dict(zip(routine.arguments, values, strict=True))["JOBZ"]
+        if isinstance(jobz, str) and jobz[:1].upper() == "N":
+            routine = replace(routine, operands=routine.operands[:1], outputs=())
+        super().__init__(routine, prefix, *values)
+
+    @property
+    def spectrum(self) -> Options:
+        """The options of `eigensystem` (global)."""
+        kind = self._values.get("RANGE", "A")
+        by_index = (self["IL"] - 1, self["IU"] - 1) if kind == "I" else None
+        by_value = (self["VL"], self["VU"]) if kind == "V" else None
+        return Options(self["UPLO"], by_index, by_value, self["JOBZ"] == "V", "auto")
+
+    def _check_values(self, findings: Findings) -> None:
+        """Check also the bounds of the part of the spectrum; those of another RANGE are ignored."""
+        super()._check_values(findings)
+        positions = self._positions()
+        kind = self._values.get("RANGE", "A")
+        bounds, of_z = {"V": ("VL", "VU"), "I": ("IL", "IU")}.get(kind, ()), ("Z", "IZ", "JZ", "DESCZ")
+        used = {*bounds, *(of_z if self["JOBZ"] == "V" else ())}
+        for name in _SOMETIMES & positions.keys() - used:
+            self._values[name] = None
+        if kind == "V":
+            for name in ("VL", "VU"):
+                self._check_number(name, positions[name], findings)
+            if not findings and not self["VL"] < self["VU"]:
+                findings.add(f"VU must be greater than VL = {self['VL']}, got {self['VU']}", positions["VU"])
+        if kind == "I" and self["N"]:
+            has_first = self._check_integer("IL", 1, positions["IL"], findings)
+            has_last = has_first and self._check_integer("IU", self["IL"], positions["IU"], findings)
+            if has_last and self["IU"] > self["N"]:
+                findings.add(f"IU must be at most N = {self['N']}, got {self['IU']}", positions["IU"])
+
+    def _check_rest(self, findings: Findings) -> None:
+        """Check W on this process."""
+        w, n, real = self["W"], self["N"], real_of(self.dtype)
+        if any(self._values.get(f"L{name}") == -1 for name in routines.WORKSPACES):
+            return
+        if not (isinstance(w, np.ndarray) and w.ndim == 1 and w.dtype == real and len(w) >= n and w.flags.writeable):
+            got = f"{w.dtype.name} of shape {w.shape}" if isinstance(w, np.ndarray) else type(w).__name__
+            text = f"W must be a NumPy array of {n} {real.name}, in one dimension, that can be written, got {got}"
+            findings.add(text, self._positions()["W"])
+
+
+@of_types(routines.SYEV, routines.HEEV, routines.SYEVD, routines.HEEVD, call=EigenCall)
+def pxsyev(call: EigenCall) -> int:
+    """**Collective.** All eigenvalues of sub(A), and with JOBZ "V" eigenvectors as columns of sub(Z).
+
+    Returns:
+        INFO: 0; or i > 0 if LAPACK has not found all eigenvalues of a tridiagonal matrix.
+
+    Source: ScaLAPACK, p?syev, p?heev, p?syevd and p?heevd.
+    """
+    return _solve(call)[1]
+
+
+@of_types(routines.SYEVR, routines.HEEVR, routines.SYEVX, routines.HEEVX, call=EigenCall)
+def pxsyevr(call: EigenCall) -> tuple[int, int, int]:
+    """**Collective.** A part of the eigenvalues of sub(A), and with JOBZ "V" eigenvectors: the first columns of sub(Z).
+
+    Returns:
+        M, NZ and INFO: the number of eigenvalues, in W; the number of eigenvectors, M or with JOBZ "N" 0; and INFO as
+        of p?syev.
+
+    Source: ScaLAPACK, p?syevr, p?heevr, p?syevx and p?heevx.
+    """
+    m, info = _solve(call)
+    with call.local_step():
+        for name, value in (("IFAIL", 0), ("ICLUSTR", 0)):
+            array = call[name] if name in call.routine.arguments else None
+            if isinstance(array, np.ndarray):
+                array[: m if name == "IFAIL" else 1] = value
+    call.runtime.agree(f"{call.opname}: IFAIL", {})
+    return m, m if call["JOBZ"] == "V" else 0, info
+
+
+class PencilCall(Call):
+    """A call with IBTYPE."""
+
+    def _check_values(self, findings: Findings) -> None:
+        """Check also IBTYPE."""
+        if self._check_integer("IBTYPE", 1, 1, findings) and self["IBTYPE"] > 3:
+            findings.add(f"IBTYPE must be 1, 2 or 3, got {self['IBTYPE']}", 1)
+        super()._check_values(findings)
+
+
+@of_types(routines.SYGST, routines.HEGST, call=PencilCall)
+def pxsygst(call: PencilCall) -> Real:
+    """**Collective.** sub(A) := L^-1 A L^-H for IBTYPE 1, otherwise L^H A L; sub(B) has L, or U = L^H, from p?potrf.
+
+    Returns:
+        SCALE: 1, by which eigenvalues of sub(A) are multiplied to be those of the generalized problem.
+
+    Source: ScaLAPACK, p?sygst and p?hegst.
+    """
+    if call["N"]:
+        a, b = call.operands()
+        uplo = call["UPLO"]
+        factor = redistributed(call.opname, b, b.desc.without_lld, uplo=uplo)
+        pencil = Pencil(call.opname, factor, uplo, call["IBTYPE"])
+        standard = pencil.standard(completed(call.opname, a, uplo))
+        redistributed(call.opname, standard, out=a, uplo=uplo, is_temporary=True)
+    return real_of(call.dtype).type(1)
+
+
+def _solve(call: EigenCall) -> tuple[int, int]:
+    """**Collective.** The number of eigenvalues, in W, and INFO; eigenvectors in sub(Z)."""
+    if call.answers_query() or not call["N"]:
+        return 0, 0
+    a, *z = call.operands()
+    try:
+        values, _ = eigensystem(call.opname, a, call.spectrum, out=z[0] if z else None)
+    except ConvergenceError as caught:
+        return 0, caught.info
+    with call.local_step():
+        call["W"][: len(values)] = values
+    call.runtime.agree(f"{call.opname}: W", {})
+    return len(values), 0

@@ -1,0 +1,470 @@
+"""eigh, eigvalsh and plan_eigh: eigenvalues and eigenvectors of symmetric and Hermitian matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+
+import numpy as np
+
+from pblas import errors
+from pblas.core.checks import check_like_planned, enough_ranks
+from pblas.core.planned import PlanHandle
+from pblas.core.progress import Progress, ProgressTarget, StageReport
+from pblas.factor import arguments
+from pblas.factor.with_factor import Reflectors, empty, multiplied, zeros
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import redistributed
+from pblas.runtime.runtime import checked_flag
+from pblas.simulation.hardware import Topology
+from pblas.spectral.choose import EighAlgorithm, choose_eigh
+from pblas.spectral.generalized import Pencil, completed, pencil_of
+from pblas.spectral.steps import reduced, solved_tridiagonal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
+    from pblas.spectral.eigh_plan import EighPlan
+    from pblas.spectral.steps import Reduced
+
+
+class EighResult(NamedTuple):
+    """Eigenvalues, ascending, and eigenvectors, as of numpy.linalg.eigh.
+
+    Args:
+        eigenvalues: k real numbers, equal on all ranks (global).
+        eigenvectors: n x k, orthonormal; column i belongs to eigenvalue i (global).
+    """
+
+    eigenvalues: Array
+    eigenvectors: DistMatrix
+
+
+class CheckedEighResult(NamedTuple):
+    """The result of `eigh` with check=True.
+
+    Args:
+        eigenvalues: as in `EighResult` (global).
+        eigenvectors: as in `EighResult` (global).
+        residual: norm(A V - V diag(w)) sqrt(k) / (norm(A) norm(V)), in Frobenius norms; with B of type 1 that of
+            A V - B V diag(w), and of types 2 and 3 that of A B V or B A V, over trace(B) / sqrt(n) too (global).
+        orthogonality: norm(V^H V - I); with B of types 1 and 2 norm(V^H B V - I), and of type 3 with B^-1 (global).
+    """
+
+    eigenvalues: Array
+    eigenvectors: DistMatrix
+    residual: float
+    orthogonality: float
+
+
+class Options(NamedTuple):
+    """The options of a call, checked (global)."""
+
+    uplo: Literal["L", "U"]
+    subset_by_index: tuple[int, int] | None
+    subset_by_value: tuple[float, float] | None
+    vectors: bool
+    algorithm: EighAlgorithm
+
+    @classmethod
+    def checked(
+        cls,
+        opname: str,
+        n: int,
+        lower: Any,
+        subset_by_index: Any,
+        subset_by_value: Any,
+        *,
+        vectors: bool,
+        algorithm: Any,
+    ) -> Options:
+        """The options of a call with an n x n matrix; ArgumentError for a wrong one."""
+        uplo: Literal["L", "U"] = "L" if checked_flag(opname, "lower", lower) else "U"
+        if algorithm not in ("auto", "blocked", "local"):
+            raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'blocked' or 'local', got {algorithm!r}")
+        if subset_by_index is not None and subset_by_value is not None:
+            raise errors.ArgumentError(f"{opname}: subset_by_index and subset_by_value were given; pass one of them")
+        if subset_by_index is not None:
+            first, last = _pair(opname, "subset_by_index", subset_by_index, (int, np.integer))
+            if not 0 <= first <= last < n:
+                raise errors.ArgumentError(
+                    f"{opname}: subset_by_index must be [first, last] with 0 <= first <= last < {n}, got "
+                    f"{subset_by_index!r}"
+                )
+            subset_by_index = int(first), int(last)
+        if subset_by_value is not None:
+            low, high = _pair(opname, "subset_by_value", subset_by_value, (int, float, np.integer, np.floating))
+            if not low < high:
+                raise errors.ArgumentError(
+                    f"{opname}: subset_by_value must be [low, high] with low < high, got {subset_by_value!r}"
+                )
+            subset_by_value = float(low), float(high)
+        return cls(uplo, subset_by_index, subset_by_value, vectors, algorithm)
+
+    def plan(
+        self, a: MatrixDescriptor, dtype: np.dtype[Any], nprocs: int, topology: Topology, count: int | None = None
+    ) -> EighPlan:
+        """The plan for `count` vectors, or as many as there are by index."""
+        if self.subset_by_index is not None:
+            count = self.subset_by_index[1] + 1 - self.subset_by_index[0]
+        return choose_eigh(
+            *(a.without_lld, dtype.name, nprocs, topology.transport(nprocs)),
+            uplo=self.uplo,
+            count=count,
+            vectors=self.vectors,
+            algorithm=self.algorithm,
+        )
+
+
+def _pair(opname: str, name: str, value: Any, types: tuple[type, ...]) -> tuple[Any, Any]:
+    """A value as two numbers; ArgumentError for any other value."""
+    numbers = list(value) if isinstance(value, list | tuple | np.ndarray) else []
+    if len(numbers) != 2 or not all(isinstance(x, types) and not isinstance(x, bool) for x in numbers):
+        kind = "integers" if float not in types else "numbers"
+        raise errors.ArgumentError(f"{opname}: {name} must be two {kind}, got {value!r}")
+    return numbers[0], numbers[1]
+
+
+def _check_matrix(opname: str, a: Any, runtime: Runtime) -> None:
+    """Check the matrix (local)."""
+    arguments.check_matrix(opname, "A", a, runtime)
+    arguments.check_square(opname, a.desc)
+    _check_on_cpus(opname, runtime)
+
+
+def _check_on_cpus(opname: str, runtime: Runtime) -> None:
+    """Raise BackendError if matrices are in GPU memory."""
+    if runtime.backend.gpus:
+        raise errors.BackendError(
+            f"{opname}: eigenvalues are computed on CPUs, this context is on GPUs; use Context(backend='mpi')"
+        )
+
+
+def eigensystem(
+    opname: str,
+    a: DistMatrix,
+    options: Options,
+    stage: Callable[[str], StageReport] = lambda _: None,
+    pencil: Pencil | None = None,
+    *,
+    out: DistMatrix | None = None,
+    overwrite_a: bool = False,
+) -> tuple[Array, DistMatrix | None]:
+    """**Collective.** The eigenvalues of a checked matrix, and V if it is wanted, with checked arguments.
+
+    The first columns of `out` get V. `stage` gives the reports of a stage's progress.
+    """
+    runtime = a.runtime
+    plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology)
+    with runtime.local_step(opname):
+        _check_on_cpus(opname, runtime)
+        lacks = int(not overwrite_a or a.conjugated or not a.stored(opname).flags.writeable)
+        placed = None if out is None else out.signature()
+        agrees = {**options._asdict(), "overwrite_a": overwrite_a, "out": placed, **a.signature()}
+    (lacks,) = runtime.agree(opname, agrees, None, (lacks,))
+    # W := A
+    w = empty(plan.w, a) if plan.is_split else zeros(opname, plan.w, a)
+    for copy in plan.copies:
+        trapezoid = copy.trapezoid
+        assert trapezoid is not None, "of one triangle"
+        redistributed(opname, a, out=w[: a.desc.m], trans=copy.trans, uplo=trapezoid.uplo, diagonal=trapezoid.diagonal)
+    # T := Q^H W Q
+    reduction = reduced(opname, plan, w, stage("reduce"))
+    first, last = _wanted(opname, runtime, options, reduction)
+    if not options.vectors:
+        return _scaled(reduction.values(opname, runtime)[first:last], reduction), None
+    # S, w of T
+    plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology, last - first)
+    values, z = solved_tridiagonal(opname, plan, reduction, (first, last), a, stage("divide and conquer"))
+    # Z := Q S
+    if a.desc.n > 1:
+        below = z[1:]
+        multiplied(opname, Reflectors(w[1:, : a.desc.n - 1]), below, out=below, progress=stage("transform"))
+    if pencil is not None:
+        z = pencil.vectors(z)
+    runtime.end_reading(opname)
+    with runtime.local_step(opname):
+        turn(z.stored(opname))
+    # V := Z
+    if out is not None:
+        out = out[:, : z.shape[1]]
+    elif not lacks and z.shape == a.shape:
+        out = a
+    v = redistributed(opname, z, None if out is not None else plan.v, out=out, is_temporary=True)
+    return _scaled(values[first:last], reduction), v
+
+
+def _wanted(opname: str, runtime: Runtime, options: Options, reduction: Reduced) -> tuple[int, int]:
+    """**Collective.** The numbers (start, stop) of the wanted eigenvalues (global)."""
+    if options.subset_by_index is not None:
+        return options.subset_by_index[0], options.subset_by_index[1] + 1
+    if options.subset_by_value is None:
+        return 0, len(reduction.d)
+    low, high = np.searchsorted(_scaled(reduction.values(opname, runtime), reduction), options.subset_by_value, "right")
+    return int(low), int(high)
+
+
+def _scaled(values: Array, reduction: Reduced) -> Array:
+    """The eigenvalues of A, from those of its multiple."""
+    scaled: Array = values / values.dtype.type(reduction.scale)
+    return scaled
+
+
+def turn(v: Array) -> None:
+    """V := V with the first of each column's largest elements positive, of a complex one real and positive (local).
+
+    >>> v = np.array([[0.6, -0.8], [-0.8, 0.6]]); turn(v); v.tolist()
+    [[-0.6, 0.8], [0.8, -0.6]]
+    """
+    for j, i in enumerate(int(np.abs(column).argmax()) for column in v.T):
+        x = v[i, j]
+        if x != abs(x):
+            v[:, j] *= x.conj() / abs(x)
+            v[i, j] = abs(x)
+
+
+@overload
+def eigh(
+    a: DistMatrix,
+    b: DistMatrix | None = None,
+    *,
+    lower: bool = True,
+    type: Literal[1, 2, 3] = 1,
+    subset_by_index: Sequence[int] | None = None,
+    subset_by_value: Sequence[float] | None = None,
+    algorithm: EighAlgorithm = "auto",
+    overwrite_a: bool = False,
+    check: Literal[False] = False,
+    progress: ProgressTarget = False,
+) -> EighResult: ...
+@overload
+def eigh(
+    a: DistMatrix,
+    b: DistMatrix | None = None,
+    *,
+    lower: bool = True,
+    type: Literal[1, 2, 3] = 1,
+    subset_by_index: Sequence[int] | None = None,
+    subset_by_value: Sequence[float] | None = None,
+    algorithm: EighAlgorithm = "auto",
+    overwrite_a: bool = False,
+    check: Literal[True],
+    progress: ProgressTarget = False,
+) -> CheckedEighResult: ...
+def eigh(
+    a: DistMatrix,
+    b: DistMatrix | None = None,
+    *,
+    lower: bool = True,
+    type: Literal[1, 2, 3] = 1,  # noqa: A002 - SciPy's name
+    subset_by_index: Sequence[int] | None = None,
+    subset_by_value: Sequence[float] | None = None,
+    algorithm: EighAlgorithm = "auto",
+    overwrite_a: bool = False,
+    check: bool = False,
+    progress: ProgressTarget = False,
+) -> EighResult | CheckedEighResult:
+    """**Collective.** w and V with A V = V diag(w), of a symmetric or Hermitian matrix; with B with A V = B V diag(w).
+
+    The result has the same bits on all ranks. In each column of V the first of the largest elements is positive, and of
+    a complex one real and positive.
+
+    Args:
+        a: n x n matrix of any layout, which may be a view. One triangle is read, and only the real part of its diagonal
+            (global).
+        b: B, a Hermitian positive definite matrix of the shape and dtype of A, in any layout, of which the same
+            triangle is read; None for the identity (global).
+        lower: read the lower triangle, else the upper one (global).
+        type: with B, 1 for A V = B V diag(w), 2 for A B V = V diag(w), 3 for B A V = V diag(w) (global).
+        subset_by_index: [first, last]: the eigenvalues with these numbers, from 0 in ascending order, both included;
+            None for all (global).
+        subset_by_value: [low, high]: the eigenvalues greater than low and at most high; None for all (global).
+        algorithm: "local" reduces A to a tridiagonal matrix on rank 0, with the cores of all ranks of its host;
+            "blocked" on all ranks; "auto" takes the one that is expected to be faster. All ranks share the rest of the
+            work in any case (global).
+        overwrite_a: A is not needed any more: V takes its memory if all vectors are wanted, unless there is a B, or A
+            is conjugated or read-only (global).
+        check: compute by products how far w and V are from eigenvalues and eigenvectors (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage, "reduce", "divide and conquer" or
+            "transform", and that share, 0 to 1 (global).
+
+    Returns:
+        The eigenvalues, ascending, a real NumPy array equal on all ranks; V, a new n x k matrix in the layout of A, or
+        on its grid if k < n. With check=True also the residual and the loss of orthogonality: see `CheckedEighResult`.
+
+    Raises:
+        ConvergenceError: an eigenvalue was not found; `info` is that of LAPACK.
+        NotPositiveDefiniteError: B is not positive definite.
+        ArgumentError: a wrong argument; NaN or infinite elements.
+        BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK xSYEVD, xHEEVD; ScaLAPACK p?syevd, p?heevd; scipy.linalg.eigh.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     w, V = pblas.linalg.eigh(ctx.from_global(np.array([[2.0, 1.0], [1.0, 2.0]])))
+    ...     w.round(9).tolist(), V.to_global().round(3).tolist()
+    ([1.0, 3.0], [[0.707, 0.707], [-0.707, 0.707]])
+    """
+    opname, runtime = "eigh", arguments.runtime_of("eigh", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+        with runtime.local_step(opname):
+            _check_matrix(opname, a, runtime)
+            options = Options.checked(
+                *(opname, a.desc.n, lower, subset_by_index, subset_by_value), vectors=True, algorithm=algorithm
+            )
+            overwrite_a = checked_flag(opname, "overwrite_a", overwrite_a)
+            check = checked_flag(opname, "check", check)
+            if b is not None:
+                arguments.check_matrix(opname, "B", b, runtime, a.dtype)
+                if b.shape != a.shape:
+                    sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, b.shape))
+                    raise errors.DescriptorError(f"{opname}: A and B are {sizes}; make them agree")
+            if type not in (1, 2, 3) or isinstance(type, bool):
+                raise errors.ArgumentError(f"{opname}: type must be 1, 2 or 3, got {type!r}")
+        given = {"B": None if b is None else b.signature(), "type": type, "check": check}
+        runtime.agree(opname, {**given, **a.signature(), "lower": options.uplo == "L"})
+        if b is None and not check:
+            values, v = eigensystem(opname, a, options, reports.stage, overwrite_a=overwrite_a)
+            assert v is not None, "with vectors"
+            return EighResult(values, v)
+        full = completed(opname, a, options.uplo)
+        pencil = Pencil(opname) if b is None else pencil_of(opname, b, options.uplo, type)
+        values, v = eigensystem(opname, pencil.standard(full), options._replace(uplo="L"), reports.stage, pencil)
+        assert v is not None, "with vectors"
+        return CheckedEighResult(values, v, *pencil.errors(full, values, v)) if check else EighResult(values, v)
+
+
+def eigvalsh(
+    a: DistMatrix,
+    *,
+    lower: bool = True,
+    subset_by_index: Sequence[int] | None = None,
+    subset_by_value: Sequence[float] | None = None,
+    algorithm: EighAlgorithm = "auto",
+    progress: ProgressTarget = False,
+) -> Array:
+    """**Collective.** The eigenvalues of a symmetric or Hermitian matrix, ascending.
+
+    Args:
+        a: n x n matrix of any layout, as in `eigh` (global).
+        lower: as in `eigh` (global).
+        subset_by_index: as in `eigh` (global).
+        subset_by_value: as in `eigh` (global).
+        algorithm: as in `eigh` (global).
+        progress: as in `eigh`; the stage is "reduce" (global).
+
+    Returns:
+        A real NumPy array, equal on all ranks.
+
+    Raises:
+        as `eigh`.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.linalg.eigvalsh(ctx.from_global(np.array([[2.0, 1.0], [1.0, 2.0]]))).round(9).tolist()
+    [1.0, 3.0]
+    """
+    opname, runtime = "eigvalsh", arguments.runtime_of("eigvalsh", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+        with runtime.local_step(opname):
+            _check_matrix(opname, a, runtime)
+            options = Options.checked(
+                *(opname, a.desc.n, lower, subset_by_index, subset_by_value), vectors=False, algorithm=algorithm
+            )
+        return eigensystem(opname, a, options, reports.stage)[0]
+
+
+class PlannedEigh(PlanHandle):
+    """Planned eigenvalues and eigenvectors: `execute(A)`. Made by `plan_eigh`."""
+
+    noun = "eigh"
+    plan: EighPlan
+
+    def __init__(self, plan: EighPlan, options: Options, dtype: np.dtype[Any], runtime: Runtime | None) -> None:
+        self.plan, self._options, self._dtype, self._runtime = plan, options, dtype, runtime
+        self._is_closed = False
+
+    def execute(self, a: DistMatrix) -> EighResult:
+        """**Collective.** Eigenvalues and eigenvectors of a matrix like the planned one.
+
+        Args:
+            a: A, with the descriptor and the dtype that were planned (global).
+
+        Returns:
+            w and V, as of `eigh`.
+
+        Raises:
+            as `eigh`; ArgumentError for a plan made from a descriptor only.
+        """
+        runtime = self._runtime
+        if runtime is None:
+            raise self._no_context_error("execute")
+        with runtime.call("execute"), Progress("execute", runtime, target=False) as reports:
+            with runtime.local_step("execute"):
+                if self._is_closed:
+                    raise errors.ContextError(f"execute: the planned {self.noun} is closed")
+                check_like_planned("A", a, runtime, self._dtype, self.plan.a, exact=True)
+            values, v = eigensystem("execute", a, self._options, reports.stage)
+            assert v is not None, "with vectors"
+            return EighResult(values, v)
+
+    def close(self) -> None:
+        """Drop the plan (local)."""
+        self._is_closed = True
+
+
+def plan_eigh(
+    a: DistMatrix | MatrixDescriptor,
+    *,
+    lower: bool = True,
+    subset_by_index: Sequence[int] | None = None,
+    algorithm: EighAlgorithm = "auto",
+    dtype: Any = None,
+    nprocs: int | None = None,
+) -> PlannedEigh:
+    """Plan eigenvalues and eigenvectors. **Collective** with a matrix; with a descriptor it needs no MPI.
+
+    Args:
+        a: the n x n matrix, or its descriptor (global).
+        lower: as in `eigh` (global).
+        subset_by_index: as in `eigh` (global).
+        algorithm: as in `eigh` (global).
+        dtype: dtype of the matrix, needed with a descriptor (global).
+        nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+
+    Returns:
+        The planned call: `print(p.explain())`, `p.execute(a)`, `p.plan.simulate("fat-tree")`.
+
+    Raises:
+        as `eigh`.
+
+    >>> plan_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.members
+    4
+    """
+    opname = "plan_eigh"
+
+    def checked(desc: MatrixDescriptor) -> Options:
+        arguments.check_square(opname, desc)
+        return Options.checked(opname, desc.n, lower, subset_by_index, None, vectors=True, algorithm=algorithm)
+
+    if isinstance(a, MatrixDescriptor):
+        if dtype is None:
+            raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
+        real, ranks, options = (
+            arguments.check_dtype(opname, "dtype", dtype),
+            enough_ranks(opname, nprocs, (a,)),
+            checked(a),
+        )
+        return PlannedEigh(options.plan(a, real, ranks, Topology(ranks, shared=True)), options, real, None)
+    runtime = arguments.runtime_of(opname, a)
+    with runtime.call(opname):
+        with runtime.local_step(opname):
+            _check_matrix(opname, a, runtime)
+            options = checked(a.desc)
+        runtime.agree(opname, {**options._asdict(), **a.signature()})
+        return PlannedEigh(options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology), options, a.dtype, runtime)

@@ -1,0 +1,285 @@
+"""The plan of eigenvalues and eigenvectors of a Hermitian matrix, as a value of integers.
+
+A = Q T Q^H with T real tridiagonal, T = S diag(w) S^T, V = Q S:
+
+    W := A                               (block columns on 1 x P ranks, or one rank)
+    T := Q^H W Q, Q over W               (tridiagonalization: each rank multiplies its columns with a vector)
+    S, w of T                            (divide and conquer: each rank begins with some rows, pairs of groups merge)
+    Z := Q S                             (block reflectors: each rank has columns of Z)
+    V := Z                               (in the layout of A)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Literal, NamedTuple
+
+from pblas.factor.factorization_plan import Panel, panels
+from pblas.factor.with_factor_plan import PanelReflectorsPlan
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.trapezoid import Trapezoid
+from pblas.plans.base import Plan, ranks_text
+from pblas.redistribution.redistribution_plan import RedistributionPlan, described
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, View
+
+_ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
+_STRIP = 64
+"""Columns of a strip on each rank, at least: a product reads them twice, the second time from a cache."""
+
+
+class Merge(NamedTuple):
+    """Ranks lo..mid-1 and mid..hi-1 of divide and conquer, whose two eigenproblems become one."""
+
+    lo: int
+    mid: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class EighPlan(Plan):
+    """A V = V diag(w) for a Hermitian A, of which one triangle is read; or w alone.
+
+    >>> a = MatrixDescriptor.row_wise(9, 9, 3)
+    >>> w, z = MatrixDescriptor.column_wise(11, 9, 3, nb=2), MatrixDescriptor.column_wise(9, 9, 3)
+    >>> plan = EighPlan(a, w, z, a, "many columns", "float64", 3)
+    >>> plan.merges(0), plan.merges(2)
+    ([Merge(lo=0, mid=1, hi=2), Merge(lo=0, mid=2, hi=3)], [Merge(lo=0, mid=2, hi=3)])
+    >>> [plan.rows(rank) for rank in range(3)]
+    [(0, 3), (3, 6), (6, 9)]
+    """
+
+    name: ClassVar[str] = "EighPlan"
+
+    a: MatrixDescriptor  # distribution of A (global)
+    # distribution of W, on one rank or on all; its last rows are for T of reflectors, see `QrPlan` (global)
+    w: MatrixDescriptor
+    z: MatrixDescriptor  # distribution of Z: columns of the ranks that divide and conquer (global)
+    v: MatrixDescriptor  # distribution of V (global)
+    why: str  # the rule that chose W (global)
+    dtype: str
+    nprocs: int
+    transport: Transport = "message"
+    uplo: Literal["L", "U"] = "L"  # the triangle of A that is read (global)
+    vectors: bool = True  # whether V is computed, not w alone (global)
+
+    # The tridiagonalization
+
+    @property
+    def target(self) -> MatrixDescriptor:
+        """Distribution of the rows of W above those of T."""
+        return self.w.submatrix(0, self.a.m, 0, self.a.n)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether several ranks have columns of W, with both triangles of A."""
+        return self.w.nprocs > 1
+
+    @property
+    def steps(self) -> list[Panel]:
+        """The panels of W, in order."""
+        return panels(self.w)
+
+    @property
+    def strip(self) -> int:
+        """Columns of all ranks that are multiplied at a time, a whole number of panels of each rank (global)."""
+        return -(-_STRIP // self.w.nb) * self.w.nb * self.w.nprocs
+
+    @property
+    def reflectors(self) -> MatrixDescriptor:
+        """Distribution of the reflectors in W, in the form of a `QrPlan` of n - 1 columns."""
+        return self.w.submatrix(1, self.w.m, 0, self.a.n - 1)
+
+    # Divide and conquer
+
+    @property
+    def members(self) -> int:
+        """Number of ranks that divide and conquer (global)."""
+        return self.z.nprocs
+
+    def rows(self, rank: int) -> tuple[int, int]:
+        """Rows (start, stop) of T with which a rank begins."""
+        return self.a.n * rank // self.members, self.a.n * (rank + 1) // self.members
+
+    def merges(self, rank: int) -> list[Merge]:
+        """The merges in which a rank takes part, from its own rows to all."""
+        merges, lo, hi = list[Merge](), 0, self.members
+        while hi - lo > 1 and rank < hi:
+            mid = (lo + hi + 1) // 2
+            merges.append(Merge(lo, mid, hi))
+            lo, hi = (lo, mid) if rank < mid else (mid, hi)
+        return merges[::-1]
+
+    def span(self, lo: int, hi: int) -> tuple[int, int]:
+        """Rows (start, stop) of T of the ranks lo..hi-1."""
+        return self.rows(lo)[0], self.rows(hi - 1)[1]
+
+    def shares(self, count: int, lo: int, hi: int) -> list[tuple[int, int]]:
+        """For each of the ranks lo..hi-1 the vectors (start, stop) that it computes, of `count`: even blocks."""
+        block = max(1, -(-count // (hi - lo)))
+        return [(min(i * block, count), min((i + 1) * block, count)) for i in range(hi - lo)]
+
+    def merged_elements(self, rank: int) -> int:
+        """Elements that a rank receives in merges: vectors of both halves, values, weights."""
+        total = 0
+        for lo, mid, hi in self.merges(rank):
+            for first, last in ((lo, mid), (mid, hi)):
+                start, stop = self.span(first, last)
+                n = stop - start
+                shares = self.shares(n, first, last)
+                mine = shares[rank - first] if first <= rank < last else (0, 0)
+                total += n * (n - (mine[1] - mine[0]))
+        return total
+
+    # Bytes
+
+    @property
+    def copies(self) -> list[RedistributionPlan]:
+        """The redistributions of A to W: of one triangle, and of its adjoint where both are needed."""
+        ranks, to = (self.dtype, self.nprocs), self.transport
+        other: Literal["L", "U"] = "U" if self.uplo == "L" else "L"
+        if not self.is_split:
+            trans: Literal["N", "C"] = "N" if self.uplo == "L" else "C"
+            return [RedistributionPlan(self.a, self.target, *ranks, trans, Trapezoid("L"), transport=to)]
+        strict = Trapezoid(other, 1 if other == "U" else -1)
+        return [
+            RedistributionPlan(self.a, self.target, *ranks, "N", Trapezoid(self.uplo), transport=to),
+            RedistributionPlan(self.a, self.target, *ranks, "C", strict, transport=to),
+        ]
+
+    @property
+    def back(self) -> list[RedistributionPlan]:
+        """The redistribution of Z to V."""
+        return [RedistributionPlan(self.z, self.v, self.dtype, self.nprocs, transport=self.transport)][: self.vectors]
+
+    @property
+    def transformation(self) -> list[PanelReflectorsPlan]:
+        """The product of Q with Z."""
+        if not self.vectors or self.a.n < 2:
+            return []
+        z = self.z.submatrix(1, self.z.m, 0, self.z.n)
+        return [PanelReflectorsPlan(self.reflectors, z, self.dtype, self.nprocs, self.transport)]
+
+    def reduction_elements(self, panel: Panel, rank: int) -> int:
+        """Elements that a rank receives for a panel: the panel, and of each column the products of the other ranks."""
+        if not self.is_split:
+            return 0
+        n, (start, stop) = self.a.n, panel[:2]
+        vectors = sum(n - j - 1 for j in range(start, stop)) * (self.w.nprocs - 1)
+        return vectors + (n - start) * (stop - start) * (panel.owner != rank)
+
+    def received_elements(self, rank: int) -> int:
+        reduced = sum(self.reduction_elements(panel, rank) for panel in self.steps)
+        others = sum(plan.received_elements(rank) for plan in (*self.copies, *self.transformation, *self.back))
+        return reduced + others + (self.merged_elements(rank) if self.vectors else 0)
+
+    def sent_elements(self, rank: int) -> int:
+        """As many as it receives, to first order, except in the redistributions."""
+        reduced = sum(self.reduction_elements(panel, rank) for panel in self.steps)
+        others = sum(plan.sent_elements(rank) for plan in (*self.copies, *self.transformation, *self.back))
+        return reduced + others + (self.merged_elements(rank) if self.vectors else 0)
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        for copy in self.copies:
+            yield from copy.phases(view)
+        rank, n = view.rank, self.a.n
+        for panel in self.steps if self.is_split or rank == 0 else ():
+            below, width = n - panel.start, panel.width
+            # W -= V W^H + W V^H   (trailing update), and width products of W with a vector, bound by memory
+            peer = next(p for p in range(self.w.nprocs + 1) if p != rank)
+            traffic = view.traffic(peer, self.itemsize * self.reduction_elements(panel, rank))
+            gemm = below, max(1, below // (2 * self.w.nprocs)), 2 * width
+            yield Phase(1, gemm, before=traffic, copied=self.itemsize * gemm[0] * gemm[1] * width)
+        if self.vectors:
+            merges = self.merges(rank)
+            total = self.itemsize * self.merged_elements(rank)
+            for k, merge in enumerate(merges):
+                start, stop = self.span(merge.lo, merge.hi)
+                part = total * (k + 1) // len(merges) - total * k // len(merges)
+                peer = merge.lo if rank != merge.lo else merge.mid
+                size = stop - start
+                # Z := [S1 0; 0 S2] U, for this rank's columns
+                columns = -(-size // (merge.hi - merge.lo))
+                yield Phase(1, (size, columns, -(-size // 2)), before=view.traffic(peer, part))
+        for plan in (*self.transformation, *self.back):
+            yield from plan.phases(view)
+
+    def operands_nbytes(self, rank: int) -> int:
+        return self.itemsize * (prod(self.a.local_shape(rank)) + self.vectors * prod(self.v.local_shape(rank)))
+
+    @property
+    def lower_bound(self) -> float:
+        """0: a rank may hold all of A; no bound holds for all layouts."""
+        return 0.0
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """W and Z, S of two halves and their products, and the messages of redistributions."""
+        n, elements = self.a.n, self.w.max_stored_nelements + 4 * self.w.nb * self.a.n
+        if self.vectors:
+            elements += self.z.max_stored_nelements + (2 * n * n if self.members == 1 else 3 * n * n // 2)
+        others = (*self.copies, *self.transformation, *self.back)
+        return self.itemsize * elements + max(plan.workspace_nbytes for plan in others)
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """None: executors keep no memory between calls."""
+        return 0
+
+    @property
+    def flops(self) -> int:
+        """4/3 n^3 for T; with vectors 4/3 n^3 for S at most, and 2 n^2 for each of them."""
+        n, count = self.a.n, 4 if self.dtype.startswith("complex") else 1
+        reduction, back = count * 4 * n**3 // 3, count * 2 * n * n * self.z.n
+        return reduction + (back + 4 * n**2 * self.z.n // 3 if self.vectors else 0)
+
+    def extreme_ranks(self) -> set[int]:
+        """All ranks of few; of many, the first ones and the last ones of all layouts."""
+        if self.nprocs <= _ASK_ALL:
+            return set(range(self.nprocs))
+        return {0, 1, 2, *(x - 1 for x in (self.w.nprocs, self.a.nprocs, self.members, self.v.nprocs, self.nprocs))}
+
+    # Texts
+
+    @property
+    def sizes(self) -> str:
+        return f"{self.a.m} x {self.a.n}"
+
+    def title(self) -> str:
+        count = "" if self.z.n == self.a.n else f", {self.z.n} of them"
+        return f"{'A V = V diag(w)' if self.vectors else 'eigenvalues'}, {self.sizes}{count}"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        yield "A", f"{described(self.a)}; the {'lower' if self.uplo == 'L' else 'upper'} triangle is read"
+        yield "W", f"{described(self.w)}; tridiagonalized in place, the last {self.w.m - self.a.m} rows for T"
+        if self.vectors:
+            yield "V", described(self.v)
+
+    def moves(self) -> str:
+        if self.nprocs == 1:
+            return "nothing"
+        parts = ["A to W"]
+        if self.is_split:
+            parts.append("panels and products of W with vectors to all ranks")
+        if self.vectors and self.members > 1:
+            parts.append("vectors of both halves in each merge")
+        if self.vectors:
+            parts += ["reflectors to every rank with columns of Z", "Z to the layout of A"]
+        return ", ".join(parts)
+
+    def detail_lines(self) -> Iterator[tuple[str, str]]:
+        ranks = ranks_text(self.w.nprocs)
+        how = f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks}"
+        yield (
+            "reduction",
+            how if self.is_split else "one stage, by LAPACK on rank 0, with the cores of all ranks of its host",
+        )
+        if self.vectors:
+            depth = len(self.merges(0))
+            merged = f", then {depth} level{'s' * (depth != 1)} of merges" if depth else ""
+            yield "T", f"divide and conquer on {ranks_text(self.members)}, each its rows by LAPACK{merged}"
+            yield "back", f"block reflectors, each of {ranks_text(self.nprocs)} its columns of Z"
+        else:
+            yield "T", "QR iteration without vectors, by LAPACK on rank 0"

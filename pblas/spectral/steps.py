@@ -1,0 +1,145 @@
+"""Steps of eigenvalue calls: the reduction to a tridiagonal matrix, and its eigenvalues and eigenvectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.cpu import lapack
+from pblas.backends.local_step import agreed
+from pblas.core.call import step
+from pblas.core.linalg_errors import ConvergenceError
+from pblas.core.operation import Bound, Operation, ResultT
+from pblas.core.progress import StageReport
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.spectral.divide_and_conquer_run import RunDivideAndConquer, Tridiagonal
+from pblas.spectral.eigh_plan import EighPlan
+from pblas.spectral.tridiagonalization_run import RunTridiagonalization
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
+
+
+class Reduced(NamedTuple):
+    """T of a multiple of A, equal on all ranks: its diagonal, the one below, and the power of 2 (global)."""
+
+    d: Array
+    e: Array
+    scale: float
+
+    def values(self, opname: str, runtime: Runtime) -> Array:
+        """**Collective.** The eigenvalues of T, ascending, by LAPACK on rank 0."""
+        values, info = self.d.copy(), 0
+        with runtime.local_step(opname):
+            if runtime.rank == 0:
+                info = lapack.sterf(values, self.e.copy())
+        runtime.agree(f"{opname}: eigenvalues", {})
+        values, info = runtime.backend.broadcast_object((values, info), 0)
+        if info:
+            raise agreed(_not_converged(opname, info))
+        return values
+
+
+def _not_converged(opname: str, info: int) -> ConvergenceError:
+    """The error of LAPACK's INFO, equal on all ranks."""
+    text = (
+        f"{opname}: LAPACK did not find all eigenvalues of a tridiagonal matrix, INFO={info}; scale A, or add a "
+        f"multiple of the identity"
+    )
+    return ConvergenceError(text, info)
+
+
+@dataclass(frozen=True, eq=False)
+class _Step(Operation[ResultT]):
+    """A step with the plan of the call, which is chosen before."""
+
+    keeps_workspace: ClassVar[bool] = True  # none
+
+    chosen: EighPlan
+    dtype: np.dtype[Any]
+
+    def plan(self, nprocs: int, topology: Topology) -> EighPlan:
+        return replace(self.chosen, transport=topology.transport(nprocs))
+
+
+class Reduction(_Step[Reduced]):
+    """W := V and T of the reflectors that make A tridiagonal."""
+
+    noun: ClassVar[str] = "reduction"
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.chosen.w, self.dtype
+
+    def executor(self, plan: EighPlan, backend: HostRanks) -> RunTridiagonalization:
+        return RunTridiagonalization(plan, backend, self.dtype)
+
+    def arrays(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Reduced], result: DistMatrix) -> Array:
+        executor.progress = bound.local
+        return result.stored(opname)
+
+    def finish(
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Reduced], result: DistMatrix
+    ) -> Reduced:
+        executor.progress = None  # an exception in it keeps frames alive
+        if np.isnan(executor.scale):
+            triangle = "lower" if self.chosen.uplo == "L" else "upper"
+            raise agreed(
+                errors.ArgumentError(
+                    f"{opname}: A has NaN or infinite elements in its {triangle} triangle; replace them"
+                )
+            )
+        return Reduced(executor.d, executor.e, executor.scale)
+
+
+def reduced(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) -> Reduced:
+    """**Collective.** T = Q^H W Q of the Hermitian matrix in W; the reflectors of Q take its place."""
+    result = step(opname, w.runtime, lambda: Bound(Reduction, (plan, w.dtype), {}, {}, w, local=progress))
+    if progress is not None:
+        progress(1.0)
+    return result
+
+
+class TridiagonalVectors(_Step[tuple["Array", DistMatrix]]):
+    """Z := the wanted eigenvectors of T."""
+
+    noun: ClassVar[str] = "divide and conquer"
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.chosen.z, self.dtype
+
+    def executor(self, plan: EighPlan, backend: HostRanks) -> RunDivideAndConquer:
+        return RunDivideAndConquer(plan, backend, self.dtype)
+
+    def arrays(
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: DistMatrix
+    ) -> Tridiagonal:
+        executor.progress, d, e, wanted = bound.local
+        return Tridiagonal(d, e, wanted, result.stored(opname))
+
+    def finish(
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: DistMatrix
+    ) -> tuple[Array, DistMatrix]:
+        executor.progress = None  # an exception in it keeps frames alive
+        if executor.info:
+            raise agreed(_not_converged(opname, executor.info))
+        return executor.values, result
+
+
+def solved_tridiagonal(
+    opname: str, plan: EighPlan, t: Reduced, wanted: tuple[int, int], like: DistMatrix, progress: StageReport
+) -> tuple[Array, DistMatrix]:
+    """**Collective.** All eigenvalues of T, and a new matrix of the wanted eigenvectors, of the dtype of `like`."""
+    form, local = (plan, like.dtype), (progress, t.d, t.e, wanted)
+    result = step(opname, like.runtime, lambda: Bound(TridiagonalVectors, form, {}, {}, None, new=plan.z, local=local))
+    if progress is not None:
+        progress(1.0)
+    return result

@@ -1,0 +1,113 @@
+"""Errors and queries of the eigenvalue routines; tests/mpi/scalapack/test_every_name.py compares their results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pblas import PblasArgumentError, scalapack
+from tests.common.factors import general
+from tests.common.ranks import COMM, few, grids, raises_on_all_ranks, some_wrong
+from tests.mpi.scalapack.test_factorizations import Placed
+
+pytestmark = [pytest.mark.mpi, few]
+SHAPE = max(grids(COMM.size), key=min)
+N = 6
+DOUBLE = np.dtype("f8")
+
+
+@pytest.fixture(scope="module")
+def ictxt() -> Iterator[int]:
+    handle = scalapack.gridinit(COMM, "R", *SHAPE, timeout=30.0)
+    yield handle
+    scalapack.gridexit(handle)
+
+
+def arguments(ictxt: int, **changed: Any) -> dict[str, Any]:
+    """Right arguments of pdsyevr by name, some of them changed."""
+    x = general(N, N, DOUBLE)
+    a, z = Placed(ictxt, x + x.T), Placed(ictxt, np.zeros((N, N)))
+    names = (
+        "jobz",
+        "range",
+        "uplo",
+        "n",
+        "a",
+        "ia",
+        "ja",
+        "desca",
+        "vl",
+        "vu",
+        "il",
+        "iu",
+        "w",
+        "z",
+        "iz",
+        "jz",
+        "descz",
+    )
+    values = "V", "I", "L", N, *a.at, 0.0, 1.0, 2, 3, np.zeros(N), *z.at
+    return {**dict(zip(names, values, strict=True)), **changed}
+
+
+@pytest.mark.parametrize(
+    ("changed", "text", "info"),
+    [
+        ({"jobz": "X"}, "JOBZ must be one of 'N', 'V'", -1),
+        ({"range": "B"}, "RANGE must be one of 'A', 'V', 'I'", -2),
+        ({"il": 0}, "IL must be at least 1, got 0", -11),
+        ({"iu": 1}, "IU must be at least 2, got 1", -12),
+        ({"iu": N + 1}, f"IU must be at most N = {N}", -12),
+        ({"range": "V", "vu": 0.0}, "VU must be greater than VL", -10),
+        ({"range": "V", "vl": "low"}, "VL must be a number", -9),
+        ({"w": np.zeros(N - 1)}, f"W must be a NumPy array of {N} float64", -15),
+        ({"w": np.zeros(N, "f4")}, "W must be a NumPy array", -15),
+        ({"iz": 0}, "IZ must be at least 1", -17),
+    ],
+)
+def test_a_wrong_argument_is_named_on_all_ranks(ictxt: int, changed: dict[str, Any], text: str, info: int) -> None:
+    for wrong in some_wrong():
+        given = arguments(ictxt, **(changed if COMM.rank in wrong else {}))
+
+        raises_on_all_ranks(PblasArgumentError, text, partial(scalapack.pdsyevr, **given))
+        with pytest.raises(PblasArgumentError) as caught:
+            scalapack.pdsyevr(**given)
+        assert caught.value.info == info
+
+
+def test_arguments_that_are_not_used_may_be_anything(ictxt: int) -> None:
+    right = arguments(ictxt, jobz="N")
+    w = right["w"]
+    assert scalapack.pdsyevr(**{**right, "vl": "?", "vu": None, "z": None, "iz": 0, "descz": COMM.rank}) == (2, 0, 0)
+    assert w[0] < w[1]
+    everything = arguments(ictxt, range="All", il=-COMM.rank, iu=0)
+    assert scalapack.pdsyevr(**everything) == (N, N, 0)
+    assert scalapack.pdsyevr(**arguments(ictxt, n=0)) == (0, 0, 0)
+
+
+def test_queries(ictxt: int) -> None:
+    right, work, iwork = arguments(ictxt), np.zeros(1), np.zeros(1, np.intc)
+    before = right["z"].copy()
+    assert scalapack.pdsyevr(**{**right, "w": None}, work=work, lwork=-1, iwork=iwork, liwork=-1) == (0, 0, 0)
+    assert (work[0], iwork[0]) == (1, 1)
+    assert np.array_equal(right["z"], before)
+    ifail, iclustr, gap = np.full(N, -7), np.full(2, -7), np.full(2, -7.0)
+    extra = {"abstol": 0.0, "orfac": 0.0, "ifail": ifail, "iclustr": iclustr, "gap": gap}
+    assert scalapack.pdsyevx(**{**right, **extra}) == (2, 2, 0)
+    assert (ifail.tolist(), iclustr.tolist()) == ([0, 0, -7, -7, -7, -7], [0, -7])
+
+
+def test_no_convergence_is_info(ictxt: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pblas.backends.cpu.lapack.stedc", lambda *_: 4)
+    assert scalapack.pdsyevr(**arguments(ictxt)) == (0, 0, 4)
+
+
+def test_ibtype(ictxt: int) -> None:
+    a, b = Placed(ictxt, np.eye(N)), Placed(ictxt, np.eye(N))
+    for kind in (0, 4):
+        call = partial(scalapack.pdsygst, kind, "L", N, *a.at, *b.at)
+        raises_on_all_ranks(PblasArgumentError, "IBTYPE must be", call)

@@ -1,0 +1,86 @@
+"""Plans of eigenvalues: ranks cover the rows of T, ranks receive all sent data, phases have all of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pblas
+from pblas import MatrixDescriptor, linalg
+from pblas.simulation.hardware import PRESETS, Transport
+from pblas.simulation.phase import View
+from pblas.spectral.choose import EighAlgorithm, choose_eigh
+from pblas.spectral.eigh_plan import EighPlan
+from tests.common.descriptors import descriptors
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> EighPlan:
+    desc = draw(descriptors())
+    a = replace(desc, n=desc.m)
+    nprocs, vectors = desc.nprocs + draw(st.integers(0, 2)), draw(st.booleans())
+    transport: Transport = draw(st.sampled_from(["shared", "message", "mixed"]))
+    plan = choose_eigh(
+        *(a, draw(st.sampled_from(["float64", "complex64"])), nprocs, transport),
+        uplo=draw(st.sampled_from(["L", "U"])),
+        count=draw(st.integers(0, a.m)),
+        vectors=vectors,
+    )
+    nb, members = draw(st.integers(1, 4)), draw(st.integers(1, max(1, min(nprocs, a.m))))
+    w = MatrixDescriptor.column_wise(a.m + nb, a.m, draw(st.sampled_from([1, nprocs])), nb=nb)
+    return replace(plan, w=w, z=MatrixDescriptor.column_wise(*plan.z.shape, members))
+
+
+@given(plans())
+def test_ranks_cover_the_rows_of_t(plan: EighPlan) -> None:
+    rows = [i for rank in range(plan.members) for i in range(*plan.rows(rank))]
+    assert rows == list(range(plan.a.n))
+    for rank in range(plan.members):
+        merges = plan.merges(rank)
+        assert all(merge.lo <= rank < merge.hi and merge.lo < merge.mid < merge.hi for merge in merges)
+        assert plan.span(merges[-1].lo, merges[-1].hi) == (0, plan.a.n) if merges else plan.members == 1
+        for merge in merges:
+            assert all(merge in plan.merges(peer) for peer in range(merge.lo, merge.hi))
+    shares = plan.shares(plan.z.n, 0, plan.members)
+    assert [stop - start for start, stop in shares] == [plan.z.local_shape(r)[1] for r in range(plan.members)]
+
+
+@given(plans())
+def test_bytes(plan: EighPlan) -> None:
+    received = [plan.received_nbytes(rank) for rank in range(plan.nprocs)]
+    sent = sum(plan.sent_nbytes(rank) for rank in range(plan.nprocs))
+    for copy in plan.copies:  # of a trapezoid it counts the whole rectangles that are sent
+        sent -= sum(copy.sent_nbytes(rank) - copy.received_nbytes(rank) for rank in range(plan.nprocs))
+    assert sum(received) == sent
+    for rank in range(plan.nprocs):
+        for node in (1, 2, plan.nprocs):
+            view = View(rank, plan.nprocs, node, plan.transport)
+            assert sum(phase.nbytes for phase in plan.phases(view)) == received[rank]
+    assert plan.max_received_nbytes == max(received)
+
+
+@pytest.mark.parametrize("hardware", PRESETS)
+@pytest.mark.parametrize("algorithm", get_args(EighAlgorithm))
+def test_simulation(hardware: str, algorithm: EighAlgorithm) -> None:
+    planned = linalg.plan_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64", algorithm=algorithm)
+    simulation = planned.plan.simulate(hardware)
+    tenth = linalg.plan_eigh(
+        MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64", algorithm=algorithm, subset_by_index=[0, 409]
+    )
+    assert simulation.seconds > tenth.plan.simulate(hardware).seconds > 0
+    assert "4096 x 4096, 410 of them" in tenth.explain()
+    assert ("32 columns on 4 ranks" in planned.explain()) == (algorithm == "blocked")
+
+
+def test_errors_of_plans() -> None:
+    rows = MatrixDescriptor.row_wise(8, 8, 2)
+    with pytest.raises(pblas.DTypeError, match="descriptors have no dtype"):
+        linalg.plan_eigh(rows)
+    with pytest.raises(pblas.DescriptorError, match="must be square"):
+        linalg.plan_eigh(MatrixDescriptor.row_wise(8, 7, 2), dtype="float64")
+    with pytest.raises(pblas.ArgumentError, match="0 <= first <= last < 8"):
+        linalg.plan_eigh(rows, dtype="float64", subset_by_index=[3, 8])
