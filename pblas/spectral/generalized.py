@@ -18,8 +18,8 @@ from pblas.backends.local_step import agreed
 from pblas.core.linalg_errors import NotPositiveDefiniteError
 from pblas.factor.cholesky import cholesky
 from pblas.factor.with_factor import empty, identity
-from pblas.factor.with_factor_run import global_indices
 from pblas.matmul.api import pmatmul
+from pblas.matrices.scatter_gather import global_indices
 from pblas.redistribution.api import redistributed
 from pblas.triangular.trsm import triangle_solved
 

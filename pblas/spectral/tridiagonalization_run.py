@@ -20,7 +20,7 @@ import numpy as np
 from pblas.backends.cpu import lapack
 from pblas.backends.cpu.blas import prepared_gemv
 from pblas.factor.with_factor import range_scale
-from pblas.factor.with_factor_run import global_indices
+from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
