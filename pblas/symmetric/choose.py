@@ -115,9 +115,8 @@ def choose_symmetric(
 
 
 def _context(dtype: str, topology: Topology, nprocs: int, *, overlap: bool) -> PlanningContext:
-    """The context of a plan whose partial products travel in the default dtype."""
-    wire = "float32" if dtype == "float16" else dtype  # as `wire_of`, which needs NumPy
-    return PlanningContext(topology, nprocs, overlap=overlap, wire="" if wire == dtype else wire)
+    """The context of a plan whose partial products travel in the default dtype, as `dtypes.wire_of` says."""
+    return PlanningContext(topology, nprocs, overlap=overlap, wire="float32" if dtype == "float16" else "")
 
 
 def _product(dtype: str, descs: tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor], nprocs: int) -> Product:
