@@ -82,7 +82,8 @@ class RunTridiagonalization:
         elif a.size:
             with self._backend.all_threads(self._n**3):
                 lapack.sytrd(a, self.d, self.e, tau)
-        self._form_triangles(w, tau)
+        if self.plan.vectors:
+            self._form_triangles(w, tau)
         # Hosts of different processors may differ in the last bits: the numbers of rank 0 are those of all ranks
         self.d, self.e = self._backend.broadcast_object((self.d, self.e), 0)
 

@@ -74,6 +74,8 @@ def of_linalg(A: DistMatrix, B: DistMatrix, v: Numbers) -> None:
     assert_type(linalg.solve_triangular(A, B), DistMatrix)
     assert_type(linalg.lstsq(A, v).x, NDArray[Any])
     assert_type(linalg.cg(A, B).x, DistMatrix)
+    assert_type(linalg.eigh(A).eigenvectors, DistMatrix)
+    assert_type(linalg.eigh(A, B, check=True).residual, float)
     assert_type(linalg.det(A), np.inexact[Any])
     assert_type(linalg.slogdet(A).logabsdet, np.floating[Any])
     assert_type(linalg.cond(A, 1), np.floating[Any])

@@ -44,7 +44,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     choose_eigh.cache_clear()
 
 
-pytestmark = [pytest.mark.mpi, few, pytest.mark.usefixtures("small")]
+pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
 
 
 def hermitian(n: int, dtype: np.dtype[Any], seed: int = 0) -> Array:
@@ -142,6 +142,7 @@ def spectra(n: int, eps: float) -> dict[str, Array]:
     }
 
 
+@few
 @pytest.mark.parametrize("algorithm", ["blocked", "local"])
 @pytest.mark.parametrize("name", ["float64", "complex64"])
 @pytest.mark.parametrize("kind", list(spectra(3, 1e-16)))
@@ -214,6 +215,7 @@ def test_generalized(ctx: pblas.Context, name: str, kind: Any) -> None:
         same_on_all_ranks((residual, orthogonality))
 
 
+@few
 def test_checks_find_what_is_wrong(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     A = ctx.from_global(hermitian(19, dtype_of("complex128")))
     w, v, residual, orthogonality = linalg.eigh(A, check=True, subset_by_index=[0, 6])
@@ -225,6 +227,7 @@ def test_checks_find_what_is_wrong(ctx: pblas.Context, monkeypatch: pytest.Monke
     assert result.residual <= 1e-13
 
 
+@few
 def test_a_b_that_is_not_positive_definite(ctx: pblas.Context) -> None:
     A, B = ctx.from_global(hermitian(9, dtype_of("float64"))), ctx.from_global(np.diag([1.0] * 4 + [-1.0] * 5))
     raises_on_all_ranks(
@@ -246,6 +249,7 @@ def test_equal_bits(contexts: Contexts) -> None:
         assert len(set(results)) == 1
 
 
+@few
 def test_the_memory_of_a(ctx: pblas.Context) -> None:
     a = hermitian(14, dtype_of("float64"))
     A = ctx.from_global(a)
@@ -259,6 +263,7 @@ def test_the_memory_of_a(ctx: pblas.Context) -> None:
     assert linalg.eigh(C, overwrite_a=True).eigenvectors is not C
 
 
+@few
 def test_progress(ctx: pblas.Context) -> None:
     reports = list[tuple[str, float]]()
     A = ctx.from_global(hermitian(30, dtype_of("float64")))
@@ -267,6 +272,7 @@ def test_progress(ctx: pblas.Context) -> None:
     assert ends == ([] if COMM.rank else ["reduce", "divide and conquer", "transform"])
 
 
+@few
 def test_planned(ctx: pblas.Context) -> None:
     a = hermitian(20, dtype_of("float64"))
     A = ctx.from_global(a)
@@ -279,6 +285,7 @@ def test_planned(ctx: pblas.Context) -> None:
     raises_on_all_ranks(pblas.ContextError, "the planned eigh is closed", lambda: planned.execute(A))
 
 
+@few
 @pytest.mark.parametrize("algorithm", ["blocked", "local"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, complex(0, np.nan)])
 def test_elements_that_are_not_finite(ctx: pblas.Context, value: complex, algorithm: Any) -> None:
@@ -293,6 +300,7 @@ def test_elements_that_are_not_finite(ctx: pblas.Context, value: complex, algori
     check(a, w, collected(v))
 
 
+@few
 def test_no_convergence(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     A = ctx.from_global(hermitian(12, dtype_of("float64")))
     if COMM.rank == P - 1:
@@ -305,6 +313,7 @@ def test_no_convergence(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> 
     raises_on_all_ranks(pblas.ConvergenceError, "INFO=2", lambda: linalg.eigvalsh(A))
 
 
+@few
 def test_errors(ctx: pblas.Context) -> None:
     A, rectangle = ctx.from_global(hermitian(6, dtype_of("float64"))), ctx.zeros((4, 5))
     wrong: Any = linalg.eigh
