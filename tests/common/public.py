@@ -81,7 +81,7 @@ def objects(ctx: Context) -> dict[type[Any], Any]:
 
 
 def every_method(ctx: Context) -> Iterator[tuple[str, Any, Callable[..., Any]]]:
-    """**Collective.** (name, object, function) of the methods that `dir` shows of an object of each of the `classes`."""
+    """**Collective.** (name, object, function) of the methods that `dir` shows of objects of the `classes`."""
     made = objects(ctx)
     for kind in classes():
         for name, function in inspect.getmembers(kind, inspect.isfunction):
