@@ -121,7 +121,7 @@ class ByFunction:
                 text = f"returned {value.dtype} for {total.dtype}; it must be real"
             else:
                 return (value.astype(total.dtype, copy=False),)
-        except BaseException as caught:  # noqa: BLE001 - the other ranks must not wait for this one
+        except BaseException as caught:  # the other ranks must not wait for this one
             if is_urgent(caught):
                 raise
             text = f"raised {type(caught).__name__}: {text_of(caught)}"

@@ -204,14 +204,19 @@ FACTORS = [
         options=ALGORITHMS,
     ),
     Operation(
-        "linalg.inv", called(linalg.inv), residual=inverts, values={"a": GENERAL}, options=OVERWRITE, views=("a",)
+        "linalg.inv",
+        called(linalg.inv),
+        residual=inverts,
+        values={"a": GENERAL},
+        options={"check": (False,), **OVERWRITE},
+        views=("a",),
     ),
     Operation(
         "linalg.solve",
         called(linalg.solve),
         residual=solves,
         values={"a": DEFINITE, "b": B, "assume_a": "gen"},
-        options={"assume_a": ("pos",), **OVERWRITE},
+        options={"assume_a": ("pos",), "check": (False,), **OVERWRITE},
         views=("a", "b"),
         dtypes=("complex64", "float64"),
     ),

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import ArgumentError, Context, MatrixDescriptor, scalapack
+from pblas import ArgumentError, Context, MatrixDescriptor, blas, linalg, scalapack
 from tests.common import public
 from tests.common.ranks import COMM, check_product, culprits, few, open_context, outcome_of, raises_on_all_ranks
 
@@ -60,13 +60,13 @@ def test_methods(ctx: Context) -> None:
 
 def test_tab_shows_no_inner_calls(ctx: Context) -> None:
     """Methods with a `opname` are steps of other calls, and so are those that return a `Factoring`."""
-    for kind, made in objects(ctx).items():
+    for kind, made in public.objects(ctx).items():
         for name in dir(made):
             method = inspect.getattr_static(made, name)
             if not name.startswith("_") and inspect.isfunction(method):
                 assert "opname" not in inspect.signature(method).parameters, f"{kind.__name__}.{name}"
                 assert name not in ("executing", "factoring", "register"), f"{kind.__name__}.{name}"
-    for module in MODULES.values():
+    for module in public.MODULES.values():
         values = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
         assert module is pblas or not [name for name, value in values.items() if inspect.ismodule(value)]
 
