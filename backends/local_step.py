@@ -94,12 +94,16 @@ def local_error(operation: str, caught: BaseException, kind: type[errors.PblasEr
     """An exception of local work as an error that ranks can agree on; the agreement adds the rank to its text."""
     if isinstance(caught, errors.PblasError):
         return caught
-    try:
-        text = str(caught)
-    except Exception:  # noqa: BLE001 - a user's class may fail at this too
-        text = "it has no text"
     if isinstance(caught, KeyboardInterrupt):
-        return KeyboardInterrupt(f"{operation}: KeyboardInterrupt: {text}")
+        return KeyboardInterrupt(f"{operation}: KeyboardInterrupt: {text_of(caught)}")
     if kind is None:
         kind = errors.WorkspaceError if isinstance(caught, MemoryError) else errors.PblasError
-    return kind(f"{operation}: {type(caught).__name__}: {text}")
+    return kind(f"{operation}: {type(caught).__name__}: {text_of(caught)}")
+
+
+def text_of(caught: BaseException) -> str:
+    """The text of an exception of another library, whose class may fail to make it."""
+    try:
+        return str(caught)
+    except Exception:  # noqa: BLE001 - whatever it raises
+        return "it has no text"

@@ -310,13 +310,14 @@ class Gathering:
         self._halves: list[_Half] | None = None
         self._job: Collective | None = None
         self._x: Array | None = None
+        self._result: Array | None = None
 
     def lay_out(self, staging: Staging, name: str, x: Array) -> None:
         """Copy this rank's array to where near ranks read it (local); `name` of the call is for messages (global)."""
         if staging is not self._staging:
             is_near = self._is_short and not (staging.far or self._goes_by_messages(staging))
             self._staging, self._halves = staging, self._views(staging) if is_near else None
-        self._x = x
+        self._x, self._result = x, np.empty(self._nelements, self._dtype)
         if self._halves is not None:
             self._halves[staging.epoch % 2].own[...] = x.reshape(-1)
         elif self._nelements:
@@ -328,11 +329,11 @@ class Gathering:
 
     def run(self) -> Array:
         """All ranks' elements, one after the other in a new array, after `lay_out` and an agreement."""
-        staging, job, x = self._staging, self._job, self._x
+        staging, job, x, result = self._staging, self._job, self._x, self._result
         assert staging is not None, "the elements are laid out"
         assert x is not None, "the elements are laid out"
-        self._job = self._x = None
-        result = np.empty(self._nelements, self._dtype)
+        assert result is not None, "the elements are laid out"
+        self._job = self._x = self._result = None
         if self._halves is not None:
             result[self._own] = x.reshape(-1)
             for span, elements in self._halves[staging.epoch % 2].others:

@@ -9,6 +9,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu.pointwise import PIECE_NBYTES, evaluator_of, rms_normalised
 from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
+from pblas.backends.local_step import is_urgent, text_of
 from pblas.collectives.staging_run import Flat
 
 OPERATIONS: dict[str, np.ufunc] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
@@ -120,8 +121,10 @@ class ByFunction:
                 text = f"returned {value.dtype} for {total.dtype}; it must be real"
             else:
                 return (value.astype(total.dtype, copy=False),)
-        except (Exception, SystemExit) as caught:  # noqa: BLE001 - the other ranks must not wait for this one
-            text = f"raised {type(caught).__name__}: {caught}"
+        except BaseException as caught:  # the other ranks must not wait for this one
+            if is_urgent(caught):
+                raise
+            text = f"raised {type(caught).__name__}: {text_of(caught)}"
         self.error = self.error or errors.ArgumentError(f"the epilogue's function {text}")
         return (total,)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -113,8 +114,10 @@ def matrix_remedy(value: object) -> str:
         return "pass matrices only, or plan with descriptors only"
     if isinstance(value, Integral):
         return "plan_matmul(m, n, k, nprocs=8) plans for sizes"
-    array = "x.toarray()" if hasattr(value, "toarray") else "array"  # sparse matrices of SciPy have toarray
-    column = "[:, None]" if getattr(value, "ndim", 2) == 1 else ""
+    array, column = "array", ""
+    with suppress(Exception):  # of another library's object
+        array = "x.toarray()" if hasattr(value, "toarray") else "array"  # sparse matrices of SciPy have toarray
+        column = "[:, None]" if getattr(value, "ndim", 2) == 1 else ""
     return f"ctx.from_global({array}{column}, desc) makes one"
 
 

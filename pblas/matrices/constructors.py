@@ -227,14 +227,12 @@ class Constructors(Creation):
     def _filled(self, opname: str, desc: Layout, value: Any, dtype: DTypeLike | None) -> DistMatrix:
         """**Collective.** A matrix whose elements are all equal."""
         if dtype is None:
-            own = getattr(value, "dtype", None)
-            dtype = (
-                own
-                if own is not None and own in STORED
-                else np.complex128
-                if isinstance(value, complex)
-                else np.float64
-            )
+            with self.runtime.local_step(opname):
+                own, default = (
+                    getattr(value, "dtype", None),
+                    np.complex128 if isinstance(value, complex) else np.float64,
+                )
+                dtype = own if own is not None and own in STORED else default
 
         def checked() -> dict[str, Any]:
             return {"value": checked_scalar(opname, "value", value, checked_dtype(opname, dtype, stored=True))}

@@ -10,6 +10,7 @@ from pblas import errors
 from pblas.backends import log
 from pblas.backends.cpu.memory import free_nbytes
 from pblas.backends.dtypes import DTYPES, STORED, Array, Dtype
+from pblas.backends.local_step import text_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
@@ -81,7 +82,6 @@ class Creation:
     ) -> DistMatrix:
         """**Collective.** `from_global`, under the name of the call that the user made."""
         by_function, backend = callable(array), self.runtime.backend
-        has_array = not by_function and (root is None or root == self.runtime.rank)
         source, dtype_index = None, -1
         if desc is None and not by_function:
             desc = self._shape_of(opname, array, root)
@@ -91,7 +91,7 @@ class Creation:
             if by_function or dtype is not None:
                 wanted = np.float64 if dtype is None else dtype
                 dtype_index = STORED.index(checked_dtype(opname, wanted, is_argument=True, stored=True))
-            if has_array:
+            if not by_function and root in (None, self.runtime.rank):
                 source = self._checked_matrix(opname, array)
                 if dtype is None:
                     dtype_index = STORED.index(checked_dtype(opname, source.dtype, stored=True))
@@ -370,7 +370,7 @@ class Creation:
             except errors.DTypeError:
                 raise
             except (Exception, SystemExit) as caught:
-                text = f"{opname}: the function f(i, j) raised {type(caught).__name__}: {caught}"
+                text = f"{opname}: the function f(i, j) raised {type(caught).__name__}: {text_of(caught)}"
                 raise errors.ArgumentError(text) from caught
         self.runtime.agree(step, {})
 

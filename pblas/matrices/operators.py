@@ -35,6 +35,14 @@ class Operations(NamedTuple):
     norm: Callable[..., object]
 
 
+def _ndim(x: Any) -> int | None:
+    """The number of dimensions of an array; None of anything else, and of an object whose attributes raise (local)."""
+    try:
+        return getattr(x, "ndim", None)
+    except Exception:  # noqa: BLE001 - a property of another library
+        return None
+
+
 class Operators:
     """Operators and methods of `DistMatrix` that call an operation."""
 
@@ -73,14 +81,14 @@ class Operators:
         """
         if isinstance(other, Operators):
             return self._operations.pmatmul(self, other)
-        if not hasattr(other, "ndim") and hasattr(other, "__rmatmul__"):  # an object that multiplies matrices
+        if _ndim(other) is None and hasattr(type(other), "__rmatmul__"):  # an object that multiplies matrices
             return NotImplemented
         self._check_factor(other, "right")
         return self._operations.product_with_array(self, other)
 
     def _check_factor(self, other: object, side: str) -> None:
         """Raise ArgumentError for a factor that is neither a matrix nor an array. **Collective** for that (local)."""
-        if getattr(other, "ndim", 0) not in (1, 2):
+        if _ndim(other) not in (1, 2):
             text = f"@: expected a DistMatrix or an array of one or two dimensions on the {side}, got "
             runtime: Any = getattr(self, "runtime")  # noqa: B009 - the attribute of a DistMatrix
             with runtime.call("@"):

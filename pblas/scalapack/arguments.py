@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
@@ -20,7 +21,7 @@ from pblas.errors import ArgumentError, PblasArgumentError
 from pblas.matrices.matrix import DistMatrix
 from pblas.scalapack import descriptors
 from pblas.scalapack.descriptors import Entries, Local, Part, checked_part
-from pblas.scalapack.grids import ProcessGrid, find
+from pblas.scalapack.grids import ProcessGrid, find, meant
 from pblas.scalapack.routines import EXTENTS, OPTIONS, RETURNED, WORKSPACES, Operand, Routine
 from pblas.vectors.matrix_vector import real_of
 
@@ -246,17 +247,21 @@ class Call:
         """The grid whose ranks agree on the call: that of the first operand with a valid handle.
 
         Raises:
-            PblasArgumentError: no valid handle, so this process cannot reach the others.
+            PblasArgumentError: no valid handle, and several grids, so this process cannot reach the others.
         """
+        ictxt: Any = None
         for operand in self.routine.operands:
             name, position = f"DESC{operand.name}", operand.position + 3
             ictxt = descriptors.handle(self._values[name])
             grid = find(ictxt)
             if grid is not None:
                 return grid
-            text = f"{name}(CTXT_) must be the handle of a grid that this process is in, got {ictxt!r}"
+            text = f"{name}(CTXT_) must be the handle of a grid that this process is in, got {reprlib.repr(ictxt)}"
             findings.add(text, position, descriptors.CTXT)
-        raise findings.error
+        grid = meant(ictxt)
+        if grid is None:
+            raise findings.error
+        return grid
 
     def _check_values(self, findings: Findings) -> None:
         """Check all arguments but the arrays, by position, up to the first wrong one."""

@@ -44,7 +44,7 @@ class Entries:
         """A list, tuple or array as a descriptor; None for anything else."""
         try:
             values = tuple(operator.index(value) for value in desc)
-        except TypeError:
+        except Exception:  # noqa: BLE001 - whatever an object of another library raises
             return None
         if values[:1] == (BLOCK_CYCLIC_2D,) and len(values) >= 9:
             ctxt, m, n, mb, nb, rsrc, csrc, lld = values[1:9]
@@ -67,7 +67,7 @@ def handle(desc: Any) -> Any:
     """
     try:
         return desc[CTXT - 1]
-    except (TypeError, IndexError, KeyError):
+    except Exception:  # noqa: BLE001 - whatever an object of another library raises
         return None
 
 

@@ -57,8 +57,14 @@ def find(ictxt: Any) -> ProcessGrid | None:
     """The grid of a handle on this process; None on a process outside, or if it is not a handle (local)."""
     try:
         return _GRIDS.get(operator.index(ictxt))
-    except TypeError:
+    except Exception:  # noqa: BLE001 - whatever an object of another library raises
         return None
+
+
+def meant(ictxt: Any) -> ProcessGrid | None:
+    """The only grid of this process, which a wrong handle must mean; None outside a grid, with -1 (local)."""
+    is_outside = isinstance(ictxt, int) and ictxt == OUTSIDE
+    return next(iter(_GRIDS.values())) if len(_GRIDS) == 1 and not is_outside else None
 
 
 def checked_integer(

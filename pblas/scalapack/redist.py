@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -15,7 +16,7 @@ from pblas.redistribution.redistribution_run import RedistributionOperands, RunR
 from pblas.scalapack import descriptors, routines
 from pblas.scalapack.arguments import Call, Findings, of_types
 from pblas.scalapack.descriptors import Entries
-from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find
+from pblas.scalapack.grids import OUTSIDE, ProcessGrid, find, meant
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Dtype
@@ -32,12 +33,14 @@ class _Relocation(Call):
 
     def _agreement_grid(self, findings: Findings) -> ProcessGrid:
         """The grid of ICTXT."""
-        grid = find(self._values["ICTXT"])
-        if grid is None:
-            text = f"ICTXT must be the handle of a grid that this process is in, got {self._values['ICTXT']!r}"
-            findings.add(text, len(self._values))
-            raise findings.error
-        return grid
+        ictxt = self._values["ICTXT"]
+        if grid := find(ictxt):
+            return grid
+        text = f"ICTXT must be the handle of a grid that this process is in, got {reprlib.repr(ictxt)}"
+        findings.add(text, len(self._values))
+        if grid := meant(ictxt):
+            return grid
+        raise findings.error
 
     def _is_outside(self, operand: Operand) -> bool:
         """Whether this process is outside the operand's grid: it passes a context of -1."""

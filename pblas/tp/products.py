@@ -26,7 +26,7 @@ from pblas.matmul.epilogue_arguments import CheckedOperands, Scales
 from pblas.matmul.product import Execution
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import Kept
-from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, name_of, spelled
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, fail_without_context, name_of, spelled
 from pblas.tp.partitioning import (
     ALONE,
     PRODUCTS,
@@ -146,9 +146,11 @@ class Caller:
     """
 
     def __init__(self, layer: Layer, opname: str, ctx: Context | None, like: object, stream: object) -> None:
-        self.ctx: Context = default_context() if ctx is None else ctx
-        if not isinstance(self.ctx, Context):
-            raise errors.ArgumentError(f"{opname}: ctx must be None or a pblas.Context, got {type(ctx).__name__}")
+        given: object = default_context() if ctx is None else ctx
+        if not isinstance(given, Context):
+            problem = f"{opname}: ctx must be None or a pblas.Context, got {type(given).__name__}"
+            fail_without_context(opname, errors.ArgumentError(problem))
+        self.ctx: Context = given
         runtime = self.ctx.runtime
         self.runtime: Runtime = runtime
         self.layer: Layer = layer

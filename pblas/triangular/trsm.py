@@ -431,14 +431,15 @@ def solve_triangular(
     [1.0, 2.0]
     """
     opname = "solve_triangular"
-    with runtime_of(opname, {"a": a, "b": b}).call(opname):
-        if isinstance(b, DistMatrix) or not hasattr(b, "ndim"):  # not an array: the checks raise
+    runtime = runtime_of(opname, {"a": a, "b": b})
+    with runtime.call(opname):
+        with runtime.local_step(opname):
+            ndim = None if isinstance(b, DistMatrix) else getattr(b, "ndim", None)  # None: the checks raise
+            columns = b[:, None] if ndim == 1 else b
+        if ndim is None:
             return _system_solved(opname, a, b, lower, trans, unit_diagonal)
-        is_vector = b.ndim == 1
-        x = _system_solved(
-            opname, a, replicated_matrix(opname, a, b[:, None] if is_vector else b), lower, trans, unit_diagonal
-        )
-        return a.runtime.backend.reading(x.local)[:, 0].copy() if is_vector else x
+        x = _system_solved(opname, a, replicated_matrix(opname, a, columns), lower, trans, unit_diagonal)
+        return runtime.backend.reading(x.local)[:, 0].copy() if ndim == 1 else x
 
 
 def _system_solved(

@@ -3,12 +3,14 @@
     mpiexec -n 4 python -m mpi4py -m tests.soak.job [--minutes 10] [--seed 0] [--first 0]
 
 `make soak` runs it beside jobs that lose a rank (tests/soak/run.py). The calls are those of
-tests/common/operations/catalogue.py, with all their variations: views, layouts, storage orders, memory of the caller.
+tests/common/operations/catalogue.py, with all their variations: views, layouts, storage orders, memory of the caller;
+and layers, files and routines of ScaLAPACK, without variations.
 Among them are calls with an argument that differs on one rank or does not exist, with memory of one rank that cannot be
 written or read by peers, with functions that raise, and calls that SIGINT interrupts. Call number i of a seed is always
 the same, so that `--first i` begins with it.
 
-Memory, file descriptors and blocks of symmetric memory of each rank must not grow after the first third of the time.
+Memory, also of /dev/shm, file descriptors and blocks of symmetric memory of each rank must not grow after the first
+third of the time.
 The last line says how many calls were wrong; the exit status is 1 if any was.
 """
 
@@ -33,16 +35,18 @@ import numpy as np
 
 import pblas
 from pblas import MatrixDescriptor
+from tests.common.operations.calls import CALLS, Setting
 from tests.common.operations.catalogue import OPERATIONS
 from tests.common.operations.conditions import CONDITIONS, Placed
 from tests.common.operations.operation import Operand, Operation, Values, made, outcome, placed, wrong_result
 from tests.common.ranks import COMM
 
 TIMEOUT = 60.0  # seconds: the machine is busy
+OTHERS = [name for name in CALLS if name not in OPERATIONS]
 SIZES = (*range(1, 15), 33, 64, 130)
 SAMPLE_SECONDS = 10.0  # between two looks at the resources
 LATEST_SIGNAL = 3e-3  # seconds after the beginning of a call
-GROWTH = {"MB": 16.0, "descriptors": 0.0, "blocks": 0.0}
+GROWTH = {"MB": 16.0, "shared MB": 16.0, "descriptors": 0.0, "blocks": 0.0}
 """By how much a resource of a rank may be larger in the last third of the time than in the second."""
 
 
@@ -54,14 +58,18 @@ class Refused(Exception):
 class Soak:
     """The calls of one context, and what was wrong with them on this rank."""
 
-    ctx: pblas.Context
+    setting: Setting
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
+
+    @property
+    def ctx(self) -> pblas.Context:
+        return self.setting.ctx
 
     def call(self, number: int, rng: np.random.Generator) -> None:
         """**Collective.** One random call, the same on all ranks."""
         kinds = {self.right: 60, self.differing: 12, self.of_memory: 12, self.misspelt: 3, self.raising: 3}
-        kinds |= {self.interrupted: 10}
+        kinds |= {self.interrupted: 10, self.other: 10}
         kind = rng.choice(len(kinds), p=np.array(list(kinds.values())) / sum(kinds.values()))
         run = list(kinds)[kind]
         self.counts[run.__name__] += 1
@@ -127,6 +135,12 @@ class Soak:
         wanted = "not today" in said or 0 in MatrixDescriptor.default(n, n, COMM.size).local_shape(wrong)
         return self.unequal(kind, said) or ("" if wanted else f"{kind or 'no error'}: {said}")
 
+    def other(self, rng: np.random.Generator, _: Operation, __: str, ___: Values, n: int) -> str:
+        """**Collective.** As `right`, of a call that is not in the catalogue; other tests look at its result."""
+        name = str(rng.choice(OTHERS))
+        kind, said, _result = outcome(lambda: CALLS[name].run(self.setting, **CALLS[name].arguments(self.setting)))
+        return f"{name}: {kind}: {said}" if kind else ""
+
     def interrupted(self, rng: np.random.Generator, operation: Operation, _: str, values: Values, n: int) -> str:
         """**Collective.** As `right`, of a call that SIGINT may interrupt on one rank, and of the next one."""
         matrices, arrays = made(self.ctx, values, n)
@@ -179,14 +193,21 @@ def signalled_after(seconds: float | None) -> Iterator[None]:
 
 
 def resources(ctx: pblas.Context) -> dict[str, float]:
-    """**Collective.** Memory, file descriptors and blocks of symmetric memory of this rank, without kept plans."""
+    """**Collective.** Memory, also of /dev/shm, descriptors and blocks of symmetric memory, without kept plans."""
     ctx.runtime.kept.close()
     gc.collect()
     ctx.zeros((1, 1)), ctx.zeros((1, 1))  # blocks come back in agreements
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     arena: Any = ctx.runtime.backend.arena
     descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    return {"MB": pages * os.sysconf("SC_PAGE_SIZE") / 1e6, "descriptors": descriptors, "blocks": len(arena._blocks)}
+    maps = (line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/shm/" in line)
+    shared = sum(int(stop, 16) - int(start, 16) for start, stop in (span.split("-") for span, *_ in maps))
+    return {
+        "MB": pages * os.sysconf("SC_PAGE_SIZE") / 1e6,
+        "shared MB": shared / 1e6,
+        "descriptors": descriptors,
+        "blocks": len(arena._blocks),
+    }
 
 
 def grown(samples: list[dict[str, float]]) -> list[str]:
@@ -210,14 +231,14 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGINT, handle)
     start, samples, number = time.monotonic(), list[dict[str, float]](), options.first
-    with pblas.Context(timeout=TIMEOUT) as ctx:
-        soak = Soak(ctx)
+    with Setting(timeout=TIMEOUT) as setting:
+        soak = Soak(setting)
         while COMM.bcast(time.monotonic() - start < 60 * options.minutes):
             for _ in range(25):
                 soak.call(number, np.random.default_rng((options.seed, number)))
                 number += 1
             if COMM.bcast(time.monotonic() - start > SAMPLE_SECONDS * len(samples)):
-                samples.append(resources(ctx))
+                samples.append(resources(soak.ctx))
     texts = list(dict.fromkeys(text for part in COMM.allgather([*soak.failures, *grown(samples)]) for text in part))
     if COMM.rank == 0:
         for text in texts[:20]:

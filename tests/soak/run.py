@@ -26,24 +26,25 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.common.host_job import HOST, PART, SHORT, SLACK, Job, cut_off, paused, slow_hosts  # noqa: E402
+from tests.common.host_job import HOST, PART, SLACK, Job, cut_off, paused, slow_hosts  # noqa: E402
 from tests.common.outside import outside  # noqa: E402
 from tests.harness.hosts import Hosts, missing  # noqa: E402
 
 EVERY = 30.0  # seconds between two lost ranks
+TIMEOUT = 10.0  # seconds, of contexts whose rank is lost: the mix keeps the machine busy
 ENDS = 120.0  # seconds after its time in which the mix must have ended
 
 
 def lose_a_rank(hosts: Hosts, work: str, how: str, part: int) -> None:
     """Run a job, disturb host 2 when it has received `part` bytes, and assert that the other ranks end as they must."""
-    with Job(hosts, (1, 1, 1), (work, SHORT)) as job:
+    with Job(hosts, (1, 1, 1), (work, TIMEOUT)) as job:
         job.begin(part)
         if how == "killed":
             hosts.signal(HOST, signal.SIGKILL)
             assert job.status() != 0
         else:
             with (cut_off if how == "cut off" else paused)(hosts):
-                job.check_timeout()
+                job.check_timeout(TIMEOUT)
                 assert job.status() != 0
         end = time.monotonic() + SLACK
         while left := [pid for number in range(1, hosts.count + 2) for pid in hosts.processes(number)]:

@@ -4,59 +4,26 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pblas
-from pblas import ArgumentError, Context, MatrixDescriptor, blas, linalg, scalapack, tp
+from pblas import ArgumentError, Context, MatrixDescriptor, blas, linalg, scalapack
+from tests.common import public
 from tests.common.ranks import COMM, check_product, culprits, few, open_context, outcome_of, raises_on_all_ranks
 
 pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared",)
 
 N = 6
-MODULES: dict[str, ModuleType] = {"": pblas, "blas.": blas, "linalg.": linalg, "tp.": tp, "scalapack.": scalapack}
-WITHOUT_CONTEXT = {"Epilogue", "Event", "Grid", "Hardware", "Link", "MatrixDescriptor", "Pool", "Simulation", "Trace"}
-"""Classes whose methods are no calls of a context."""
 
 
 def takes_any_keyword(function: Callable[..., Any]) -> bool:
     return any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-
-
-def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public functions, by name."""
-    for prefix, module in MODULES.items():
-        for name in sorted(getattr(module, "__all__", dir(module))):
-            value = getattr(module, name)
-            if inspect.isfunction(value) and not name.startswith("_") and value.__module__.startswith("pblas"):
-                yield prefix + name, value
-
-
-def classes() -> Iterator[type[Any]]:
-    """The public classes with calls of a context: no values, plans, results and errors."""
-    named = (getattr(module, name) for module in MODULES.values() for name in dir(module))
-    for value in sorted({value for value in named if inspect.isclass(value)}, key=lambda value: value.__name__):
-        is_value = issubclass(value, BaseException | pblas.Plan | tuple) or value.__name__ in WITHOUT_CONTEXT
-        if value.__module__.startswith("pblas") and not is_value:
-            yield value
-
-
-def objects(ctx: Context) -> dict[type[Any], Any]:
-    """**Collective.** An object of each of the `classes`."""
-    a = ctx.eye((N, N))
-    made = (
-        *(ctx, a, blas.plan_trsm(a, a), linalg.plan_cholesky(a), linalg.plan_lu(a), linalg.plan_qr(a)),
-        *(linalg.cho_factor(a), linalg.lu_factor(a), linalg.qr_factor(a)),
-        *(pblas.plan_elementwise("-x", x=a), pblas.plan_matmul(a, a), pblas.plan_redistribution(a, a.desc)),
-        *(linalg.cg(a, a), tp.Linear(np.ones((N, N)), "allgather", ctx=ctx)),
-    )
-    return {type(value): value for value in made}
 
 
 def check(ctx: Context, calls: dict[str, Callable[[], object]]) -> None:
@@ -72,39 +39,34 @@ def check(ctx: Context, calls: dict[str, Callable[[], object]]) -> None:
 
 
 def test_functions(ctx: Context) -> None:
-    named = {name: f for name, f in functions() if not takes_any_keyword(f)}
+    named = {name: f for name, f in public.every_function() if not takes_any_keyword(f)}
     assert len(named) > 300
     check(ctx, {name: partial(f, misspelt=1) for name, f in named.items()})
     check(ctx, {name: partial(f, *range(99)) for name, f in named.items() if not name.endswith("stack")})
 
 
 def test_methods(ctx: Context) -> None:
-    made = objects(ctx)
-    assert {*classes()} <= {*made}
     calls: dict[str, Callable[[], object]] = {}
-    for kind in classes():
-        for name, function in inspect.getmembers(kind, inspect.isfunction):
-            if name.startswith("_") or name not in dir(made[kind]):
-                continue
-            method = getattr(made[kind], name)
-            if kind is not pblas.PlannedElementwise or not takes_any_keyword(function):
-                calls[f"{kind.__name__}.{name}"] = partial(method, misspelt=1)
-            if kind is not Context or name != "trace":  # any number of paths
-                calls[f"{kind.__name__}.{name}, too many"] = partial(method, *range(99))
-            calls[f"{kind.__name__}.{name}, without self"] = function
+    for name, owner, function in public.every_method(ctx):
+        method = getattr(owner, name.partition(".")[2])
+        if type(owner) is not pblas.PlannedElementwise or not takes_any_keyword(function):
+            calls[name] = partial(method, misspelt=1)
+        if name != "Context.trace":  # any number of paths
+            calls[f"{name}, too many"] = partial(method, *range(99))
+        calls[f"{name}, without self"] = function
     assert len(calls) > 150
     check(ctx, calls)
 
 
 def test_tab_shows_no_inner_calls(ctx: Context) -> None:
     """Methods with a `opname` are steps of other calls, and so are those that return a `Factoring`."""
-    for kind, made in objects(ctx).items():
+    for kind, made in public.objects(ctx).items():
         for name in dir(made):
             method = inspect.getattr_static(made, name)
             if not name.startswith("_") and inspect.isfunction(method):
                 assert "opname" not in inspect.signature(method).parameters, f"{kind.__name__}.{name}"
                 assert name not in ("executing", "factoring", "register"), f"{kind.__name__}.{name}"
-    for module in MODULES.values():
+    for module in public.MODULES.values():
         values = {name: getattr(module, name) for name in dir(module) if not name.startswith("_")}
         assert module is pblas or not [name for name, value in values.items() if inspect.ismodule(value)]
 
@@ -122,7 +84,7 @@ def test_a_name_that_a_module_lacks_is_refused_with_names_like_it() -> None:
 
 
 def test_classes(ctx: Context) -> None:
-    made: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in classes()}
+    made: dict[str, Callable[..., Any]] = {kind.__name__: kind for kind in public.classes()}
     check(ctx, {name: partial(kind, misspelt=1) for name, kind in made.items()})
 
 
