@@ -30,7 +30,7 @@ def add_product(parser: Parser, *, required: bool) -> None:
     parser.add_argument("--dtype", type=dtype, default="float64", help="dtype of all matrices (%(default)s)")
     parser.add_argument("--a", type=named, metavar="LAYOUT", help=f"layout of A: {HELP} (row)")
     parser.add_argument("--b", type=named, metavar="LAYOUT", help="layout of B (row)")
-    parser.add_argument("--out", type=named, metavar="LAYOUT", help="layout of D (the one that moves the fewest bytes)")
+    parser.add_argument("--out", type=named, metavar="LAYOUT", help="layout of D (the one with the fastest plan)")
     parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="process grids of A and B: see above")
     parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="blocks of A and B, with --grid")
     parser.add_argument("--transa", type=trans, default="N", help="N, T or C (%(default)s)")

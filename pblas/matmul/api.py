@@ -74,8 +74,8 @@ def plan_matmul(
         transb: the same for b (global).
         alpha: scalar; with alpha = 0 A and B are not read (global).
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
-        out: matrix that receives D, or descriptor of D; None for the layout of C, or without C the layout that moves
-            the fewest bytes (global).
+        out: matrix that receives D, or descriptor of D; None for the layout of C, or without C the layout
+            whose plan is predicted to be the fastest (global).
         dtype: dtype of A and B. Needed with descriptors; None for that of A, or with sizes float64 (global).
         out_dtype: dtype of D. A and B of 16 bits may have a D of their dtype or float32. A and B of 8 bits,
             "float8_e4m3fn" or one of them "float8_e5m2", may have a D in bfloat16, float16 or float32. None for that of
@@ -185,7 +185,7 @@ def pmatmul(
         alpha: scalar; with alpha = 0 A and B are not read (global).
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
         out: matrix that receives D, possibly `c` itself, or descriptor of a new matrix. None for a new matrix in C's
-            layout, or without C in the layout that moves the fewest bytes (global).
+            layout, or without C in the layout whose plan is predicted to be the fastest (global).
         overlap: move data while the GEMM runs (global).
         out_dtype, wire_dtype, chunks, tf32, fast_accumulate, strict, epilogue: see `plan_matmul` (global).
         scale_a, scale_b, scale_d: see `plan_matmul` (global).

@@ -11,7 +11,7 @@ Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import ClassVar
@@ -20,7 +20,7 @@ from pblas.layouts.messages import received_count
 from pblas.layouts.placement import Placement
 from pblas.layouts.relays import network_count
 from pblas.layouts.split import Split
-from pblas.matmul.product_plan import Distribution, ProductPlan
+from pblas.matmul.product_plan import Distribution, ProductPlan, around
 from pblas.simulation.phase import Phase, Traffic, View, borders, even
 
 PANEL = 512
@@ -30,6 +30,11 @@ _LEAST_PANEL = 128
 _SPARE = 2
 """Message memory per byte that travels: freed memory of one size is not joined for larger messages, so panels of two
 widths take up to twice the bytes."""
+_STARTING = 6
+"""Steps whose time a general plan takes in addition to its panels, to set out and to end: against one-dimensional plans
+0.3 ms on 4 ranks, at 50 us for a step (benchmarks/results/cpu_thin_4_ranks.json)."""
+_ASKED = 16  # largest number of ranks of which `typical_ranks` takes a few
+LEAST_STEPS = _STARTING + 1  # steps of a general plan at least
 _ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
@@ -315,13 +320,31 @@ class Summa(ProductPlan):
         nprocs = self.product.nprocs
         if nprocs <= _ALL_RANKS:
             return set(range(nprocs))
-        ranks = {0, nprocs - 1}
-        places = (self.cuboids.a, self.cuboids.b, self.cuboids.d)
-        for place in (*places, *(self.a, self.b, self.d)):
-            corners = [_around(split) for split in (place.rows, place.columns)]
+        ranks = self.product.extreme_ranks()
+        for place in (self.cuboids.a, self.cuboids.b, self.cuboids.d):
+            corners = [around(split) for split in (place.rows, place.columns)]
             for r, c, z in product(*corners, {0, place.copies // 2, place.copies - 1}):
                 ranks.add(place.rank(r, c, z))
         return {rank for rank in ranks if rank < nprocs}
+
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """Of several ranks the two that receive most from other nodes, and the one with the largest cuboid."""
+        cuboids, nprocs = self.cuboids, self.product.nprocs
+        ranks = sorted(self.extreme_ranks())
+        some = [ranks[i * len(ranks) // _ASKED] for i in range(_ASKED)] if len(ranks) > _ASKED else ranks
+        if nprocs <= ranks_per_node:
+            some = some[:: max(1, len(some) // 4)]
+        arriving = {rank: self._arriving_nbytes(View(rank, nprocs, ranks_per_node, "message")) for rank in some}
+        most = sorted(some, key=arriving.__getitem__)[-2:]
+        busiest = cuboids.d.rank(cuboids.m.src, cuboids.n.src, cuboids.k.src)
+        return list(dict.fromkeys((*reversed(most), busiest, nprocs - 1)))
+
+    def _arriving_nbytes(self, view: View) -> float:
+        """Bytes that a rank receives, those from its own node not counted if there are several."""
+        arriving = zip((self.a, self.b), self.arriving_elements(view.rank), strict=True)
+        far = view.ranks_per_node < view.nprocs
+        count = sum(count * (1 - far * _share(place, view)) for place, count in arriving if count)
+        return count * self.itemsize + self.delivered_nbytes(view.rank)
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """The distributions of op(A), op(B) and D, the arrangement of the ranks, and why layouts do not conform."""
@@ -447,11 +470,12 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     def phases(self, view: View) -> Iterator[Phase]:
         """Panels of op(A) and op(B) along K, then the partial product if its owner did not form it."""
+        yield Phase(_STARTING)
         yield from self._panel_phases(view)
         yield from self._delivery(view)
 
-    def _panel_phases(self, view: View, rows: int | None = None) -> Iterator[Phase]:
-        """Panels along K; `rows`: rows of D that a step multiplies on average, None for all."""
+    def _panel_phases(self, view: View, rows: int | None = None, gemms: int = 1) -> Iterator[Phase]:
+        """Panels along K, each in `gemms` GEMMs; `rows`: rows of D that they multiply on average, None for all."""
         cuboids, itemsize = self.cuboids, self.product.itemsize
         position = cuboids.d.coordinates(view.rank)
         m = n = k = 0
@@ -472,8 +496,8 @@ Panel(start=2, stop=4, owner=1)], 256)
                 if not (view.transport == "shared" and self.is_read_in_place):
                     copied = 2 * itemsize * depth * (m + n)
                 # D[i, j] += op(A)[i, k] op(B)[k, j]   (panels k have arrived)
-                gemm = (m if rows is None else rows, n, depth)
-                yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap)
+                gemm = (m if rows is None else rows, -(-n // gemms), depth)
+                yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap, gemms=gemms)
 
     def _panels_of_layer(self, layer: int) -> int:
         """Number of panels of a layer; panels cut by owner are counted once for all owners with equal shares."""
@@ -560,6 +584,7 @@ class SummaA(Summa):
 
     def phases(self, view: View) -> Iterator[Phase]:
         """op(A) in one step if it moves, then panels of op(B) along N, each followed by its partial products."""
+        yield Phase(_STARTING)
         cuboids, itemsize = self.cuboids, self.product.itemsize
         position = cuboids.a.coordinates(view.rank)
         a, b = self.a, self.b
@@ -581,8 +606,8 @@ class SummaA(Summa):
             yield Phase(
                 many,
                 (m, width, k),
-                _traffic(view, arriving, kept, peers),
-                _traffic(view, leaving, _share(cuboids.d, view), sums),
+                before=_traffic(view, arriving, kept, peers),
+                after=_traffic(view, leaving, _share(cuboids.d, view), sums),
                 copied=2 * itemsize * width * k + 3 * leaving,
                 waits="queue" if self.overlap else "sent",
                 slow=slow,
@@ -607,12 +632,6 @@ class SummaA(Summa):
         stays, arrives, line = ("B", "A", "m") if self.transposed else ("A", "B", "n")
         text = f"panels of op({arrives}) along {line} to the blocks of op({stays}), partial products to the owners of D"
         return text if self.stays else f"op({stays}) to its ranks, then {text}"
-
-
-def _around(split: Split) -> set[int]:
-    """Coordinates around the first block and the last block, which include the largest and smallest shares."""
-    last = split.src + max(split.nblocks - 1, 0)
-    return {p % split.nprocs for p in (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)}
 
 
 def _peers(held: Split, needed: Split, across: Split, width: int) -> int:

@@ -9,7 +9,7 @@ implements the abstract methods. A plan that can be simulated also defines `phas
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -128,6 +128,10 @@ class Plan(ABC):
     @abstractmethod
     def extreme_ranks(self) -> set[int]:
         """A few ranks; among them are the ranks that receive most, send most and hold most."""
+
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """A few ranks for `predict`, among them one that takes about as long as the slowest; it comes first."""
+        return sorted(self.extreme_ranks())
 
     @abstractmethod
     def title(self) -> str:

@@ -76,6 +76,7 @@ class Phase:
     slow: float = 1.0
     # True if the rank requests the operand of the next step before its GEMM, False if after it (local)
     ahead: bool = True
+    gemms: int = 1  # number of GEMMs of m x n x k in a step (local)
 
     @property
     def nbytes(self) -> int:
