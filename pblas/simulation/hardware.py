@@ -270,17 +270,18 @@ NVLINK = Hardware(
     step=10e-6,
 )
 
-# A core of any machine, for choices that count bytes and do not simulate: messages at 3 GB/s, GEMMs at 48 GFLOP/s,
-# memory at 8 GB/s, and 60 us between the end of a step and the next one on another rank, for each message between them.
+# A core of any machine, for choices where the hardware is not described: messages at 3 GB/s, GEMMs at 48 GFLOP/s, memory
+# at 12 GB/s. The end of a step and the begin of the next one on another rank are 60 us apart, for each message between
+# them: 50 us for the step, and 10 us for the message.
 CORE = Hardware(
     name="core",
     ranks_per_node=1,
-    near=Link(latency=60e-6, bandwidth=3e9, overhead=10e-6),
-    far=Link(latency=60e-6, bandwidth=3e9, overhead=10e-6),
+    near=Link(latency=5e-6, bandwidth=3e9, overhead=5e-6),
+    far=Link(latency=5e-6, bandwidth=3e9, overhead=5e-6),
     float64=48e9,
-    float32=48e9,
+    float32=96e9,
     float16=48e9,
-    memory_bandwidth=20e9,
+    memory_bandwidth=12e9,
     memory_nbytes=8 << 30,
     call=8e-6,
     half=8,
