@@ -116,6 +116,7 @@ class Hardware:
         shared: ranks of a node read each other's memory in place.
         float8: as `float16`, of operands of 8 bits; None for that of float16.
         half: rows, columns or depth of a GEMM that runs at half the rate, if its other extents are large.
+        panel: factor by which panels of factorizations take longer than with LAPACK, relative to the rate of GEMMs.
         step: seconds that an executor takes for each step in addition to its GEMM, copies and messages.
 
     Raises:
@@ -137,6 +138,7 @@ class Hardware:
     float8: float | None = None
     half: float = 0.0
     step: float = 0.0
+    panel: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -150,6 +152,7 @@ class Hardware:
         rates = {"float64": self.float64, "float32": self.float32, "float16": self.float16}
         _check_positive("Hardware", **rates, float8=self.float16 if self.float8 is None else self.float8)
         _check_positive("Hardware", memory_bandwidth=self.memory_bandwidth, memory_nbytes=self.memory_nbytes)
+        _check_positive("Hardware", panel=self.panel)
         _check_times("Hardware", call=self.call, half=self.half, step=self.step)
 
     @property
@@ -177,6 +180,10 @@ class Hardware:
         arithmetic = thin * flops(m, n, k, dtype) / self.flops_per_second(dtype)
         traffic = ITEMSIZE[dtype] * (m * k + k * n + 2 * m * n) / self.memory_bandwidth
         return self.call + max(arithmetic, traffic)
+
+    def panel_seconds(self, multiplications: float, dtype: str) -> float:
+        """Seconds of a panel of as many multiplications, weighted as `FactorizationPlan.panel_multiplications`."""
+        return self.panel * flops(multiplications, 1, 1, dtype) / self.flops_per_second(dtype)
 
 
 def _check_positive(where: str, **values: object) -> None:
@@ -253,7 +260,8 @@ FAT_TREE = Hardware(
 
 # 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.matmul.cost_model`): GEMMs 1440 TFLOP/s in FP8, 720
 # in bfloat16, 45 in float32 and 58 in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy;
-# sums and copies in memory 3.8 TB/s. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR
+# sums and copies in memory 3.8 TB/s; panels of 1024 columns of Cholesky take 12 times as long as on CPUs, relative to
+# GEMMs. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR
 # InfiniBand, by its standard); a latency of 5 us and 1 us per message are assumed.
 NVLINK = Hardware(
     name="nvlink",
@@ -268,9 +276,10 @@ NVLINK = Hardware(
     call=4e-6,
     float8=1440e12,
     step=10e-6,
+    panel=12,
 )
 
-# A core of any machine, for choices where the hardware is not described: messages at 3 GB/s, GEMMs at 48 GFLOP/s, memory
+# A core of any machine, where the hardware is not described: messages at 3 GB/s, GEMMs at 48 GFLOP/s, memory
 # at 12 GB/s. The end of a step and the begin of the next one on another rank are 60 us apart, for each message between
 # them: 50 us for the step, and 10 us for the message.
 CORE = Hardware(

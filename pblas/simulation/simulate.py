@@ -115,7 +115,6 @@ class _Plan(Protocol):
     @property
     def memory_nbytes(self) -> int: ...
     def phases(self, view: View) -> Iterator[Phase]: ...
-    def received_nbytes(self, rank: int) -> int: ...
     def sent_nbytes(self, rank: int) -> int: ...
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]: ...
 
@@ -148,9 +147,9 @@ def predict(plan: _Plan, hardware: Hardware, enough: float = math.inf) -> float:
     The planner compares plans by it. It has the same model and the same rates as `simulate`, which takes more ranks.
     If the plan takes at least `enough` seconds, the result may be any number from `enough` on.
     """
-    ranks, seconds, agreements = plan.typical_ranks(hardware.ranks_per_node), 0.0, agreeing(plan, hardware)
-    stretch = _stretch(plan, ranks)
-    for view in _views(plan, hardware, ranks):
+    views, seconds = _views(plan, hardware, plan.typical_ranks(hardware.ranks_per_node)), 0.0
+    stretch, agreements = _stretch(plan, views), agreeing(plan, hardware)
+    for view in views:
         rank = _Rank(hardware, plan.dtype)
         rank.run(plan.phases(view), stretch)
         seconds = max(seconds, agreements + rank.end)
@@ -161,7 +160,8 @@ def predict(plan: _Plan, hardware: Hardware, enough: float = math.inf) -> float:
 
 def _simulated(plan: _Plan, hardware: Hardware, ranks: list[int]) -> dict[tuple[Phase, ...], _Rank]:
     """The simulations of ranks, by their phases: ranks that take the same phases take the same time."""
-    views, stretch = _views(plan, hardware, ranks), _stretch(plan, ranks)
+    views = _views(plan, hardware, ranks)
+    stretch = _stretch(plan, views)
     simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(plan.phases(view)) for view in views)}
     for phases, rank in simulated.items():
         rank.run(phases, stretch)
@@ -172,10 +172,10 @@ def _views(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> list[View]:
     return [View(rank, plan.nprocs, hardware.ranks_per_node, plan.transport) for rank in ranks]
 
 
-def _stretch(plan: _Plan, ranks: Iterable[int]) -> float:
+def _stretch(plan: _Plan, views: Iterable[View]) -> float:
     """Factor by which transfers take longer: a rank that sends more bytes than any rank receives delays receivers."""
-    sent = max(map(plan.sent_nbytes, ranks))
-    received = max(map(plan.received_nbytes, ranks)) if sent else 0
+    sent = max(plan.sent_nbytes(view.rank) for view in views)
+    received = max(sum(phase.nbytes for phase in plan.phases(view)) for view in views) if sent else 0
     return max(1.0, sent / received) if received else 1.0
 
 
@@ -220,7 +220,16 @@ class _Rank:
         copies = (
             phase.copied / hardware.memory_bandwidth + both.near / hardware.near.core + both.far / hardware.far.core
         )
-        return phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype), copies + hardware.step
+        gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
+        return gemm + hardware.panel_seconds(phase.panel, self._dtype), copies + hardware.step
+
+    def _prepared(self, phase: Phase) -> float:
+        """Seconds in which the sender of a step's operand updates and factors it."""
+        if not phase.factored:
+            return 0.0
+        hardware = self._hardware
+        updated = hardware.gemm_seconds(*phase.updated, self._dtype)
+        return updated + hardware.panel_seconds(phase.factored, self._dtype)
 
     def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
         """Seconds in a step during which the near link, the far link and the memory of other ranks are in use."""
@@ -234,8 +243,9 @@ class _Rank:
     def _first(self, phase: Phase, stretch: float) -> Clocks:
         """The clocks before the first step."""
         before = phase.before
-        near, far = self._deliver(before, 0.0, 0.0, 0.0, stretch * phase.slow)
-        arrived = max(near if before.near_messages else 0.0, far if before.far_messages else 0.0)
+        prepared = self._prepared(phase)
+        near, far = self._deliver(before, 0.0, 0.0, prepared, stretch * phase.slow)
+        arrived = max(near if before.near_messages else prepared, far if before.far_messages else prepared)
         return (0.0, arrived, near, far, 0.0, 0.0)
 
     def _deliver(self, traffic: Traffic, near: float, far: float, posted: float, stretch: float) -> tuple[float, float]:
@@ -255,6 +265,7 @@ class _Rank:
         read = self._busy(phase, stretch)[2]
         core = max(gemm, read) + copies
         after, before, waits, slow = phase.after, following.before, phase.waits, stretch * following.slow
+        prepared = self._prepared(following)
 
         def step(clocks: Clocks) -> Clocks:
             ended, operand, near, far, last, before_last = clocks
@@ -262,8 +273,9 @@ class _Rank:
             if waits == "sent":
                 start = max(start, last)
             end = start + core
-            near, far = self._deliver(before, near, far, ended if following.ahead else end, slow)
-            arrived = max(near if before.near_messages else ended, far if before.far_messages else ended)
+            posted = (ended if following.ahead else end) + prepared
+            near, far = self._deliver(before, near, far, posted, slow)
+            arrived = max(near if before.near_messages else posted, far if before.far_messages else posted)
             near, far = self._deliver(after, near, far, end, stretch)
             if not phase.queued:
                 return end, arrived, near, far, last, before_last
