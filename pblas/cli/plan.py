@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pblas.cli.layout import HELP, Named, named, on_grids
 from pblas.cli.output import Commands, Console, Parser, add_command, dtype, extent, pairs, size, trans
-from pblas.errors import ArgumentError
-from pblas.simulation.hardware import PRESETS
+from pblas.errors import ArgumentError, PblasError
+from pblas.simulation.hardware import PRESETS, Hardware
+from pblas.simulation.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -108,9 +109,18 @@ def add_plan(commands: Commands, rank: int) -> None:
     )
     add_product(parser, required=True)
     parser.add_argument("--ranks", type=size, required=True, help="number of ranks")
+    names = ", ".join(PRESETS)
     parser.add_argument(
-        "--simulate", choices=PRESETS, metavar="MACHINE", help=f"predict the time on a machine: {', '.join(PRESETS)}"
+        "--simulate", type=machine, metavar="MACHINE", help=f"predict the time on a machine: {names}, or FILE.toml"
     )
+
+
+def machine(text: str) -> Hardware:
+    """The preset of this name, or the hardware of a TOML file."""
+    try:
+        return find_hardware(text)
+    except PblasError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run_plan(arguments: Namespace, console: Console) -> int:

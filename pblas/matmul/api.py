@@ -15,7 +15,8 @@ from pblas.matmul.arguments import ProductCall, ProductOptions
 from pblas.matmul.product import Execution, Extras, PlannedMatmul, Product
 from pblas.matmul.pushed import PushedMatmul
 from pblas.matrices.matrix import DistMatrix
-from pblas.simulation.hardware import Hardware, Topology, find_hardware
+from pblas.simulation.hardware import Hardware, Topology
+from pblas.simulation.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,8 +111,8 @@ def plan_matmul(
         queue: stream slot, 0..7. On GPUs that push data, executions of this plan may run concurrently with executions
             of plans with other queues, on other streams, but not with other calls. Each queue has its own workspace,
             and 64 MiB for GEMMs. All ranks must still call in the same order. None: executions run alone (global).
-        hardware: machine to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset,
-            see `Plan.simulate`; None for one node whose ranks share its memory (global).
+        hardware: machine to plan for, when planning from descriptors or sizes: a `Hardware`, the name of a preset or
+            of a TOML file, see `Plan.simulate`; None for one node whose ranks share its memory (global).
 
     Returns:
         The planned product: `print(mm.explain())`, `mm.execute(a, b)`.

@@ -17,7 +17,8 @@ from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.local_gemm_run import Orders
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_dtype, checked_factor, checked_flag, shared_descriptor
-from pblas.simulation.hardware import Topology, find_hardware
+from pblas.simulation.hardware import Topology
+from pblas.simulation.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from pblas.matmul.product_plan import ProductPlan

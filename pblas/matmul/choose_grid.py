@@ -17,7 +17,7 @@ from pblas.matmul.product_plan import Distribution, Product
 from pblas.matmul.summa_plan import LEAST_STEPS, Cuboids, Summa, SummaA, SummaC, placed
 from pblas.simulation.hardware import Hardware
 
-_TRIPLES = 64  # largest number of arrangements over all ranks that are examined
+_TRIPLES = 128  # largest number of arrangements over all ranks that are examined
 
 
 def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:
@@ -85,7 +85,7 @@ def free_layouts(
     promising = _promising(Product(m, n, k, dtype, nprocs, whole, whole, whole), machine)
     linear = [(least, sizes) for least, sizes in promising if nprocs in sizes]
     for least, sizes in dict.fromkeys((*linear, *promising[:most])):
-        if promises(least):
+        if nprocs in sizes or promises(least):  # a node gathers less than the bound for each of its ranks
             if sizes[2] == 1:
                 yield conforming_layouts(m, n, k, sizes[:2]), sizes
             if nprocs not in sizes[:2]:
@@ -100,15 +100,15 @@ def natural_plan(product: Product, sizes: tuple[int, int, int]) -> Summa:
 
 def _promising(product: Product, machine: Hardware) -> list[tuple[float, tuple[int, int, int]]]:
     """Arrangements with the least seconds that a product takes there; first those with the least work of all parts."""
-    parts = {sizes: least_seconds(product, sizes, machine) for sizes in triples(product.nprocs)}
-    return [(max(seconds), sizes) for sizes, seconds in sorted(parts.items(), key=lambda item: (sum(item[1]), item[0]))]
+    parts = [(_least_seconds(product, sizes, machine), sizes) for sizes in triples(product.nprocs)]
+    return [(least, sizes) for (least, _), sizes in sorted(parts, key=lambda part: (part[0][1], part[1]))]
 
 
-def least_seconds(product: Product, sizes: tuple[int, int, int], machine: Hardware) -> tuple[float, float, float]:
-    """Lower bounds of the seconds of an arrangement, with the best layouts and ranks numbered along m, k, then n.
+def _least_seconds(product: Product, sizes: tuple[int, int, int], machine: Hardware) -> tuple[float, float]:
+    """Lower bound of the seconds of an arrangement, and the sum of its parts with ranks numbered along m, k, then n.
 
-    They are those of the core, of the elements that arrive from other nodes, and of those from the own one. The core
-    multiplies, and packs panels and adds partial products, unless it reads them in place.
+    The parts are those of the core, which multiplies, and packs panels and adds partial products unless it reads them
+    in place; of the elements that arrive from other nodes; and of those from the own one.
     """
     (p1, p2, p3), (m, n, k), node = sizes, (product.m, product.n, product.k), machine.ranks_per_node
     near1 = min(p1, node)
@@ -122,7 +122,8 @@ def least_seconds(product: Product, sizes: tuple[int, int, int], machine: Hardwa
     if product.nprocs > (node if machine.shared else 1):
         copied = 2 * k_loc * min(m_loc, n_loc) * product.itemsize + 3 * unit * m * n * (p3 - 1)
         core += copied / machine.memory_bandwidth
-    return core, far / machine.far.bandwidth, near / machine.near.bandwidth
+    links = machine.near.bandwidth, machine.far.bandwidth
+    return max(core, (near + far) / max(links)), core + near / links[0] + far / links[1]
 
 
 def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:

@@ -33,7 +33,7 @@ widths take up to twice the bytes."""
 _STARTING = 6
 """Steps whose time a general plan takes in addition to its panels, to set out and to end: against one-dimensional plans
 0.3 ms on 4 ranks, at 50 us for a step (benchmarks/results/cpu_thin_4_ranks.json)."""
-_ASKED = 16  # largest number of ranks of which `typical_ranks` takes a few
+_ASKED = 32  # largest number of ranks of which `typical_ranks` takes a few
 LEAST_STEPS = _STARTING + 1  # steps of a general plan at least
 _ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
@@ -328,23 +328,34 @@ class Summa(ProductPlan):
         return {rank for rank in ranks if rank < nprocs}
 
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
-        """Of several ranks the two that receive most from other nodes, and the one with the largest cuboid."""
+        """Of several ranks the two that wait for most bytes, the one with the largest cuboid, and the last one."""
         cuboids, nprocs = self.cuboids, self.product.nprocs
         ranks = sorted(self.extreme_ranks())
         some = [ranks[i * len(ranks) // _ASKED] for i in range(_ASKED)] if len(ranks) > _ASKED else ranks
         if nprocs <= ranks_per_node:
             some = some[:: max(1, len(some) // 4)]
-        arriving = {rank: self._arriving_nbytes(View(rank, nprocs, ranks_per_node, "message")) for rank in some}
+        arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message")) for rank in some}
         most = sorted(some, key=arriving.__getitem__)[-2:]
         busiest = cuboids.d.rank(cuboids.m.src, cuboids.n.src, cuboids.k.src)
         return list(dict.fromkeys((*reversed(most), busiest, nprocs - 1)))
 
-    def _arriving_nbytes(self, view: View) -> float:
-        """Bytes that a rank receives, those from its own node not counted if there are several."""
-        arriving = zip((self.a, self.b), self.arriving_elements(view.rank), strict=True)
-        far = view.ranks_per_node < view.nprocs
-        count = sum(count * (1 - far * _share(place, view)) for place, count in arriving if count)
-        return count * self.itemsize + self.delivered_nbytes(view.rank)
+    def _awaited_nbytes(self, view: View) -> float:
+        """Bytes that a rank waits for, times `Phase.slow`; with several nodes those from other nodes only."""
+        sources, far = ((self.a, self._slow_a), (self.b, self._slow_b)), view.ranks_per_node < view.nprocs
+        arriving = zip(sources, self.arriving_elements(view.rank), strict=True)
+        count = sum(count * slow * (1 - far * _share(place, view)) for (place, slow), count in arriving if count)
+        delivered = self.delivered_nbytes(view.rank)
+        return count * self.itemsize + (delivered and delivered * (1 - far * _share(self.cuboids.d, view)))
+
+    @property
+    def _slow_a(self) -> float:
+        """`Phase.slow` of op(A), which arrives in one step unless it comes in panels."""
+        return 1.0
+
+    @property
+    def _slow_b(self) -> float:
+        """`Phase.slow` of the panels of op(B)."""
+        raise AssertionError("each general plan has panels of op(B)")
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """The distributions of op(A), op(B) and D, the arrangement of the ranks, and why layouts do not conform."""
@@ -485,9 +496,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         arrives = [itemsize * count for count in self.arriving_elements(view.rank)]
         if position is not None and k:
             steps, width = self._panels_of_layer(position[2]), self.width
-            needed = [self._slow(a, a.columns, width), self._slow(b.T, b.rows, width)]
             # Some ranks hold parts of both panels, and send both.
-            slow = sum(x * y for x, y in zip(needed, arrives, strict=True)) / max(1, sum(arrives))
+            slow = (self._slow_a * arrives[0] + self._slow_b * arrives[1]) / max(1, sum(arrives))
             kept_a, kept_b = (_share(place, view) for place in (a, b))
             peers = _peers(a.rows, cuboids.m, a.columns, width), _peers(b.columns, cuboids.n, b.rows, width)
             for many, depth, left, right in even(steps, k, *arrives):
@@ -498,6 +508,14 @@ Panel(start=2, stop=4, owner=1)], 256)
                 # D[i, j] += op(A)[i, k] op(B)[k, j]   (panels k have arrived)
                 gemm = (m if rows is None else rows, -(-n // gemms), depth)
                 yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap, gemms=gemms)
+
+    @property
+    def _slow_a(self) -> float:
+        return self._slow(self.a, self.a.columns, self.width)
+
+    @property
+    def _slow_b(self) -> float:
+        return self._slow(self.b.T, self.b.rows, self.width)
 
     def _panels_of_layer(self, layer: int) -> int:
         """Number of panels of a layer; panels cut by owner are counted once for all owners with equal shares."""
@@ -576,6 +594,10 @@ class SummaA(Summa):
             yield Panel(start, stop)
 
     @property
+    def _slow_b(self) -> float:
+        return self._slow(self.b, self.b.columns, self.width)
+
+    @property
     def cut_at(self) -> Split:
         """The split of N. A panel ends where one of its blocks ends."""
         splits = self.b.columns, self.sums.columns
@@ -596,7 +618,7 @@ class SummaA(Summa):
             yield Phase(1, copied=2 * brought)
         m, k = (0, 0) if position is None else (cuboids.m.count(position[0]), cuboids.k.count(position[1]))
         arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), self.delivered_nbytes(view.rank)
-        slow = self._slow(b, b.columns, self.width)
+        slow = self._slow_b
         kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, self.width), self._summed_layers
         n = cuboids.n.n
         for many, width, arriving, leaving in even(

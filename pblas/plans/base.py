@@ -15,7 +15,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas.errors import PlanError
-from pblas.simulation.hardware import ITEMSIZE, Hardware, Transport, find_hardware
+from pblas.simulation.hardware import ITEMSIZE, Hardware, Transport
+from pblas.simulation.hardware_file import find_hardware
 from pblas.simulation.phase import Phase, View
 
 if TYPE_CHECKING:
@@ -228,7 +229,8 @@ class Plan(ABC):
         memory within a node if the hardware has it, else messages.
 
         Args:
-            hardware: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink" (global).
+            hardware: a `pblas.Hardware`, the name of a preset ("laptop", "fat-tree", "nvlink"), or of a TOML file
+                that `pblas bench --hardware` writes (global).
 
         Returns:
             The simulation; `print` shows it.

@@ -298,17 +298,3 @@ CORE = Hardware(
 )
 
 PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}  # the presets by name
-
-
-def find_hardware(hardware: Hardware | str) -> Hardware:
-    """The preset of a name; a `Hardware` is returned as it is.
-
-    >>> find_hardware("nvlink").ranks_per_node
-    8
-    """
-    if isinstance(hardware, Hardware):
-        return hardware
-    name: object = hardware  # users may pass any type; a list would raise TypeError in the lookup
-    if not isinstance(name, str) or name not in PRESETS:
-        raise ArgumentError(f"hardware is {hardware!r}; expected a pblas.Hardware or one of {', '.join(PRESETS)}")
-    return PRESETS[name]
