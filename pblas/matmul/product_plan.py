@@ -289,11 +289,6 @@ class ProductPlan(Plan):
         return (p.m if rows is None else rows.max_count) * p.n * p.k
 
     @property
-    def cuts(self) -> tuple[tuple[int, int], ...]:
-        """(largest local extent, global extent) of each dimension that is cut over the ranks."""
-        return ()
-
-    @property
     def chunked_shape(self) -> tuple[int, int]:
         """Rows and columns of the shard that moves in chunks of columns."""
         return 0, 0
