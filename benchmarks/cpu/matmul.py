@@ -290,14 +290,14 @@ def thin(repeats: int) -> list[dict[str, Any]]:
 
     The columns are "plain" (one-dimensional), "grids" (general) and "taken" (the planner's choice).
     """
-    rows, chosen = [], (planner._LITTLE, planner._is_thin)  # noqa: SLF001
-    settings = {"plain": (math.inf, lambda _: False), "grids": (0, lambda _: True), "taken": chosen}
+    # the part of a one-dimensional plan's time that a general plan must be predicted to take less than
+    rows, margins = [], {"plain": 0.0, "grids": math.inf, "taken": planner._MUCH_QUICKER}  # noqa: SLF001
     for transport, (plan, (m, n, k)) in product(("shared", "message"), THIN):
         with pblas.Context(ranks_per_node=1 if transport == "message" else None) as ctx:
             cases = dict[str, Case]()
-            for name, (little, is_thin) in settings.items():
-                planner._remembered.cache_clear()  # noqa: SLF001
-                with patched(planner, "_LITTLE", little), patched(planner, "_is_thin", is_thin):
+            for name, margin in margins.items():
+                planner._completed.cache_clear()  # noqa: SLF001
+                with patched(planner, "_MUCH_QUICKER", margin):
                     cases[name] = Case(ctx, plan, (m, n, k))
             names = {name: case.mm.plan.name for name, case in cases.items()}
             if names["plain"] == names["grids"]:

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pblas.backends.cpu.threads import usable_cores
 from pblas.cli.bench_cases import measure
+from pblas.cli.bench_hardware import measured_hardware
 from pblas.cli.output import SIMPLE_HEAD, Commands, Console, Table, add_command, size
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.launch import run as run_on_ranks
 from pblas.launch.job import rank_variable
 from pblas.plans.base import ranks_text
+from pblas.simulation.hardware_file import hardware_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+ResultT = TypeVar("ResultT")
 _MOST_RANKS = 16  # that are started without --ranks
 _HEADERS = ("", "size", "pblas, ms", "rate", "peer, ms", "ratio", "rounds", "peer")
 _NUMBERS = slice(2, 7)
@@ -64,14 +68,26 @@ def add_parser(commands: Commands, rank: int) -> None:
     parser.add_argument("--ranks", type=size, help=f"ranks to start (one for each core, at most {_MOST_RANKS})")
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     parser.add_argument("--html", metavar="FILE", help="also write it as an HTML table")
+    parser.add_argument(
+        "--hardware", metavar="FILE.toml", help="measure rates only, and write them for plan --simulate"
+    )
 
 
 def run(arguments: Namespace, console: Console) -> int:
     """Measure, print and write."""
-    for path in filter(None, (arguments.json, arguments.html)):  # before the work, with the same result on every rank
+    for path in filter(
+        None, (arguments.json, arguments.html, arguments.hardware)
+    ):  # before the work, with the same result on every rank
         if not (folder := Path(path).parent).is_dir():
             raise FileFormatError(f"{path}: cannot be written: there is no folder {folder}; make it first")
-    report = _on_ranks(arguments) if rank_variable() is None else _as_ranks(arguments)
+    started = _on_ranks if rank_variable() is None else _as_ranks
+    if arguments.hardware:
+        text = hardware_text(started(arguments, measured_hardware))
+        if not console.quiet:
+            Path(arguments.hardware).write_text(text, encoding="utf-8")
+            console.print(text, soft_wrap=True)
+        return 0
+    report = started(arguments, measure, arguments.seconds)
     if console.quiet:
         return 0
     console.print(_table(report))
@@ -85,15 +101,15 @@ def run(arguments: Namespace, console: Console) -> int:
     return 0
 
 
-def _on_ranks(arguments: Namespace) -> dict[str, Any]:
-    """The report of ranks that this process starts."""
+def _on_ranks(arguments: Namespace, measured: Callable[..., ResultT], *options: float) -> ResultT:
+    """What ranks measure that this process starts."""
     ranks = arguments.ranks or min(len(usable_cores()), _MOST_RANKS)
-    report: dict[str, Any] = run_on_ranks(measure, ranks, (arguments.seconds,))[0]
-    return report
+    result: ResultT = run_on_ranks(measured, ranks, options)[0]
+    return result
 
 
-def _as_ranks(arguments: Namespace) -> dict[str, Any]:
-    """**Collective.** The report of the ranks that a launcher has started."""
+def _as_ranks(arguments: Namespace, measured: Callable[..., ResultT], *options: float) -> ResultT:
+    """**Collective.** What the ranks measure that a launcher has started."""
     from pblas.context import Context
 
     with Context() as ctx:
@@ -101,7 +117,7 @@ def _as_ranks(arguments: Namespace) -> dict[str, Any]:
             raise ArgumentError(
                 f"bench: --ranks is {arguments.ranks}, but {ctx.nprocs} ranks are running; leave it out"
             )
-        return measure(ctx, arguments.seconds)
+        return measured(ctx, *options)
 
 
 def legend(report: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ Every rank reads and writes only its own part of the files, so matrices may be l
   1xP,Px1  A column-wise, B row-wise
   PxQ      blocks over P process rows and Q process columns
 --block MBxNB deals out rows in blocks of MB and columns in blocks of NB; without it each rank has one block. D gets the
-layout that moves the fewest bytes, and C the layout of D. `plan` with the same --grid and --block prints what moves.
+layout with the fastest plan, and C the layout of D. `plan` with the same --grid and --block prints what moves.
 
 An .h5 file may hold several matrices: --dataset A=run/a names that of A, --dataset D=product that of the result, which
 is added to the file.

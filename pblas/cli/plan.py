@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from pblas.cli.layout import HELP, Named, named, on_grids
 from pblas.cli.output import Commands, Console, Parser, add_command, dtype, extent, pairs, size, trans
-from pblas.errors import ArgumentError
-from pblas.simulation.hardware import PRESETS
+from pblas.errors import ArgumentError, PblasError
+from pblas.simulation.hardware import PRESETS, Hardware
+from pblas.simulation.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -30,7 +31,7 @@ def add_product(parser: Parser, *, required: bool) -> None:
     parser.add_argument("--dtype", type=dtype, default="float64", help="dtype of all matrices (%(default)s)")
     parser.add_argument("--a", type=named, metavar="LAYOUT", help=f"layout of A: {HELP} (row)")
     parser.add_argument("--b", type=named, metavar="LAYOUT", help="layout of B (row)")
-    parser.add_argument("--out", type=named, metavar="LAYOUT", help="layout of D (the one that moves the fewest bytes)")
+    parser.add_argument("--out", type=named, metavar="LAYOUT", help="layout of D (the one with the fastest plan)")
     parser.add_argument("--grid", type=pairs, metavar="PxQ[,PxQ]", help="process grids of A and B: see above")
     parser.add_argument("--block", type=pairs, metavar="MBxNB[,MBxNB]", help="blocks of A and B, with --grid")
     parser.add_argument("--transa", type=trans, default="N", help="N, T or C (%(default)s)")
@@ -108,9 +109,18 @@ def add_plan(commands: Commands, rank: int) -> None:
     )
     add_product(parser, required=True)
     parser.add_argument("--ranks", type=size, required=True, help="number of ranks")
+    names = ", ".join(PRESETS)
     parser.add_argument(
-        "--simulate", choices=PRESETS, metavar="MACHINE", help=f"predict the time on a machine: {', '.join(PRESETS)}"
+        "--simulate", type=machine, metavar="MACHINE", help=f"predict the time on a machine: {names}, or FILE.toml"
     )
+
+
+def machine(text: str) -> Hardware:
+    """The preset of this name, or the hardware of a TOML file."""
+    try:
+        return find_hardware(text)
+    except PblasError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run_plan(arguments: Namespace, console: Console) -> int:

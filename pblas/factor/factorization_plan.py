@@ -20,10 +20,13 @@ from pblas.redistribution.redistribution_plan import RedistributionPlan, describ
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, View
 
-_DIAGONAL, _SOLVE, _PANEL, _HALF = 4.0, 1.2, 1.6, 10
+_DIAGONAL, _SOLVE, _PANEL, _NARROW = 4.0, 1.2, 1.6, 192
 """Work of BLAS and LAPACK over that of a GEMM of as many multiplications, on one core of an AMD EPYC, float64: of
-Cholesky of a diagonal block, of a solve with it, of LU of a panel; and the columns for which a GEMM runs at half its
-rate."""
+Cholesky of a diagonal block and of LU of a panel, both of up to _NARROW columns, and of a solve with a diagonal block.
+"""
+_PIVOTS_ON_GPUS = 2.5
+"""Time of a panel of LU of cuSOLVER over that of a panel of Cholesky with as much of this work (H200, float64, 1024
+columns: docs/performance/gpu.md)."""
 _PIECE = 512  # rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 _BUFFERS = 2
@@ -59,42 +62,6 @@ def columns_from(w: MatrixDescriptor, start: int, rank: int) -> int:
     """Number of the columns from `start` on that a rank holds, of a matrix on a 1 x P grid."""
     p = w.grid.coordinates(rank)[1]
     return w.columns.count(p) - w.columns.local_start(start, p)
-
-
-class StepWork(NamedTuple):
-    """Work to factor a panel, and to update a block column by it: `depth` of the panel times `weight` of the column."""
-
-    owner: int
-    panel: float
-    depth: float
-    weight: float
-
-
-def makespan(steps: Sequence[StepWork], ranks: int) -> float:
-    """Work of the rank that ends last, and its waiting for panels; transfers are hidden.
-
-    The owner of the next panel updates and factors it before it updates its other columns.
-
-    >>> makespan([StepWork(0, 1, 2, 3), StepWork(1, 1, 2, 3), StepWork(0, 1, 2, 3)], 2)
-    15.0
-    """
-    ends, ready = [0.0] * ranks, 0.0
-    left = [sum(step.weight for step in steps if step.owner == rank) for rank in range(ranks)]
-    for s, step in enumerate(steps):
-        if s == 0:
-            ready = ends[step.owner] = float(step.panel)
-        left[step.owner] -= step.weight
-        following = steps[s + 1] if s + 1 < len(steps) else None
-        arrived = ready
-        for rank in range(ranks):
-            rest = left[rank]
-            if rest > 0:
-                ends[rank] = max(ends[rank], arrived)
-            if following is not None and following.owner == rank:
-                ready = ends[rank] = max(ends[rank], arrived) + step.depth * following.weight + following.panel
-                rest -= following.weight
-            ends[rank] += step.depth * max(rest, 0.0)
-    return max(ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +101,9 @@ class FactorizationPlan(Plan):
     def rows(self, panel: Panel) -> tuple[int, int]:
         """Rows (start, stop) of a factored panel that other ranks read (global)."""
 
-    @property
-    def step_work(self) -> list[StepWork]:
-        """Multiplications of each step, with the costs of panels on CPUs; empty if they are not known."""
-        return []
+    def panel_multiplications(self, panel: Panel) -> float:
+        """Multiplications of a panel, weighted by the time that they take compared with those of a GEMM (global)."""
+        return 0.0
 
     # All factorizations share these
 
@@ -222,15 +188,23 @@ class FactorizationPlan(Plan):
         return self.sent_panel_elements(rank) + sum(plan.sent_elements(rank) for plan in self.redistributions)
 
     def phases(self, view: View) -> Iterator[Phase]:
-        """Each step multiplies a rank's columns with a panel; the next panel is factored by then, and takes no time."""
+        """Each step multiplies a rank's columns with a panel, while the next panel is updated and factored."""
         yield from self.copy.phases(view)
-        for panel in self.steps:
-            n_loc, (i0, i1) = columns_from(self.w, panel.stop, view.rank), self.rows(panel)
-            if n_loc:
-                nbytes = self.itemsize * (i1 - i0) * panel.width
+        steps, before = self.steps, (0, 0, 0)
+        for s, panel in enumerate(steps):
+            n_loc, (i0, i1), work = columns_from(self.w, panel.stop, view.rank), self.rows(panel), 0.0
+            rows = self.multiplied_rows(self.w.m - panel.stop)
+            if s == 0 and panel.owner == view.rank:
+                yield Phase(1, panel=self.panel_multiplications(panel))
+            if s + 1 < len(steps) and steps[s + 1].owner == view.rank:
+                work = self.panel_multiplications(steps[s + 1])  # lookahead
+            if n_loc or work:
+                traffic = view.traffic(panel.owner, self.itemsize * (i1 - i0) * panel.width)
+                factored = 0.0 if panel.owner == view.rank else self.panel_multiplications(panel)
                 # A22 -= A21 A12   (the panel A21 of its owner, this rank's columns of A12 and A22)
-                rows = self.multiplied_rows(self.w.m - panel.stop)
-                yield Phase(1, (rows, n_loc, panel.width), before=view.traffic(panel.owner, nbytes))
+                gemm = rows, n_loc, panel.width
+                yield Phase(1, gemm, traffic, panel=work, factored=factored, updated=before)
+            before = self.multiplied_rows(self.w.m - panel.stop), self.w.nb, panel.width
         if self.back is not None:
             yield from self.back.phases(view)
 
@@ -274,6 +248,11 @@ class FactorizationPlan(Plan):
     def flops(self) -> int:
         return int(self.multiplications * (8 if self.dtype.startswith("complex") else 2))
 
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """The owners of the last panels, whose columns are updated most often, and of the first one."""
+        owners = [panel.owner for panel in self.steps] or [0]
+        return list(dict.fromkeys((*owners[:-4:-1], owners[0])))
+
     def extreme_ranks(self) -> set[int]:
         """All ranks of few; of many, those around the first and the last block column, and the last ranks."""
         if self.nprocs <= _ASK_ALL:
@@ -316,9 +295,6 @@ class FactorizationPlan(Plan):
             ends += f", the last one of {self.steps[-1].width}" if self.tail else ""
             yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns{ends}, on {ranks}, {by}"
             yield "lookahead", "1: the next panel is factored during an update"
-            if self.library == "LAPACK" and self.step_work:
-                share = self.multiplications / self.nprocs / makespan(self.step_work, self.w.nprocs)
-                yield "estimate", f"{share:.0%} of the GEMM rate of all ranks, if the messages are hidden"
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,19 +338,11 @@ class CholeskyPlan(FactorizationPlan):
         """
         return self._stops_from(self.steps[s + 1].stop) if s + 1 < len(self.steps) else []
 
-    @property
-    def step_work(self) -> list[StepWork]:
-        """A panel is a diagonal block and a solve; a block column is updated from its diagonal block on."""
-        n = self.w.m
-        return [
-            StepWork(
-                panel.owner,
-                _DIAGONAL * panel.width**3 / 6 + _SOLVE * (n - panel.stop) * panel.width**2 / 2,
-                panel.width + _HALF,
-                panel.width * (n - panel.start - panel.width / 2),
-            )
-            for panel in self.steps
-        ]
+    def panel_multiplications(self, panel: Panel) -> float:
+        """A diagonal block, and a solve with it."""
+        width, narrow = panel.width, min(panel.width, _NARROW)
+        diagonal = width * (width**2 + (_DIAGONAL - 1) * narrow**2) / 6
+        return diagonal + _SOLVE * (self.w.m - panel.stop) * width**2 / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,22 +369,11 @@ class LuPlan(FactorizationPlan):
         """The rows from the diagonal on."""
         return panel.start, self.w.m
 
-    @property
-    def step_work(self) -> list[StepWork]:
-        """A panel is factored from its diagonal on; other columns are solved with its diagonal block, and updated.
-
-        Columns after the last panel are not steps: a matrix of fewer rows than columns has no estimate.
-        """
-        m = self.w.m
-        return [
-            StepWork(
-                panel.owner,
-                _PANEL * _lu_multiplications(m - panel.start, panel.width),
-                max(m - panel.stop, 0) * (panel.width + _HALF) + _SOLVE * panel.width**2 / 2,
-                panel.width,
-            )
-            for panel in (self.steps if self.a.m >= self.a.n else ())
-        ]
+    def panel_multiplications(self, panel: Panel) -> float:
+        """LU of the rows from the diagonal on."""
+        slow = 1 + (_PANEL - 1) * min(1.0, _NARROW / panel.width)
+        slow *= 1.0 if self.library == "LAPACK" else _PIVOTS_ON_GPUS
+        return slow * _lu_multiplications(self.w.m - panel.start, panel.width)
 
 
 def _lu_multiplications(m: int, n: int) -> float:

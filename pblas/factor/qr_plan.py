@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -17,6 +17,11 @@ _INNER = 32  # columns of a block of reflectors in TSQR: T has this many rows
 _CHUNK = 8  # rows of a chunk, over its columns, that a rank factors at a time, so that they stay in cache
 _SHORTEST = 512  # rows of a chunk at least
 PASSES = 3  # Gram matrices of CholeskyQR at most
+
+
+_VECTORS, _NARROW = 4.0, 64
+"""Work of a panel of up to _NARROW columns over that of a GEMM of as many multiplications: half of it are products with
+vectors, which read the panel each time (assumed)."""
 
 
 def multiplications(m: int, n: int) -> float:
@@ -60,6 +65,11 @@ class QrPlan(FactorizationPlan):
     def multiplications(self) -> float:
         return multiplications(*self.a.shape)
 
+    def panel_multiplications(self, panel: Panel) -> float:
+        """A panel of the rows from the diagonal on, half of it multiplied by vectors."""
+        slow = 1 + (_VECTORS - 1) * min(1.0, _NARROW / panel.width)
+        return slow * multiplications(self.a.m - panel.start, panel.width)
+
     def rows(self, panel: Panel) -> tuple[int, int]:
         """The rows from the diagonal on, and those of T."""
         return panel.start, self.w.m
@@ -85,6 +95,10 @@ class FactorizationWithoutPanels(FactorizationPlan):
     def steps(self) -> list[Panel]:
         """None: no panel moves."""
         return []
+
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """Those of the plan's extreme ranks that come first."""
+        return sorted(self.extreme_ranks())[:4]
 
     @property
     def overlaps_messages(self) -> bool:

@@ -15,7 +15,8 @@ from pblas.matmul.arguments import ProductCall, ProductOptions
 from pblas.matmul.product import Execution, Extras, PlannedMatmul, Product
 from pblas.matmul.pushed import PushedMatmul
 from pblas.matrices.matrix import DistMatrix
-from pblas.simulation.hardware import Hardware, Topology, find_hardware
+from pblas.simulation.hardware import Hardware, Topology
+from pblas.simulation.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,8 +75,8 @@ def plan_matmul(
         transb: the same for b (global).
         alpha: scalar; with alpha = 0 A and B are not read (global).
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
-        out: matrix that receives D, or descriptor of D; None for the layout of C, or without C the layout that moves
-            the fewest bytes (global).
+        out: matrix that receives D, or descriptor of D; None for the layout of C, or without C the layout
+            whose plan is predicted to be the fastest (global).
         dtype: dtype of A and B. Needed with descriptors; None for that of A, or with sizes float64 (global).
         out_dtype: dtype of D. A and B of 16 bits may have a D of their dtype or float32. A and B of 8 bits,
             "float8_e4m3fn" or one of them "float8_e5m2", may have a D in bfloat16, float16 or float32. None for that of
@@ -110,8 +111,8 @@ def plan_matmul(
         queue: stream slot, 0..7. On GPUs that push data, executions of this plan may run concurrently with executions
             of plans with other queues, on other streams, but not with other calls. Each queue has its own workspace,
             and 64 MiB for GEMMs. All ranks must still call in the same order. None: executions run alone (global).
-        hardware: machine to plan for, when planning from descriptors or sizes: a `Hardware` or the name of a preset,
-            see `Plan.simulate`; None for one node whose ranks share its memory (global).
+        hardware: machine to plan for, when planning from descriptors or sizes: a `Hardware`, the name of a preset or
+            of a TOML file, see `Plan.simulate`; None for one node whose ranks share its memory (global).
 
     Returns:
         The planned product: `print(mm.explain())`, `mm.execute(a, b)`.
@@ -185,7 +186,7 @@ def pmatmul(
         alpha: scalar; with alpha = 0 A and B are not read (global).
         beta: scalar; with beta = 0 C is not read; None: 1 if c is given, else 0 (global).
         out: matrix that receives D, possibly `c` itself, or descriptor of a new matrix. None for a new matrix in C's
-            layout, or without C in the layout that moves the fewest bytes (global).
+            layout, or without C in the layout whose plan is predicted to be the fastest (global).
         overlap: move data while the GEMM runs (global).
         out_dtype, wire_dtype, chunks, tf32, fast_accumulate, strict, epilogue: see `plan_matmul` (global).
         scale_a, scale_b, scale_d: see `plan_matmul` (global).

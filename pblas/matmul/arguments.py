@@ -17,11 +17,13 @@ from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.local_gemm_run import Orders
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_dtype, checked_factor, checked_flag, shared_descriptor
+from pblas.simulation.hardware import Topology
+from pblas.simulation.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from pblas.matmul.product_plan import ProductPlan
     from pblas.runtime.measured import Measured
-    from pblas.simulation.hardware import Hardware, Topology
+    from pblas.simulation.hardware import Hardware
 
 
 class ProductOptions(NamedTuple):
@@ -138,7 +140,17 @@ class ProductCall(NamedTuple):
         result = RESULTS[dtype][0] if asked is None else checked_dtype(opname, asked, is_argument=True)
         m, n, k, nprocs = map(int, (self.a, self.b, self.c, self.nprocs))
         dtype_d = _other(result, dtype)
-        a, b, d = choose_layouts(m, n, k, dtype.name, nprocs=nprocs, memory_nbytes=memory_nbytes, dtype_d=dtype_d)
+        hardware = None if self.hardware is None else find_hardware(self.hardware)
+        topology = Topology(nprocs, shared=True) if hardware is None else hardware.topology
+        context = PlanningContext(
+            topology,
+            nprocs,
+            hardware=hardware,
+            memory_nbytes=memory_nbytes,
+            others=("", dtype_d),
+            chunks=options.chunks,
+        )
+        a, b, d = choose_layouts(m, n, k, dtype.name, context=context)
         a, b = (a if options.transa == "N" else a.T), (b if options.transb == "N" else b.T)
         adds = self.beta is not None and self.beta != 0
         return self._replace(a=a, b=b, c=d if adds else None, out=d, dtype=dtype)

@@ -1,4 +1,4 @@
-"""The choice of a plan from the layouts of op(A), op(B) and D: a decision table, and the bytes that each plan moves.
+"""The choice of a plan from the layouts of op(A), op(B) and D: a decision table, and the predicted time of each plan.
 
 The tensor-parallel examples of cuBLASMp, D = A^T B on 4 ranks, described by op(A) = A^T, B and D:
 
@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from pblas.errors import PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -28,35 +28,18 @@ from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.matmul.choose_granularity import PlanningContext, needed_nbytes
-from pblas.matmul.choose_grid import best_triple, least_received, misfits, natural_layouts, on_grids, over_all_ranks
+from pblas.matmul.choose_grid import free_layouts, misfits, natural_plan, on_grids, over_all_ranks
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.matmul.product_plan import Distribution, Product, ProductPlan
-from pblas.matmul.summa_plan import Summa
-from pblas.simulation.hardware import CORE, Topology
+from pblas.simulation.hardware import Topology
 
-_MARGIN, _QUICKER = 1.05, 0.9
-"""A one-dimensional plan with thin GEMMs is compared with plans over the grids that receive at most _MARGIN times as
-many bytes. One of them replaces it if its simulated time is below _QUICKER times that of the one-dimensional plan."""
-_THIN, _LONG = 32, 5e8
-"""GEMMs are thin if shards have at most _THIN rows, and a rank has at least _LONG floating-point operations. Smaller
-products, and products with thicker shards, took up to 1.9 times as long over grids, and 2.2 times with messages
-(docs/performance.md)."""
-_TOO_DEAR = 16
-"""On described hardware, a plan that fits into memory is rejected if it costs more than this multiple of the cheapest
-plan that does not fit. The chosen plan then shows how much memory would be needed."""
-BYTES_PER_FLOP = CORE.far.bandwidth / CORE.float64  # bytes that arrive in the time of one flop: the cost of idle ranks
-_GOOD = 1.2  # the search goes on while the best plan costs more than this multiple of the lower bound
-_LITTLE = 2 << 20
-"""Bytes: no general plan is considered if the best one-dimensional plan costs at most this. Packing panels takes longer
-than receiving a third of it: for 64 to 512 rows and columns, general plans took up to 2.2 times as long on 8 ranks
-(docs/performance.md)."""
-_AS_GOOD = 1.02
-"""The search ends with a plan that receives at most this multiple of the bytes of the best layouts for its arrangement
-of ranks."""
-_LESS = 0.75
-"""A plan over the grids of the matrices must cost less than this fraction of a one-dimensional plan, and an arrangement
-of all ranks less than this fraction of either. Both pack panels, and move partial products or D after the last GEMM;
-the count of bytes does not show that."""
+_AS_QUICK, _QUICKER, _MUCH_QUICKER = 0.97, 0.9, 0.8
+"""A plan replaces one that was considered before, and so is as simple or simpler, if it is predicted to take less than
+_AS_QUICK times as long. One-dimensional plans are simpler than those over the grids of the matrices, and these are
+simpler than others. Where the hardware is not described, the rates are those of no machine in particular: then a plan
+has to take less than _QUICKER times as long as one that is as simple, and _MUCH_QUICKER times as long as a simpler one.
+"""
+PlanT = TypeVar("PlanT", bound=ProductPlan)
 _LAYOUTS = 256  # size of the cache of plans: loops multiply matrices of the same few layouts again and again
 
 
@@ -69,13 +52,10 @@ def choose(
     context: PlanningContext,
     strict: bool = False,
 ) -> ProductPlan:
-    """The plan for these layouts whose busiest rank receives the fewest bytes, idle ranks taken into account.
+    """The plan for these layouts that is predicted to take the least time, of those that fit into memory.
 
-    Plans must fit into memory. If none does, the result is the plan that needs least memory. If the limit is the memory
-    of `hardware`, the result may also be a plan that does not fit, where all others cost many times as much. If GEMMs
-    would be thin, plans that receive about as many bytes are compared by simulated time. `a`, `b` and `d` are those of
-    op(A), op(B) and D; the context gets their storage orders. With `strict` layouts that do not conform raise
-    PlanError.
+    If none fits, the result is the plan that needs least memory. `a`, `b` and `d` are those of op(A), op(B) and D; the
+    context gets their storage orders. With `strict` layouts that do not conform raise PlanError.
 
     >>> row, column = MatrixDescriptor.row_wise(8, 8, 4), MatrixDescriptor.column_wise(8, 8, 4)
     >>> for d in (row, column):
@@ -95,33 +75,31 @@ def choose(
 
 
 def _best(
-    dtype: str,
-    a: MatrixDescriptor,
-    b: MatrixDescriptor,
-    d: MatrixDescriptor,
-    context: PlanningContext,
-    *,
-    strict: bool,
-    below: float = math.inf,
+    dtype: str, a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor, context: PlanningContext, *, strict: bool
 ) -> ProductPlan:
-    """The plan of `choose`, before `PlanningContext.complete`; any plan if that one costs `below` bytes or more."""
+    """The plan of `choose`, before `PlanningContext.complete`."""
     nprocs, topology = context.nprocs, context.topology
     conforming = list(one_dimensional(dtype, a, b, d, nprocs, context.others))
     running = [plan for plan in conforming if topology.runs_one_dimensional or not plan.travels]
-    fitting = [plan for plan in running if context.fits(plan)]
-    best = min(fitting, key=lambda plan: plan.max_received_nbytes, default=None)
-    if best is None or (
-        best.max_received_nbytes and not strict and context.transport != "push" and _cost(best) > _LITTLE
-    ):
-        nonconforming = misfits(a, b, d)
-        if strict and nonconforming and not conforming:
-            raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(nonconforming)}")
-        distributions = [Distribution("grid", None, Placement.of(desc)) for desc in (a, b, d)]
-        dtype_b, dtype_d = context.others
-        product = Product(a.m, b.n, a.n, dtype, nprocs, *distributions, dtype_b=dtype_b, dtype_d=dtype_d)
-        large = [] if fitting else list(running)
-        best = _general(context, product, nonconforming, best, large, strict=strict, below=below)
-    return best
+    search = Search[ProductPlan](context)
+    for plan in running:
+        search.consider(plan)
+    if search.best is not None and (strict or context.transport == "push"):
+        return search.best
+    search.end_of_kind()
+    nonconforming = misfits(a, b, d)
+    if strict and nonconforming and not conforming:
+        raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(nonconforming)}")
+    product = general_product(dtype, a, b, d, nprocs, context.others)
+    for summa in on_grids(product, nonconforming):
+        search.consider(summa)
+    search.end_of_kind()
+    if not strict:
+        for summa in over_all_ranks(product, nonconforming, context.machine, search.improves):
+            search.consider(summa)
+    elif search.best is None and not search.large:
+        raise PlanError("strict=True, but op(A), op(B) and D are all replicated, so none can stay; leave strict out")
+    return search.found
 
 
 def _complete(
@@ -133,79 +111,55 @@ def _complete(
 _remembered, _completed = lru_cache(_LAYOUTS)(_best), lru_cache(_LAYOUTS)(_complete)
 
 
-def _general(
-    context: PlanningContext,
-    product: Product,
-    misfits_: tuple[str, ...],
-    best: ProductPlan | None,
-    large: list[ProductPlan],
-    *,
-    strict: bool,
-    below: float,
-) -> ProductPlan:
-    """The cheapest of `best`, the plans over the grids of the matrices, and arrangements of all ranks."""
-    cost = math.inf if best is None else _cost(best)
-    good, most = _GOOD * product.lower_bound * product.itemsize, _LESS * cost
-    if best is not None and context.chunks is None and _is_thin(best):  # chunks= refers to this plan
-        best = _quicker(context, best, [plan for plan in on_grids(product, misfits_) if _cost(plan) <= _MARGIN * cost])
-    for plan in on_grids(product, misfits_):
-        if cost <= good:
-            break
-        if (plan_cost := _cost(plan, most)) < most:
-            if context.fits(plan):
-                best, cost, most = plan, plan_cost, plan_cost
-            else:
-                large.append(plan)
-    if strict and best is None and not large:
-        raise PlanError("strict=True, but op(A), op(B) and D are all replicated, so none can stay; leave strict out")
-    most = min(most, _LESS * cost)
-    if not strict and cost > good:
-        for plan in over_all_ranks(product, misfits_, min(most, below) / product.itemsize):
-            if (plan_cost := _cost(plan, most)) < most:
-                if not context.fits(plan):
-                    large.append(plan)
-                    continue
-                best, most = plan, plan_cost
-                if plan_cost <= _AS_GOOD * least_received(product, plan.cuboids.extents) * product.itemsize:
-                    break
-    return _with_memory(context, best, large)
+def general_product(
+    dtype: str,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    d: MatrixDescriptor,
+    nprocs: int,
+    others: tuple[str, str] = ("", ""),
+) -> Product:
+    """The product of matrices with these descriptors, for general plans; arguments as for `choose`."""
+    distributions = [Distribution("grid", None, Placement.of(desc)) for desc in (a, b, d)]
+    return Product(a.m, b.n, a.n, dtype, nprocs, *distributions, dtype_b=others[0], dtype_d=others[1])
 
 
-def _with_memory(context: PlanningContext, best: ProductPlan | None, large: list[ProductPlan]) -> ProductPlan:
-    """The best plan that fits into memory; a plan of `large` if none fits, or if it costs a small part of that one."""
-    if best is None:
-        return min(large, key=lambda plan: needed_nbytes(context.complete(plan)))
-    if large and context.memory_nbytes is None:
-        cheapest = min(large, key=_cost)
-        return cheapest if _TOO_DEAR * _cost(cheapest) < _cost(best) else best
-    return best
+class Search(Generic[PlanT]):
+    """The quickest plan so far that fits into memory, of those that were considered, simpler ones first."""
 
+    def __init__(self, context: PlanningContext, simpler: float | None = None) -> None:
+        self._context = context
+        self._simpler, self._alike = (_MUCH_QUICKER, _QUICKER) if context.hardware is None else (_AS_QUICK, _AS_QUICK)
+        if simpler is not None:
+            self._simpler, self._alike = simpler, 1.0
+        self.best: PlanT | None = None
+        self.seconds = math.inf  # predicted for `best`
+        self.large: list[PlanT] = []  # plans that do not fit
+        self._below = math.inf  # seconds that the next plan must not take
 
-def _quicker(context: PlanningContext, plan: ProductPlan, shortlist: list[Summa]) -> ProductPlan:
-    """The plan, or the quickest one of the shortlist if its simulated time is much shorter."""
-    fitting = list(filter(context.fits, shortlist))
-    quickest = min(fitting, key=context.seconds, default=plan)
-    return quickest if context.seconds(quickest) < _QUICKER * context.seconds(plan) else plan
+    @property
+    def found(self) -> PlanT:
+        """The best plan, or if none fits the plan that needs least memory."""
+        if self.best is not None:
+            return self.best
+        return min(self.large, key=lambda plan: needed_nbytes(self._context.complete(plan)))
 
+    def improves(self, seconds: float) -> bool:
+        """Whether a plan that takes at least these seconds may replace the best one."""
+        return seconds < self._below
 
-def _is_thin(plan: ProductPlan) -> bool:
-    """Whether the GEMMs of a one-dimensional plan are much narrower, or less deep, than GEMMs of panels would be."""
-    product = plan.product
-    if 2 * product.m * product.n * product.k < _LONG * product.nprocs:
-        return False
-    return any(part <= _THIN <= whole // 2 for part, whole in plan.cuts)
+    def end_of_kind(self) -> None:
+        """From now on plans are less simple than those that were considered before."""
+        self._below = self._simpler * self.seconds
 
-
-def _cost(plan: ProductPlan, most: float = math.inf) -> float:
-    """Bytes that the busiest rank receives, plus bytes that could arrive in its GEMM time above the average."""
-    product = plan.product
-    share = 2 * product.m * product.n * product.k / product.nprocs
-    idle, received = BYTES_PER_FLOP * max(0.0, 2 * plan.busiest_multiplies - share), 0
-    for rank in plan.extreme_ranks():
-        if received + idle >= most:
-            break
-        received = max(received, plan.received_nbytes(rank))
-    return received + idle
+    def consider(self, plan: PlanT) -> None:
+        """Take the plan if it is quicker than the best one, and fits."""
+        context = self._context
+        if self.improves(context.least_seconds(plan)):
+            if not context.fits(plan):
+                self.large.append(plan)
+            elif self.improves(seconds := context.seconds(plan, self._below)):
+                self.best, self.seconds, self._below = plan, seconds, self._alike * seconds
 
 
 @lru_cache(_LAYOUTS)
@@ -218,41 +172,45 @@ def choose_output(
     order: Literal["F", "C"],
     others: tuple[str, str] = ("", ""),
 ) -> MatrixDescriptor:
-    """The layout of D for which the cheapest plan receives the fewest bytes.
+    """The layout of D for which a plan is predicted to take the least time.
 
     >>> a, b = MatrixDescriptor.row_wise(64, 8, 4), MatrixDescriptor.row_wise(8, 8, 4)
     >>> choose_output("float64", a, b, nprocs=4, order="F") == MatrixDescriptor.row_wise(64, 8, 4)
     True
     """
-    outputs = list(_outputs(a, b, nprocs, order))
-    served: list[tuple[MatrixDescriptor, float]] = [
-        (d, min(plan.max_received_nbytes for plan in plans))
-        for d in outputs
-        if (plans := list(one_dimensional(dtype, a, b, d, nprocs, others)))
-    ]
-    if served:
-        return min(served, key=lambda entry: entry[1])[0]  # the first of equals
-    # No later arrangement can cost less than `least`, if no matrix has copies: then the search for a layout ends.
-    chosen, least, once = outputs[0], math.inf, Placement.of(a).copies == Placement.of(b).copies == 1
+    outputs, context = list(_outputs(a, b, nprocs, order)), PlanningContext(Topology(), nprocs, others=others)
+    search, chosen = Search[ProductPlan](context), outputs[0]
+    plans = [(plan, d) for d in outputs for plan in one_dimensional(dtype, a, b, d, nprocs, others)]
+    for plan, d in sorted(plans, key=lambda entry: entry[0].max_received_nbytes):  # if times are alike, fewest bytes
+        search.consider(plan)
+        chosen = d if plan is search.best else chosen
+    if plans:
+        return chosen
     for d in dict.fromkeys((*_grid_outputs(a, b, order), *outputs)):
-        context = PlanningContext(Topology(), nprocs, a.order + b.order + d.order, others=others)
-        cost = _cost(_best(dtype, a, b, d, context, strict=False, below=least if once else math.inf))
-        if cost < least:
-            chosen, least = d, cost
+        product = general_product(dtype, a, b, d, nprocs, others)
+        for summa in itertools.chain(on_grids(product), over_all_ranks(product, (), context.machine, search.improves)):
+            search.consider(summa)
+            chosen = d if summa is search.best else chosen
     return chosen
 
 
 def choose_layouts(
-    m: int, n: int, k: int, dtype: str, *, nprocs: int, memory_nbytes: int | None = None, dtype_d: str = ""
+    m: int, n: int, k: int, dtype: str, *, context: PlanningContext
 ) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
-    """Layouts of op(A), op(B) and D for which a plan receives as few bytes as any arrangement of the ranks can.
+    """Layouts of op(A), op(B) and D for which a plan is predicted to take the least time.
 
-    >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", nprocs=8)]
+    >>> context = PlanningContext(Topology(), 8)
+    >>> [desc.grid.nprow for desc in choose_layouts(64, 64, 64, "float64", context=context)]
     [2, 4, 2]
     """
-    whole = Distribution("all")
-    product = Product(m, n, k, dtype, nprocs, whole, whole, whole, dtype_d=dtype_d)
-    return natural_layouts(m, n, k, best_triple(product, memory_nbytes))
+    search, considered = Search[ProductPlan](context), []
+    for layouts, sizes in free_layouts(m, n, k, dtype, context.nprocs, context.machine, search.improves):
+        product = general_product(dtype, *layouts, context.nprocs, context.others)
+        one = one_dimensional(dtype, *layouts, context.nprocs, context.others)
+        for plan in itertools.chain(one, (natural_plan(product, sizes),), on_grids(product)):
+            search.consider(plan)
+            considered.append((plan, layouts))
+    return next(layouts for plan, layouts in considered if plan is search.found)
 
 
 def _distributions(desc: MatrixDescriptor, nprocs: int) -> list[Distribution]:

@@ -11,14 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from pblas.matmul.cost_model import CLUSTERS, SHALLOW, TILE, estimate
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.matmul.product_plan import ProductPlan
-from pblas.matmul.summa_plan import PANEL, Summa, SummaC
+from pblas.matmul.product_plan import Product, ProductPlan
+from pblas.matmul.summa_plan import LEAST_STEPS, PANEL, Summa, SummaC
 from pblas.plans.algorithm import Algorithm, Times
 from pblas.plans.partition import MAX_PIECES
 from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, Topology, Transport, flops
+from pblas.simulation.simulate import agreeing, predict
 
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
@@ -128,14 +130,33 @@ class PlanningContext:
             plan = replace(plan, measured=self.known(plan))
         return replace(plan, algorithm=choose_algorithm(plan, self.chunks, known))
 
-    def seconds(self, plan: ProductPlan) -> float:
-        """Simulated time of a plan; without `hardware`, with the rates of `NVLINK` or `FAT_TREE`."""
-        hardware = self.hardware
-        if hardware is None:
-            known = self.topology
-            cpus = replace(FAT_TREE, ranks_per_node=known.ranks_per_node, shared=known.shared)
-            hardware = NVLINK if known.gpus else cpus
-        return self.complete(plan).simulate(hardware).seconds
+    @property
+    def machine(self) -> Hardware:
+        """The machine for which times are predicted: `hardware`, or one core or GPU of any machine for each rank."""
+        return self.hardware or self.topology.hardware
+
+    def seconds(self, plan: ProductPlan, enough: float = math.inf) -> float:
+        """Predicted time of a plan; any number from `enough` on, if that is as long."""
+        return predict(self._neutral.complete(plan), self.machine, enough)
+
+    def least_seconds(self, plan: ProductPlan) -> float:
+        """Lower bound of the predicted time of a general plan, from its largest cuboid and the bytes that arrive."""
+        if not isinstance(plan, Summa):
+            return 0.0
+        machine, cuboids, product = self.machine, plan.cuboids, plan.product
+        m, n, k = (split.max_count for split in (cuboids.m, cuboids.n, cuboids.k))
+        part = plan.flops / max(1, flops(product.m, product.n, product.k, product.dtype))  # half of a triangle
+        link = max(machine.near.bandwidth, machine.far.bandwidth)
+        core = machine.gemm_seconds(part * m, n, k, product.dtype) + LEAST_STEPS * machine.step
+        return agreeing(plan, machine) + max(core, plan.received_nbytes(product.nprocs // 2) / link)
+
+    @property
+    def _neutral(self) -> PlanningContext:
+        """The same settings but for transport and overlap, so that plans and their bits do not depend on these."""
+        known = self.topology
+        if self.hardware is not None or known.gpus:
+            return self
+        return replace(self, topology=Topology(bandwidth=known.bandwidth), known=None, overlap=True)
 
     def fits(self, plan: ProductPlan) -> bool:
         return self._limit is None or needed_nbytes(self.complete(plan)) <= self._limit
@@ -154,7 +175,13 @@ class PlanningContext:
 
 def needed_nbytes(plan: ProductPlan) -> int:
     """Bytes of matrices and workspace of the rank that needs most."""
-    return max(map(plan.operands_nbytes, plan.extreme_ranks())) + plan.workspace_nbytes
+    return _operands_nbytes(plan.product) + plan.workspace_nbytes
+
+
+@lru_cache(16)
+def _operands_nbytes(product: Product) -> int:
+    """Bytes of op(A), op(B) and D on the rank that has most."""
+    return max(map(product.operands_nbytes, product.extreme_ranks()))
 
 
 def _default_chunks(plan: ProductPlan, transport: Transport, bandwidth: float) -> int:

@@ -7,16 +7,17 @@ which then stays where it is, or it is p1 x p2 x p3 over all ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.matmul.product_plan import Product
-from pblas.matmul.summa_plan import Cuboids, Summa, SummaA, SummaC, placed
+from pblas.matmul.product_plan import Distribution, Product
+from pblas.matmul.summa_plan import LEAST_STEPS, Cuboids, Summa, SummaA, SummaC, placed
+from pblas.simulation.hardware import Hardware
 
-_TRIPLES = 6  # number of arrangements over all ranks that are examined: those that could receive the least
+_TRIPLES = 128  # largest number of arrangements over all ranks that are examined
 
 
 def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:
@@ -26,7 +27,7 @@ def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]
     if d.copies == 1:
         down, across, _ = d.strides
         cuboids = Cuboids(d.rows, d.columns, _whole(k), (down, across, 1))
-        yield SummaC(product, "fewest bytes if D stays on its grid", cuboids=cuboids, misfits=misfits)
+        yield SummaC(product, "predicted to be the fastest: D stays on its grid", cuboids=cuboids, misfits=misfits)
     for place, transposed, name in ((a, False, "A"), (b.T, True, "B")):
         if place.copies == 1:
             down, across, _ = place.strides
@@ -34,7 +35,7 @@ def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]
             for sum_placement in _sum_placements(product.T if transposed else product, place.columns.nprocs):
                 yield SummaA(
                     product,
-                    f"fewest bytes if op({name}) stays on its grid",
+                    f"predicted to be the fastest: op({name}) stays on its grid",
                     transposed,
                     cuboids=cuboids,
                     sum_placement=sum_placement,
@@ -42,13 +43,18 @@ def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]
                 )
 
 
-def over_all_ranks(product: Product, misfits: tuple[str, ...], most: float) -> Iterator[Summa]:
-    """Plans over p1 x p2 x p3 = nprocs ranks that may receive fewer than `most` elements."""
+def over_all_ranks(
+    product: Product,
+    misfits: tuple[str, ...],
+    machine: Hardware,
+    promises: Callable[[float], bool],
+    most: int = _TRIPLES,
+) -> Iterator[Summa]:
+    """Plans over p1 x p2 x p3 = nprocs ranks: of the `most` arrangements whose least seconds are promising."""
     a, b, d = (placed(spread) for spread in (product.a, product.b, product.d))
-    promising = [(least_received(product, sizes), sizes) for sizes in triples(product.nprocs)]
-    for least, sizes in sorted(promising)[:_TRIPLES]:
-        if least >= most:
-            return
+    for least, sizes in _promising(product, machine)[:most]:
+        if not promises(least + LEAST_STEPS * machine.step):
+            continue
         p1, p2, p3 = sizes
         natural = natural_cuboids(product.m, product.n, product.k, sizes)
         effective: dict[tuple[int, ...], tuple[int, int, int]] = {}
@@ -58,10 +64,66 @@ def over_all_ranks(product: Product, misfits: tuple[str, ...], most: float) -> I
             for n in _options(p2, natural.n, d.columns, b.columns):
                 for k in _options(p3, natural.k, a.columns, b.rows):
                     for strides in effective.values():
-                        why = f"of all arrangements of {product.nprocs} ranks this receives the fewest bytes"
+                        why = f"of all arrangements of {product.nprocs} ranks this is predicted to be the fastest"
                         for sum_placement in _sum_placements(product, p3):
                             cuboids = Cuboids(m, n, k, strides)
                             yield SummaC(product, why, cuboids=cuboids, sum_placement=sum_placement, misfits=misfits)
+
+
+def free_layouts(
+    m: int,
+    n: int,
+    k: int,
+    dtype: str,
+    nprocs: int,
+    machine: Hardware,
+    promises: Callable[[float], bool],
+    most: int = _TRIPLES,
+) -> Iterator[tuple[tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor], tuple[int, int, int]]]:
+    """Layouts of op(A), op(B) and D, with the arrangement for which they are made: first one-dimensional ones."""
+    whole = Distribution("all")
+    promising = _promising(Product(m, n, k, dtype, nprocs, whole, whole, whole), machine)
+    linear = [(least, sizes) for least, sizes in promising if nprocs in sizes]
+    for least, sizes in dict.fromkeys((*linear, *promising[:most])):
+        if nprocs in sizes or promises(least):  # a node gathers less than the bound for each of its ranks
+            if sizes[2] == 1:
+                yield conforming_layouts(m, n, k, sizes[:2]), sizes
+            if nprocs not in sizes[:2]:
+                yield natural_layouts(m, n, k, sizes), sizes
+
+
+def natural_plan(product: Product, sizes: tuple[int, int, int]) -> Summa:
+    """The plan over the arrangement for which the layouts of the matrices are made."""
+    why = f"an arrangement of {product.nprocs} ranks for which the layouts are made"
+    return SummaC(product, why, cuboids=natural_cuboids(product.m, product.n, product.k, sizes))
+
+
+def _promising(product: Product, machine: Hardware) -> list[tuple[float, tuple[int, int, int]]]:
+    """Arrangements with the least seconds that a product takes there; first those with the least work of all parts."""
+    parts = [(_least_seconds(product, sizes, machine), sizes) for sizes in triples(product.nprocs)]
+    return [(least, sizes) for (least, _), sizes in sorted(parts, key=lambda part: (part[0][1], part[1]))]
+
+
+def _least_seconds(product: Product, sizes: tuple[int, int, int], machine: Hardware) -> tuple[float, float]:
+    """Lower bound of the seconds of an arrangement, and the sum of its parts with ranks numbered along m, k, then n.
+
+    The parts are those of the core, which multiplies, and packs panels and adds partial products unless it reads them
+    in place; of the elements that arrive from other nodes; and of those from the own one.
+    """
+    (p1, p2, p3), (m, n, k), node = sizes, (product.m, product.n, product.k), machine.ranks_per_node
+    near1 = min(p1, node)
+    near3 = min(p3, max(1, node // p1))
+    near2 = min(p2, max(1, node // (p1 * p3)))
+    unit = product.itemsize / product.nprocs
+    far = unit * (m * k * (p2 - near2) + k * n * (p1 - near1) + m * n * (p3 - near3))
+    near = unit * (m * k * (near2 - 1) + k * n * (near1 - 1) + m * n * (near3 - 1))
+    m_loc, n_loc, k_loc = -(-m // p1), -(-n // p2), -(-k // p3)
+    core = machine.gemm_seconds(m_loc, n_loc, k_loc, product.dtype)
+    if product.nprocs > (node if machine.shared else 1):
+        copied = 2 * k_loc * min(m_loc, n_loc) * product.itemsize + 3 * unit * m * n * (p3 - 1)
+        core += copied / machine.memory_bandwidth
+    links = machine.near.bandwidth, machine.far.bandwidth
+    return max(core, (near + far) / max(links)), core + near / links[0] + far / links[1]
 
 
 def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:
@@ -75,12 +137,6 @@ def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:
         for p2 in divisors:
             if nprocs % (p1 * p2) == 0:
                 yield p1, p2, nprocs // (p1 * p2)
-
-
-def least_received(product: Product, sizes: tuple[int, int, int]) -> float:
-    """Lower bound of the elements that a rank of an arrangement receives, with the best layout of each matrix."""
-    (p1, p2, p3), (m, n, k) = sizes, (product.m, product.n, product.k)
-    return (m * k * (p2 - 1) + k * n * (p1 - 1) + m * n * (p3 - 1)) / product.nprocs
 
 
 def _natural_blocks(m: int, n: int, k: int, sizes: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -114,22 +170,21 @@ def natural_layouts(
     )
 
 
-def best_triple(product: Product, memory_nbytes: int | None = None) -> tuple[int, int, int]:
-    """The arrangement that receives the fewest elements when layouts are free, and fits into memory (None: no limit).
+def conforming_layouts(
+    m: int, n: int, k: int, sizes: tuple[int, int]
+) -> tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]:
+    """Layouts of op(A), op(B) and D on one p1 x p2 grid, with the same blocks of K in both operands.
 
-    Among equals it has the fewest layers, since their partial products take memory, and then the fewest messages.
+    >>> [(desc.mb, desc.nb) for desc in conforming_layouts(8, 12, 6, (2, 3))]
+    [(4, 1), (1, 4), (4, 4)]
     """
-    needed = {sizes: _memory_nbytes(product, sizes) for sizes in triples(product.nprocs)}
-    fitting = [sizes for sizes, nbytes in needed.items() if memory_nbytes is None or nbytes <= memory_nbytes]
-    fitting = fitting or [min(needed, key=needed.__getitem__)]
-    return min(fitting, key=lambda sizes: (least_received(product, sizes), sizes[2], sum(sizes), sizes))
-
-
-def _memory_nbytes(product: Product, sizes: tuple[int, int, int]) -> int:
-    """Bytes of a rank's shards of A, B and D and, if K is split over several layers, of its partial product of D."""
-    (m, n, k), p = (product.m, product.n, product.k), product.nprocs
-    partial = m * n // (sizes[0] * sizes[1]) if sizes[2] > 1 else 0
-    return product.itemsize * ((m * k + k * n) // p) + product.d_itemsize * (m * n // p + partial)
+    grid = Grid(*sizes)
+    mb, nb, kb = max(1, -(-m // grid.nprow)), max(1, -(-n // grid.npcol)), max(1, -(-k // math.lcm(*sizes)))
+    return (
+        MatrixDescriptor(m, k, mb, kb, grid),
+        MatrixDescriptor(k, n, kb, nb, grid),
+        MatrixDescriptor(m, n, mb, nb, grid),
+    )
 
 
 def misfits(a: MatrixDescriptor, b: MatrixDescriptor, d: MatrixDescriptor) -> tuple[str, ...]:

@@ -193,10 +193,6 @@ class AllGatherGemm(ProductPlan):
         return (min(rows.nprocs, rows.nblocks) - self.takes_part(rank)) * k * columns
 
     @property
-    def cuts(self) -> tuple[tuple[int, int], ...]:
-        return ((self.shards.max_count, self.oriented.k if self.along_k else self.oriented.n),)
-
-    @property
     def chunked_shape(self) -> tuple[int, int]:
         return self.shard_shape(self.shards.src)
 
@@ -366,10 +362,6 @@ class GemmReduceScatter(ProductPlan):
     def busiest_multiplies(self) -> int:
         """m n times the largest local part of K: each rank forms partial products of all of D."""
         return self.oriented.m * self.oriented.n * self.inner.max_count
-
-    @property
-    def cuts(self) -> tuple[tuple[int, int], ...]:
-        return (self.shards.max_count, self.oriented.n), (self.inner.max_count, self.oriented.k)
 
     @property
     def chunked_shape(self) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import ClassVar, Literal
 
 from pblas.layouts.placement import Placement
@@ -132,6 +132,29 @@ class Product:
         else:
             touched = 3 * (m * n * k / p) ** (2 / 3)
         return max(0.0, touched - (m * n + m * k + n * k) / p)
+
+    def extreme_ranks(self) -> set[int]:
+        """Ranks around the first and the last block of each matrix, and of the end of its grid."""
+        ranks = {0, self.nprocs - 1}
+        for distribution in (self.a, self.b, self.d):
+            place, split = distribution.placement, distribution.split
+            if place is not None:
+                copies = {0, place.copies // 2, place.copies - 1}
+                ranks |= {place.rank(*at) for at in product(around(place.rows), around(place.columns), copies)}
+            elif split is not None:
+                ranks |= around(split) | {split.nprocs}
+        return {rank % self.nprocs for rank in ranks}
+
+    def operands_nbytes(self, rank: int) -> int:
+        """Bytes of op(A), op(B) and D on a rank."""
+        operands = self.a.nelements(rank, self.m, self.k) + self.b.nelements(rank, self.k, self.n)
+        return self.itemsize * operands + self.d_itemsize * self.d.nelements(rank, self.m, self.n)
+
+
+def around(split: Split) -> set[int]:
+    """Coordinates around the first block and the last block, which include the largest and smallest shares."""
+    last = split.src + max(split.nblocks - 1, 0)
+    return {p % split.nprocs for p in (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)}
 
 
 _TRANSPOSED = str.maketrans("FC", "CF")
@@ -266,11 +289,6 @@ class ProductPlan(Plan):
         return (p.m if rows is None else rows.max_count) * p.n * p.k
 
     @property
-    def cuts(self) -> tuple[tuple[int, int], ...]:
-        """(largest local extent, global extent) of each dimension that is cut over the ranks."""
-        return ()
-
-    @property
     def chunked_shape(self) -> tuple[int, int]:
         """Rows and columns of the shard that moves in chunks of columns."""
         return 0, 0
@@ -312,9 +330,7 @@ class ProductPlan(Plan):
         return tuple(range(stop - count, stop) for count, stop in zip(self.nodes, stops, strict=True))
 
     def operands_nbytes(self, rank: int) -> int:
-        p = self.product
-        operands = p.a.nelements(rank, p.m, p.k) + p.b.nelements(rank, p.k, p.n)
-        return p.itemsize * operands + p.d_itemsize * p.d.nelements(rank, p.m, p.n)
+        return self.product.operands_nbytes(rank)
 
     @property
     def unfit_for_tiles(self) -> str:
@@ -327,15 +343,8 @@ class ProductPlan(Plan):
         return ""
 
     def extreme_ranks(self) -> set[int]:
-        """Ranks around the first block, the last block and the end of the grid: the largest and smallest shards."""
-        ranks = {0, self.product.nprocs - 1}
-        for distribution in (self.product.a, self.product.b, self.product.d):
-            split = distribution.split
-            if split is not None:
-                last = split.src + max(split.nblocks - 1, 0)
-                around = (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)
-                ranks |= {p % split.nprocs for p in around} | {split.nprocs % self.product.nprocs}
-        return ranks
+        """Ranks with the largest and smallest shards."""
+        return self.product.extreme_ranks()
 
     def title(self) -> str:
         p = self.product

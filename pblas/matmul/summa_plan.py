@@ -11,7 +11,7 @@ Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import ClassVar
@@ -20,7 +20,7 @@ from pblas.layouts.messages import received_count
 from pblas.layouts.placement import Placement
 from pblas.layouts.relays import network_count
 from pblas.layouts.split import Split
-from pblas.matmul.product_plan import Distribution, ProductPlan
+from pblas.matmul.product_plan import Distribution, ProductPlan, around
 from pblas.simulation.phase import Phase, Traffic, View, borders, even
 
 PANEL = 512
@@ -30,6 +30,11 @@ _LEAST_PANEL = 128
 _SPARE = 2
 """Message memory per byte that travels: freed memory of one size is not joined for larger messages, so panels of two
 widths take up to twice the bytes."""
+_STARTING = 6
+"""Steps whose time a general plan takes in addition to its panels, to set out and to end: against one-dimensional plans
+0.3 ms on 4 ranks, at 50 us for a step (benchmarks/results/cpu_thin_4_ranks.json)."""
+_ASKED = 32  # largest number of ranks of which `typical_ranks` takes a few
+LEAST_STEPS = _STARTING + 1  # steps of a general plan at least
 _ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
@@ -315,13 +320,42 @@ class Summa(ProductPlan):
         nprocs = self.product.nprocs
         if nprocs <= _ALL_RANKS:
             return set(range(nprocs))
-        ranks = {0, nprocs - 1}
-        places = (self.cuboids.a, self.cuboids.b, self.cuboids.d)
-        for place in (*places, *(self.a, self.b, self.d)):
-            corners = [_around(split) for split in (place.rows, place.columns)]
+        ranks = self.product.extreme_ranks()
+        for place in (self.cuboids.a, self.cuboids.b, self.cuboids.d):
+            corners = [around(split) for split in (place.rows, place.columns)]
             for r, c, z in product(*corners, {0, place.copies // 2, place.copies - 1}):
                 ranks.add(place.rank(r, c, z))
         return {rank for rank in ranks if rank < nprocs}
+
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """Of several ranks the two that wait for most bytes, the one with the largest cuboid, and the last one."""
+        cuboids, nprocs = self.cuboids, self.product.nprocs
+        ranks = sorted(self.extreme_ranks())
+        some = [ranks[i * len(ranks) // _ASKED] for i in range(_ASKED)] if len(ranks) > _ASKED else ranks
+        if nprocs <= ranks_per_node:
+            some = some[:: max(1, len(some) // 4)]
+        arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message")) for rank in some}
+        most = sorted(some, key=arriving.__getitem__)[-2:]
+        busiest = cuboids.d.rank(cuboids.m.src, cuboids.n.src, cuboids.k.src)
+        return list(dict.fromkeys((*reversed(most), busiest, nprocs - 1)))
+
+    def _awaited_nbytes(self, view: View) -> float:
+        """Bytes that a rank waits for, times `Phase.slow`; with several nodes those from other nodes only."""
+        sources, far = ((self.a, self._slow_a), (self.b, self._slow_b)), view.ranks_per_node < view.nprocs
+        arriving = zip(sources, self.arriving_elements(view.rank), strict=True)
+        count = sum(count * slow * (1 - far * _share(place, view)) for (place, slow), count in arriving if count)
+        delivered = self.delivered_nbytes(view.rank)
+        return count * self.itemsize + (delivered and delivered * (1 - far * _share(self.cuboids.d, view)))
+
+    @property
+    def _slow_a(self) -> float:
+        """`Phase.slow` of op(A), which arrives in one step unless it comes in panels."""
+        return 1.0
+
+    @property
+    def _slow_b(self) -> float:
+        """`Phase.slow` of the panels of op(B)."""
+        raise AssertionError("each general plan has panels of op(B)")
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         """The distributions of op(A), op(B) and D, the arrangement of the ranks, and why layouts do not conform."""
@@ -447,11 +481,12 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     def phases(self, view: View) -> Iterator[Phase]:
         """Panels of op(A) and op(B) along K, then the partial product if its owner did not form it."""
+        yield Phase(_STARTING)
         yield from self._panel_phases(view)
         yield from self._delivery(view)
 
-    def _panel_phases(self, view: View, rows: int | None = None) -> Iterator[Phase]:
-        """Panels along K; `rows`: rows of D that a step multiplies on average, None for all."""
+    def _panel_phases(self, view: View, rows: int | None = None, gemms: int = 1) -> Iterator[Phase]:
+        """Panels along K, each in `gemms` GEMMs; `rows`: rows of D that they multiply on average, None for all."""
         cuboids, itemsize = self.cuboids, self.product.itemsize
         position = cuboids.d.coordinates(view.rank)
         m = n = k = 0
@@ -461,9 +496,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         arrives = [itemsize * count for count in self.arriving_elements(view.rank)]
         if position is not None and k:
             steps, width = self._panels_of_layer(position[2]), self.width
-            needed = [self._slow(a, a.columns, width), self._slow(b.T, b.rows, width)]
             # Some ranks hold parts of both panels, and send both.
-            slow = sum(x * y for x, y in zip(needed, arrives, strict=True)) / max(1, sum(arrives))
+            slow = (self._slow_a * arrives[0] + self._slow_b * arrives[1]) / max(1, sum(arrives))
             kept_a, kept_b = (_share(place, view) for place in (a, b))
             peers = _peers(a.rows, cuboids.m, a.columns, width), _peers(b.columns, cuboids.n, b.rows, width)
             for many, depth, left, right in even(steps, k, *arrives):
@@ -472,8 +506,16 @@ Panel(start=2, stop=4, owner=1)], 256)
                 if not (view.transport == "shared" and self.is_read_in_place):
                     copied = 2 * itemsize * depth * (m + n)
                 # D[i, j] += op(A)[i, k] op(B)[k, j]   (panels k have arrived)
-                gemm = (m if rows is None else rows, n, depth)
-                yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap)
+                gemm = (m if rows is None else rows, -(-n // gemms), depth)
+                yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap, gemms=gemms)
+
+    @property
+    def _slow_a(self) -> float:
+        return self._slow(self.a, self.a.columns, self.width)
+
+    @property
+    def _slow_b(self) -> float:
+        return self._slow(self.b.T, self.b.rows, self.width)
 
     def _panels_of_layer(self, layer: int) -> int:
         """Number of panels of a layer; panels cut by owner are counted once for all owners with equal shares."""
@@ -552,6 +594,10 @@ class SummaA(Summa):
             yield Panel(start, stop)
 
     @property
+    def _slow_b(self) -> float:
+        return self._slow(self.b, self.b.columns, self.width)
+
+    @property
     def cut_at(self) -> Split:
         """The split of N. A panel ends where one of its blocks ends."""
         splits = self.b.columns, self.sums.columns
@@ -560,6 +606,7 @@ class SummaA(Summa):
 
     def phases(self, view: View) -> Iterator[Phase]:
         """op(A) in one step if it moves, then panels of op(B) along N, each followed by its partial products."""
+        yield Phase(_STARTING)
         cuboids, itemsize = self.cuboids, self.product.itemsize
         position = cuboids.a.coordinates(view.rank)
         a, b = self.a, self.b
@@ -571,7 +618,7 @@ class SummaA(Summa):
             yield Phase(1, copied=2 * brought)
         m, k = (0, 0) if position is None else (cuboids.m.count(position[0]), cuboids.k.count(position[1]))
         arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), self.delivered_nbytes(view.rank)
-        slow = self._slow(b, b.columns, self.width)
+        slow = self._slow_b
         kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, self.width), self._summed_layers
         n = cuboids.n.n
         for many, width, arriving, leaving in even(
@@ -581,8 +628,8 @@ class SummaA(Summa):
             yield Phase(
                 many,
                 (m, width, k),
-                _traffic(view, arriving, kept, peers),
-                _traffic(view, leaving, _share(cuboids.d, view), sums),
+                before=_traffic(view, arriving, kept, peers),
+                after=_traffic(view, leaving, _share(cuboids.d, view), sums),
                 copied=2 * itemsize * width * k + 3 * leaving,
                 waits="queue" if self.overlap else "sent",
                 slow=slow,
@@ -607,12 +654,6 @@ class SummaA(Summa):
         stays, arrives, line = ("B", "A", "m") if self.transposed else ("A", "B", "n")
         text = f"panels of op({arrives}) along {line} to the blocks of op({stays}), partial products to the owners of D"
         return text if self.stays else f"op({stays}) to its ranks, then {text}"
-
-
-def _around(split: Split) -> set[int]:
-    """Coordinates around the first block and the last block, which include the largest and smallest shares."""
-    last = split.src + max(split.nblocks - 1, 0)
-    return {p % split.nprocs for p in (split.src - 1, split.src, split.src + 1, last - 1, last, last + 1)}
 
 
 def _peers(held: Split, needed: Split, across: Split, width: int) -> int:

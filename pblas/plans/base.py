@@ -9,13 +9,14 @@ implements the abstract methods. A plan that can be simulated also defines `phas
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas.errors import PlanError
-from pblas.simulation.hardware import ITEMSIZE, Hardware, Transport, find_hardware
+from pblas.simulation.hardware import ITEMSIZE, Hardware, Transport
+from pblas.simulation.hardware_file import find_hardware
 from pblas.simulation.phase import Phase, View
 
 if TYPE_CHECKING:
@@ -129,6 +130,10 @@ class Plan(ABC):
     def extreme_ranks(self) -> set[int]:
         """A few ranks; among them are the ranks that receive most, send most and hold most."""
 
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """A few ranks for `predict`, among them one that takes about as long as the slowest; it comes first."""
+        return sorted(self.extreme_ranks())
+
     @abstractmethod
     def title(self) -> str:
         """The operation and its sizes, for the first line of `explain`."""
@@ -224,7 +229,8 @@ class Plan(ABC):
         memory within a node if the hardware has it, else messages.
 
         Args:
-            hardware: a `pblas.Hardware`, or the name of a preset: "laptop", "fat-tree", "nvlink" (global).
+            hardware: a `pblas.Hardware`, the name of a preset ("laptop", "fat-tree", "nvlink"), or of a TOML file
+                that `pblas bench --hardware` writes (global).
 
         Returns:
             The simulation; `print` shows it.

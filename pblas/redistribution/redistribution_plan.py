@@ -16,6 +16,7 @@ from pblas.plans.base import Plan
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
+_COUNTED = 8192  # most columns of a trapezoid whose elements in messages are counted; of more, half of all are taken
 _ASK_ALL = 1024  # largest number of ranks that are all examined to find the busiest
 
 
@@ -63,11 +64,13 @@ class RedistributionPlan(Plan):
         return Placement.of(self.b)
 
     def received_elements(self, rank: int) -> int:
-        """Elements that `rank` receives from other ranks, or reads in their memory."""
+        """Elements that `rank` receives from other ranks, or reads in their memory; nearly, of a large trapezoid."""
         if not self.reads_a:
             return 0
         if self.trapezoid is None:
             return received_count(self.source, self.target, rank)
+        if self.b.n > _COUNTED:
+            return -(-received_count(self.source, self.target, rank) // 2)
         return self.trapezoid.received_count(self.source, self.target, rank)
 
     def sent_elements(self, rank: int) -> int:
@@ -93,7 +96,10 @@ class RedistributionPlan(Plan):
         copied = self.source.rows.max_count * self.source.columns.max_count if self.transport != "message" else 0
         sent = 0
         if self.transport in ("message", "mixed"):
-            sent = max(self.received_elements(rank) + self.sent_elements(rank) for rank in self.extreme_ranks())
+            whole = (
+                2 if self.trapezoid is not None and self.b.n > _COUNTED else 1
+            )  # received elements are half of these
+            sent = max(whole * self.received_elements(rank) + self.sent_elements(rank) for rank in self.extreme_ranks())
         shared = 0
         if self.transport == "mixed" and self.source.copies == 1 < self.target.copies:
             shared = self.target.rows.max_count * self.target.columns.max_count

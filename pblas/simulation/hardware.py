@@ -7,7 +7,7 @@ network card that 128 ranks share, each rank gets 1/128 of the bandwidth.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pblas.errors import ArgumentError
@@ -42,6 +42,13 @@ class Topology:
     def runs_one_dimensional(self) -> bool:
         """Whether one-dimensional plans that move data can run: on GPUs they need the push transport."""
         return self.push or not self.gpus
+
+    @property
+    def hardware(self) -> Hardware:
+        """Described hardware for predictions: `NVLINK` for GPUs, otherwise `CORE` with the measured bandwidth."""
+        if self.gpus:
+            return replace(NVLINK, ranks_per_node=self.ranks_per_node)
+        return replace(CORE, far=replace(CORE.far, bandwidth=self.bandwidth)) if self.bandwidth else CORE
 
     def transport(self, nprocs: int) -> Transport:
         """How `nprocs` ranks exchange data: "shared", "message", "mixed" (shared within nodes) or "push"."""
@@ -108,6 +115,9 @@ class Hardware:
         call: seconds that each GEMM takes in addition to its arithmetic.
         shared: ranks of a node read each other's memory in place.
         float8: as `float16`, of operands of 8 bits; None for that of float16.
+        half: rows, columns or depth of a GEMM that runs at half the rate, if its other extents are large.
+        panel: factor by which panels of factorizations take longer than with LAPACK, relative to the rate of GEMMs.
+        step: seconds that an executor takes for each step in addition to its GEMM, copies and messages.
 
     Raises:
         ArgumentError: a rate or the memory is not positive, a time is negative or infinite, or ranks_per_node is not an
@@ -126,6 +136,9 @@ class Hardware:
     call: float = 0.0
     shared: bool = False
     float8: float | None = None
+    half: float = 0.0
+    step: float = 0.0
+    panel: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -139,7 +152,8 @@ class Hardware:
         rates = {"float64": self.float64, "float32": self.float32, "float16": self.float16}
         _check_positive("Hardware", **rates, float8=self.float16 if self.float8 is None else self.float8)
         _check_positive("Hardware", memory_bandwidth=self.memory_bandwidth, memory_nbytes=self.memory_nbytes)
-        _check_times("Hardware", call=self.call)
+        _check_positive("Hardware", panel=self.panel)
+        _check_times("Hardware", call=self.call, half=self.half, step=self.step)
 
     @property
     def topology(self) -> Topology:
@@ -154,15 +168,22 @@ class Hardware:
     def gemm_seconds(self, m: float, n: float, k: float, dtype: str) -> float:
         """Seconds of a GEMM on one rank: those of its arithmetic, or of its memory traffic if that takes longer.
 
+        A thin GEMM has less than the full rate: that of extents m, n, k is divided by 1 + half (1/m + 1/n + 1/k).
+
         >>> cpu = Hardware("cpu", 1, Link(0, 1), Link(0, 1), 1e9, 2e9, 2e9, 1e10, 1 << 30)
         >>> cpu.gemm_seconds(100, 100, 100, "float64"), cpu.gemm_seconds(100, 100, 0, "float64")
         (0.002, 0.0)
         """
         if not m * n * k:
             return 0.0
-        arithmetic = flops(m, n, k, dtype) / self.flops_per_second(dtype)
+        thin = 1 + self.half * (1 / m + 1 / n + 1 / k) if self.half else 1.0
+        arithmetic = thin * flops(m, n, k, dtype) / self.flops_per_second(dtype)
         traffic = ITEMSIZE[dtype] * (m * k + k * n + 2 * m * n) / self.memory_bandwidth
         return self.call + max(arithmetic, traffic)
+
+    def panel_seconds(self, multiplications: float, dtype: str) -> float:
+        """Seconds of a panel of as many multiplications, weighted as `FactorizationPlan.panel_multiplications`."""
+        return self.panel * flops(multiplications, 1, 1, dtype) / self.flops_per_second(dtype)
 
 
 def _check_positive(where: str, **values: object) -> None:
@@ -212,6 +233,8 @@ LAPTOP = Hardware(
     memory_nbytes=8 << 30,
     call=8e-6,
     shared=True,
+    half=8,
+    step=50e-6,
 )
 
 # One rank per core, 128 cores per node (LUMI's documentation of its partition C): two AMD EPYC 7763 of 64 cores,
@@ -231,11 +254,14 @@ FAT_TREE = Hardware(
     memory_nbytes=2 << 30,
     call=1e-6,
     shared=True,
+    half=8,
+    step=50e-6,
 )
 
 # 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.matmul.cost_model`): GEMMs 1440 TFLOP/s in FP8, 720
 # in bfloat16, 45 in float32 and 58 in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy;
-# sums and copies in memory 3.8 TB/s. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR
+# sums and copies in memory 3.8 TB/s; panels of 1024 columns of Cholesky take 12 times as long as on CPUs, relative to
+# GEMMs. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR
 # InfiniBand, by its standard); a latency of 5 us and 1 us per message are assumed.
 NVLINK = Hardware(
     name="nvlink",
@@ -249,34 +275,26 @@ NVLINK = Hardware(
     memory_nbytes=141_000_000_000,
     call=4e-6,
     float8=1440e12,
+    step=10e-6,
+    panel=12,
 )
 
-# A core of any machine, for choices that count bytes and do not simulate: messages at 3 GB/s, GEMMs at 48 GFLOP/s,
-# memory at 8 GB/s, and 60 us between the end of a step and the next one on another rank, for each message between them.
+# A core of any machine, where the hardware is not described: messages at 3 GB/s, GEMMs at 48 GFLOP/s, memory
+# at 12 GB/s. The end of a step and the begin of the next one on another rank are 60 us apart, for each message between
+# them: 50 us for the step, and 10 us for the message.
 CORE = Hardware(
     name="core",
     ranks_per_node=1,
-    near=Link(latency=60e-6, bandwidth=3e9),
-    far=Link(latency=60e-6, bandwidth=3e9),
+    near=Link(latency=5e-6, bandwidth=3e9, overhead=5e-6),
+    far=Link(latency=5e-6, bandwidth=3e9, overhead=5e-6),
     float64=48e9,
-    float32=48e9,
+    float32=96e9,
     float16=48e9,
-    memory_bandwidth=8e9,
+    memory_bandwidth=12e9,
     memory_nbytes=8 << 30,
+    call=8e-6,
+    half=8,
+    step=50e-6,
 )
 
 PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}  # the presets by name
-
-
-def find_hardware(hardware: Hardware | str) -> Hardware:
-    """The preset of a name; a `Hardware` is returned as it is.
-
-    >>> find_hardware("nvlink").ranks_per_node
-    8
-    """
-    if isinstance(hardware, Hardware):
-        return hardware
-    name: object = hardware  # users may pass any type; a list would raise TypeError in the lookup
-    if not isinstance(name, str) or name not in PRESETS:
-        raise ArgumentError(f"hardware is {hardware!r}; expected a pblas.Hardware or one of {', '.join(PRESETS)}")
-    return PRESETS[name]

@@ -76,6 +76,13 @@ class Phase:
     slow: float = 1.0
     # True if the rank requests the operand of the next step before its GEMM, False if after it (local)
     ahead: bool = True
+    gemms: int = 1  # number of GEMMs of m x n x k in a step (local)
+    # multiplications of a panel that the core factors in a step, in addition to the GEMM (local)
+    panel: float = 0.0
+    # multiplications of a panel that the sender of `before` factors, and the m, n, k of a GEMM before that, while this
+    # rank executes the step before (local)
+    factored: float = 0.0
+    updated: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def nbytes(self) -> int:

@@ -16,7 +16,7 @@ Source: Baccelli, Cohen, Olsder, Quadrat, Synchronization and Linearity, 1992 (m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
@@ -116,24 +116,14 @@ class _Plan(Protocol):
     def memory_nbytes(self) -> int: ...
     def phases(self, view: View) -> Iterator[Phase]: ...
     def sent_nbytes(self, rank: int) -> int: ...
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]: ...
 
 
 def simulate(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation:
     """Predict time, bytes and memory of a plan on a machine."""
     p, ranks = plan.nprocs, sorted(ranks)
-    views = [View(rank, p, hardware.ranks_per_node, plan.transport) for rank in ranks]
-    # Ranks that take the same phases take the same time.
-    simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(plan.phases(view)) for view in views)}
-    received = max(sum(phase.nbytes for phase in phases) for phases in simulated)
-    sent = max(map(plan.sent_nbytes, ranks))
-    # A rank that sends more bytes than any rank receives delays its receivers.
-    stretch = max(1.0, sent / received) if received else 1.0
-    for phases, rank in simulated.items():
-        rank.run(phases, stretch)
-    agreements = 0 if plan.transport == "push" else 1 if plan.transport == "message" else 2
-    link = hardware.near if p <= hardware.ranks_per_node else hardware.far
-    signals = agreements * (p - 1).bit_length() * (link.latency + link.overhead)
-    seconds = signals + max(rank.end for rank in simulated.values())
+    simulated = _simulated(plan, hardware, ranks)
+    seconds = agreeing(plan, hardware) + max(rank.end for rank in simulated.values())
     return Simulation(
         plan=plan.name,
         hardware=hardware.name,
@@ -143,12 +133,57 @@ def simulate(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulatio
         communication_seconds=max(rank.communication for rank in simulated.values()),
         copy_seconds=max(rank.copies for rank in simulated.values()),
         efficiency=plan.flops / (p * hardware.flops_per_second(plan.dtype) * seconds) if seconds else 1.0,
-        received_nbytes=received,
+        received_nbytes=max(sum(phase.nbytes for phase in phases) for phases in simulated),
         messages=max(sum(phase.messages for phase in phases) for phases in simulated),
         memory_nbytes=plan.memory_nbytes,
         memory_limit=hardware.memory_nbytes,
         evaluated=len(ranks),
     )
+
+
+def predict(plan: _Plan, hardware: Hardware, enough: float = math.inf) -> float:
+    """Seconds of a plan on a machine: those of the slowest of `plan.typical_ranks`, which are few for any nprocs.
+
+    The planner compares plans by it. It has the same model and the same rates as `simulate`, which takes more ranks.
+    If the plan takes at least `enough` seconds, the result may be any number from `enough` on.
+    """
+    views, seconds = _views(plan, hardware, plan.typical_ranks(hardware.ranks_per_node)), 0.0
+    stretch, agreements = _stretch(plan, views), agreeing(plan, hardware)
+    for view in views:
+        rank = _Rank(hardware, plan.dtype)
+        rank.run(plan.phases(view), stretch)
+        seconds = max(seconds, agreements + rank.end)
+        if seconds >= enough:
+            break
+    return seconds
+
+
+def _simulated(plan: _Plan, hardware: Hardware, ranks: list[int]) -> dict[tuple[Phase, ...], _Rank]:
+    """The simulations of ranks, by their phases: ranks that take the same phases take the same time."""
+    views = _views(plan, hardware, ranks)
+    stretch = _stretch(plan, views)
+    simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(plan.phases(view)) for view in views)}
+    for phases, rank in simulated.items():
+        rank.run(phases, stretch)
+    return simulated
+
+
+def _views(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> list[View]:
+    return [View(rank, plan.nprocs, hardware.ranks_per_node, plan.transport) for rank in ranks]
+
+
+def _stretch(plan: _Plan, views: Iterable[View]) -> float:
+    """Factor by which transfers take longer: a rank that sends more bytes than any rank receives delays receivers."""
+    sent = max(plan.sent_nbytes(view.rank) for view in views)
+    received = max(sum(phase.nbytes for phase in plan.phases(view)) for view in views) if sent else 0
+    return max(1.0, sent / received) if received else 1.0
+
+
+def agreeing(plan: _Plan, hardware: Hardware) -> float:
+    """Seconds of the agreements of a call."""
+    link = hardware.near if plan.nprocs <= hardware.ranks_per_node else hardware.far
+    agreements = 0 if plan.transport == "push" else 1 if plan.transport == "message" else 2
+    return agreements * (plan.nprocs - 1).bit_length() * (link.latency + link.overhead)
 
 
 Clocks = tuple[float, ...]
@@ -185,7 +220,16 @@ class _Rank:
         copies = (
             phase.copied / hardware.memory_bandwidth + both.near / hardware.near.core + both.far / hardware.far.core
         )
-        return hardware.gemm_seconds(*phase.gemm, self._dtype), copies
+        gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
+        return gemm + hardware.panel_seconds(phase.panel, self._dtype), copies + hardware.step
+
+    def _prepared(self, phase: Phase) -> float:
+        """Seconds in which the sender of a step's operand updates and factors it."""
+        if not phase.factored:
+            return 0.0
+        hardware = self._hardware
+        updated = hardware.gemm_seconds(*phase.updated, self._dtype)
+        return updated + hardware.panel_seconds(phase.factored, self._dtype)
 
     def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
         """Seconds in a step during which the near link, the far link and the memory of other ranks are in use."""
@@ -199,8 +243,9 @@ class _Rank:
     def _first(self, phase: Phase, stretch: float) -> Clocks:
         """The clocks before the first step."""
         before = phase.before
-        near, far = self._deliver(before, 0.0, 0.0, 0.0, stretch * phase.slow)
-        arrived = max(near if before.near_messages else 0.0, far if before.far_messages else 0.0)
+        prepared = self._prepared(phase)
+        near, far = self._deliver(before, 0.0, 0.0, prepared, stretch * phase.slow)
+        arrived = max(near if before.near_messages else prepared, far if before.far_messages else prepared)
         return (0.0, arrived, near, far, 0.0, 0.0)
 
     def _deliver(self, traffic: Traffic, near: float, far: float, posted: float, stretch: float) -> tuple[float, float]:
@@ -220,6 +265,7 @@ class _Rank:
         read = self._busy(phase, stretch)[2]
         core = max(gemm, read) + copies
         after, before, waits, slow = phase.after, following.before, phase.waits, stretch * following.slow
+        prepared = self._prepared(following)
 
         def step(clocks: Clocks) -> Clocks:
             ended, operand, near, far, last, before_last = clocks
@@ -227,8 +273,9 @@ class _Rank:
             if waits == "sent":
                 start = max(start, last)
             end = start + core
-            near, far = self._deliver(before, near, far, ended if following.ahead else end, slow)
-            arrived = max(near if before.near_messages else ended, far if before.far_messages else ended)
+            posted = (ended if following.ahead else end) + prepared
+            near, far = self._deliver(before, near, far, posted, slow)
+            arrived = max(near if before.near_messages else posted, far if before.far_messages else posted)
             near, far = self._deliver(after, near, far, end, stretch)
             if not phase.queued:
                 return end, arrived, near, far, last, before_last
@@ -250,12 +297,21 @@ def power(step: Callable[[Clocks], Clocks], times: int, clocks: Clocks) -> Clock
         return clocks
     size = range(len(clocks))
     columns = [step(tuple(0.0 if i == j else -math.inf for i in size)) for j in size]
-    rows = list(zip(*columns, strict=True))
+    rows = [[(j, columns[j][i]) for j in size if columns[j][i] > -math.inf] for i in size]
     while times:
         if times & 1:
-            clocks = tuple(max(a + x for a, x in zip(row, clocks, strict=True)) for row in rows)
+            clocks = tuple(max(a + clocks[j] for j, a in row) for row in rows)
         times >>= 1
         if times:
-            columns = list(zip(*rows, strict=True))
-            rows = [tuple(max(a + b for a, b in zip(row, column, strict=True)) for column in columns) for row in rows]
+            rows = [_product(row, rows) for row in rows]
     return clocks
+
+
+def _product(row: list[tuple[int, float]], rows: list[list[tuple[int, float]]]) -> list[tuple[int, float]]:
+    """One row of a product of two (max, +) matrices, without entries of -inf."""
+    total: dict[int, float] = {}
+    for j, a in row:
+        for k, b in rows[j]:
+            if a + b > total.get(k, -math.inf):
+                total[k] = a + b
+    return list(total.items())

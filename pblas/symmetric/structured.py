@@ -18,7 +18,8 @@ from pblas.matmul.local_gemm_run import Operands, Orders, RunScaling
 from pblas.matmul.product import executor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_factor, checked_flag, shared_descriptor
-from pblas.simulation.hardware import Hardware, Topology, find_hardware
+from pblas.simulation.hardware import Hardware, Topology
+from pblas.simulation.hardware_file import find_hardware
 from pblas.symmetric.choose import choose_rank_update, choose_symmetric, choose_triangular
 from pblas.symmetric.completion_run import Completion, RunCompleted
 from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct

@@ -111,6 +111,11 @@ class RankUpdate(SummaC):
             return 0
         return area(self.cuboids.m, position[0], self.cuboids.n, position[1], self.uplo)
 
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """The rank with the largest part of the triangle, and one that receives much."""
+        busiest = max(sorted(self.extreme_ranks()), key=self.formed)
+        return list(dict.fromkeys((busiest, SummaC.typical_ranks(self, ranks_per_node)[0])))
+
     @property
     def busiest_multiplies(self) -> int:
         """Those of the rank with the largest part of the triangle."""
@@ -140,9 +145,11 @@ class RankUpdate(SummaC):
 
     def phases(self, view: View) -> Iterator[Phase]:
         """The panels of each term, multiplied in the triangle only, then its elements that other ranks own."""
-        rows = -(-self.formed(view.rank) // max(1, self.cuboids.d.local_shape(view.rank)[1]))
+        n, columns = max(1, self.cuboids.d.local_shape(view.rank)[1]), self.cuboids.n
+        rows = -(-self.formed(view.rank) // n)
         for term in (self, self.swapped)[: self.terms]:
-            yield from term._panel_phases(view, rows)  # noqa: SLF001 - a plan of the same class
+            # each block of columns ends at the diagonal, so that blocks are multiplied one by one
+            yield from term._panel_phases(view, rows, max(1, min(columns.nblocks, -(-n // columns.nb))))  # noqa: SLF001
         yield from self._delivery(view)
 
     @property
@@ -220,9 +227,24 @@ class TriangularProduct(SummaC):
     @property
     def busiest_multiplies(self) -> int:
         """Those of the rank whose rows have most elements of the triangle."""
-        whole, rows = Split(self.oriented.k, max(1, self.oriented.k), 1), self.cuboids.m
-        most = max(area(rows, r, whole, 0, self.structure.uplo) for r in _corners(rows))
-        return most * self.cuboids.n.max_count // self.cuboids.k.nprocs
+        return self._area(self._most_rows) * self.cuboids.n.max_count // self.cuboids.k.nprocs
+
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """A rank with the largest part of the triangle, and one that receives much."""
+        cuboids = self.cuboids
+        busiest = cuboids.d.rank(self._most_rows, cuboids.n.src, cuboids.k.src)
+        return list(dict.fromkeys((busiest, SummaC.typical_ranks(self, ranks_per_node)[0])))
+
+    def _area(self, coordinate: int) -> int:
+        """Elements of the triangle in the rows of a coordinate."""
+        return area(
+            self.cuboids.m, coordinate, Split(self.oriented.k, max(1, self.oriented.k), 1), 0, self.structure.uplo
+        )
+
+    @property
+    def _most_rows(self) -> int:
+        """The coordinate whose rows have most elements of the triangle."""
+        return max(sorted(_corners(self.cuboids.m)), key=self._area)
 
     def rows_of(self, panel: Panel) -> tuple[int, int]:
         """The rows in which a panel has elements of the triangle."""
@@ -265,8 +287,7 @@ class TriangularProduct(SummaC):
         """The shard of op(A) is copied, then panels are multiplied in the triangle only."""
         yield Phase(1, copied=3 * self.itemsize * math.prod(self.a.local_shape(view.rank)))
         position, k = self.cuboids.a.coordinates(view.rank), self.oriented.k
-        whole, rows = Split(k, max(1, k), 1), self.cuboids.m
-        triangle = 0 if position is None else area(rows, position[0], whole, 0, self.structure.uplo)
+        triangle = 0 if position is None else self._area(position[0])
         yield from self._panel_phases(view, -(-triangle // max(1, k)))
         yield from self._delivery(view)
 

@@ -126,7 +126,10 @@ class PipelinedTrsm(TriangularSolve):
         return _pipelined_rows(self.triangle, self.width, self.operands.lower).get(position[:2], (0, 0))
 
     def phases(self, view: View) -> Iterator[Phase]:
-        """Blocks are taken as equal: each is multiplied with an equal share of this rank's part of the triangle."""
+        """Blocks are taken as equal: each is multiplied with an equal share of this rank's part of the triangle.
+
+        A block waits for the sums of its process row, and its process column for the block: each is a step.
+        """
         operands, itemsize = self.operands, self.itemsize
         if not self.reads:
             yield Phase(1, copied=itemsize * prod(operands.result.local_shape(view.rank)))
@@ -134,10 +137,11 @@ class PipelinedTrsm(TriangularSolve):
         yield self._redistribution(view, operands.right, self.sums)
         arrives, own = self.pipelined_rows(view.rank)[0], self.own_elements(view.rank)
         peers = [rank for rank in sorted(self.extreme_ranks()) if rank != view.rank]
-        for many, depth, nbytes in even(self.nblocks, self.order, itemsize * self.nrhs * arrives):
+        hops = max(1, (self.triangle.rows.nprocs > 1) + (self.triangle.columns.nprocs > 1))
+        for many, depth, nbytes in even(hops * self.nblocks, self.order, itemsize * self.nrhs * arrives):
             traffic = spread(view, peers[:1] if nbytes else [], nbytes)
             # sums[i] += T[i, k] X[k]   (this rank's part of T; block k of X has arrived)
-            yield Phase(many, (own // max(1, self.order), self.nrhs, depth), traffic)
+            yield Phase(many, (own // max(1, self.order), self.nrhs, depth), traffic, ahead=False)
         yield self._redistribution(view, self.solved, operands.result)
 
     @property

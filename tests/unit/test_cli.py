@@ -136,7 +136,7 @@ def test_plan_prints_the_plan(capsys: Capture) -> None:
         ("--a row --b replicated", "LocalGemm"),
         ("--a row:16 --b column --out row:16 --m 999", "AllGatherGemm"),
         ("--a column --b column --transb C --transa C --out row --m 999", "AllGatherGemm"),
-        ("--a 2x2 --b 2x2:8x8 --out 2x2:8x16", "SummaB"),
+        ("--a 2x2 --b 2x2:8x8 --out 2x2:8x16", "SummaC"),
         ("--grid 2x2 --block 8x8 --out 2x2:8x8", "SummaC"),
         ("--grid 1x4,4x1 --out column", "GemmReduceScatter"),
         ("--a row --b row --out 4x1 --m 999", "AllGatherGemm"),

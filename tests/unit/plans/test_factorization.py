@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pblas.errors import PlanError
 from pblas.factor.choose import choose_factorization, choose_qr
-from pblas.factor.factorization_plan import FactorizationPlan, makespan, panels
+from pblas.factor.factorization_plan import FactorizationPlan, panels
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.with_factor_plan import (
     PanelReflectorsPlan,
@@ -78,13 +78,14 @@ def test_traffic_of_a_factorization(plan: FactorizationPlan) -> None:
 
 
 @given(plans())
-def test_the_last_rank_ends_after_its_work_and_before_that_of_all_ranks(plan: FactorizationPlan) -> None:
-    work = plan.step_work
-    each = [0.0] * plan.w.nprocs
-    for s, step in enumerate(work):
-        each[step.owner] += step.panel + sum(before.depth * step.weight for before in work[:s])
-    assert max(each) * (1 - 1e-9) <= makespan(work, plan.w.nprocs) <= sum(each) * (1 + 1e-9)
-    assert ("estimate" in plan.explain()) == bool(work and (plan.w.nprocs > 1 or len(work) > 1))
+def test_each_panel_is_factored_on_one_rank(plan: FactorizationPlan) -> None:
+    """Its time is in the phases of its owner, and the others wait for it unless they need no more panels."""
+    ranks = range(plan.nprocs)
+    phases = [phase for rank in ranks for phase in plan.phases(View(rank, plan.nprocs, 2, plan.transport))]
+    work = [plan.panel_multiplications(panel) for panel in plan.steps]
+    assert sum(phase.panel for phase in phases) == pytest.approx(sum(work))
+    assert {phase.factored for phase in phases} <= {0.0, *work}
+    assert all(w > 0 for w in work)
 
 
 @given(plans(), descriptors(), st.booleans())

@@ -11,6 +11,8 @@ import pytest
 from pblas import Grid, MatrixDescriptor, blas, plan_matmul
 from pblas.layouts.rectangles import area, rectangles
 from pblas.layouts.split import Split
+from pblas.simulation.hardware import CORE
+from pblas.simulation.simulate import predict
 from pblas.symmetric.structured import square
 
 
@@ -55,7 +57,7 @@ def test_rectangles_cover_the_triangle_once(uplo: str, squares: bool) -> None:
 
 
 @pytest.mark.parametrize("grid", [Grid(1, 2), Grid(2, 1), Grid(2, 2), Grid(3, 2), Grid(2, 3)])
-def test_plans_receive_no_more_than_the_product(grid: Grid) -> None:
+def test_plans_take_less_time_than_the_product(grid: Grid) -> None:
     desc = MatrixDescriptor(1024, 1024, 64, 64, grid)
     for trans, planned in (
         ("T", blas.plan_syrk(desc, out=desc, dtype="float64")),
@@ -63,7 +65,7 @@ def test_plans_receive_no_more_than_the_product(grid: Grid) -> None:
     ):
         plan = planned.plan
         product = plan_matmul(desc, desc, out=desc, transb="T" if trans == "T" else "N", dtype="float64").plan
-        assert plan.max_received_nbytes <= product.max_received_nbytes
+        assert predict(plan.over("message"), CORE) < predict(product.over("message"), CORE)
         assert plan.flops < 0.51 * product.flops
         assert plan.busiest_multiplies <= 0.6 * product.busiest_multiplies
 

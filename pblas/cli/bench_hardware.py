@@ -1,0 +1,134 @@
+"""The measurements of `bench --hardware`: the rates of this machine while all ranks are busy, as a `Hardware`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.backends.cpu import lapack
+from pblas.config import processor
+from pblas.errors import BackendError
+from pblas.factor.factorization_plan import LuPlan
+from pblas.layouts import MatrixDescriptor
+from pblas.matmul.api import plan_matmul
+from pblas.simulation.hardware import LAPTOP, Hardware, Link
+
+if TYPE_CHECKING:
+    from pblas.context import Context
+
+_ROUNDS = 7
+_LARGE, _THIN, _SMALL = 1024, 64, 8  # extents of the GEMMs
+_PANEL = 2048, 192  # rows and columns of the panel
+_COPIED = 32 << 20  # bytes, larger than caches
+_SENT = 4 << 20
+_TAG = 1190
+
+
+def measured_hardware(ctx: Context) -> Hardware:
+    """**Collective.** A machine of nodes as this one; each time is that of the slowest rank, the least of some rounds.
+
+    Links between nodes that there are not are those of the preset "laptop".
+
+    Raises:
+        BackendError: the ranks are on GPUs.
+    """
+    backend = ctx.runtime.backend
+    if backend.gpus:
+        raise BackendError("bench: --hardware measures CPUs; for GPUs start from the preset 'nvlink'")
+    large, thin = _gemm(ctx, np.float64, _LARGE), _gemm(ctx, np.float64, _THIN)
+    rate = 2 * _LARGE**3 / large
+    call = _gemm(ctx, np.float64, _SMALL, _SMALL)
+    slow = rate * thin / (2 * _LARGE**2 * _THIN) - 1
+    half = max(0.0, slow / (1 / _THIN + 2 / _LARGE))
+    source, target = np.zeros(_COPIED // 8), np.ones(_COPIED // 8)
+    memory = 2 * _COPIED / _least(ctx, lambda: np.copyto(target, source))
+    near, far = LAPTOP.near, LAPTOP.far
+    if len(backend.near) > 1:
+        empty, full = (_least(ctx, partial(_exchange, ctx, nbytes)) for nbytes in (1, _SENT))
+        bandwidth = _SENT / max(full - empty, 1e-9)  # the core moves messages within a node itself
+        near = Link(_rounded(empty / 2), _rounded(bandwidth), _rounded(empty / 2), _rounded(bandwidth))
+    if ctx.runtime.bandwidth:
+        far = Link(far.latency, ctx.runtime.bandwidth / len(backend.near), far.overhead)
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(backend.near)
+    return Hardware(
+        name=processor(),
+        ranks_per_node=backend.ranks_per_node,
+        near=near,
+        far=far,
+        float64=_rounded(rate),
+        float32=_rounded(2 * _LARGE**3 / _gemm(ctx, np.float32, _LARGE)),
+        float16=_rounded(2 * _LARGE**3 / _gemm(ctx, np.float32, _LARGE)),  # which CPUs widen to float32
+        memory_bandwidth=_rounded(memory),
+        memory_nbytes=memory_nbytes,
+        call=_rounded(call),
+        shared=backend.shared,
+        half=_rounded(half),
+        step=_rounded(_step(ctx)),
+        panel=_rounded(_panel(ctx) * rate),
+    )
+
+
+def _rounded(value: float) -> float:
+    """A number with three digits."""
+    return float(f"{value:.3g}")
+
+
+def _least(ctx: Context, call: Callable[[], Any]) -> float:
+    """**Collective.** Seconds of a call on the slowest rank; the least of some rounds."""
+    times = []
+    for _ in range(_ROUNDS):
+        ctx.allreduce(np.zeros(1))  # all begin together
+        start = time.perf_counter()
+        call()
+        times.append(ctx.allreduce(np.array([time.perf_counter() - start]), op="max")[0])
+    return float(min(times))
+
+
+def _gemm(ctx: Context, dtype: Any, columns: int, extent: int = _LARGE) -> float:
+    """**Collective.** Seconds of a GEMM on each rank."""
+    arrays = ctx.runtime.backend.arrays
+    a, b = np.ones((extent, extent), dtype, order="F"), np.ones((extent, columns), dtype, order="F")
+    d = np.zeros((extent, columns), dtype, order="F")
+    return _least(ctx, lambda: arrays.gemm(1.0, a, b, 0.0, d, conj=(False, False)))
+
+
+def _panel(ctx: Context) -> float:
+    """**Collective.** Seconds of LU of a panel over its multiplications, weighted, with an addition each."""
+    (m, n), rng = _PANEL, np.random.default_rng(0)
+    w = MatrixDescriptor.column_wise(m, n, 1, nb=n)
+    plan, original = LuPlan(w, w, "", "float64", 1), np.asfortranarray(rng.random((m, n)))
+    x, pivots = np.copy(original, order="F"), np.zeros(n, np.int32)
+
+    def factor() -> None:
+        x[...] = original
+        lapack.getrf(x, pivots)
+
+    copied = _least(ctx, lambda: np.copyto(x, original))
+    return (_least(ctx, factor) - copied) / (2 * plan.panel_multiplications(plan.steps[0]))
+
+
+def _step(ctx: Context) -> float:
+    """**Collective.** Seconds of a step of a product that has hardly anything to multiply."""
+    rows = MatrixDescriptor.row_wise(_THIN, _THIN, ctx.nprocs)
+    a = ctx.random(rows, seed=0)
+    planned = plan_matmul(a, a)
+    return _least(ctx, lambda: planned.execute(a, a)) / ctx.nprocs
+
+
+def _exchange(ctx: Context, nbytes: int) -> None:
+    """**Collective.** Each rank sends a message to the next rank of its node, and receives one from the last."""
+    backend = ctx.runtime.backend
+    near = sorted(backend.near)
+    i = near.index(ctx.rank)
+    sent, received = np.zeros((nbytes, 1), np.uint8), np.zeros((nbytes, 1), np.uint8)
+    transfers = (
+        backend.channel.receive(received, near[i - 1], _TAG),
+        backend.channel.send(sent, near[(i + 1) % len(near)], _TAG),
+    )
+    for transfer in transfers:
+        backend.wait(transfer.done, "bench: a message within a node")

@@ -1,0 +1,55 @@
+"""Hardware in TOML files: what is written is read, and wrong files are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pblas import FileFormatError, Hardware, plan_matmul
+from pblas.cli import main
+from pblas.simulation.hardware import PRESETS
+from pblas.simulation.hardware_file import find_hardware, hardware_text
+
+
+@pytest.mark.parametrize("hardware", PRESETS.values(), ids=str)
+def test_a_written_file_describes_the_same_hardware(hardware: Hardware, tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(hardware_text(hardware))
+    assert find_hardware(str(path)) == hardware
+    plan = plan_matmul(512, 512, 512, nprocs=4, hardware=str(path)).plan
+    assert plan.simulate(str(path)) == plan.simulate(hardware)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("float64", "float65", "the file has unknown fields float65; expected the fields of pblas.Hardware: name, "),
+        ("float64 = ", "# ", "the file has no float64"),
+        ("[far]", "[fer]", "far is None; expected a table"),
+        ("latency", "lag", "near has unknown fields lag; expected the fields of pblas.Link: latency, "),
+        ("call = ", "call = -", "Hardware: call is -8e-06; expected a finite number of seconds"),
+        ("=", ":", "expected TOML, got: "),
+    ],
+)
+def test_a_wrong_file_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(hardware_text(PRESETS["laptop"]).replace(old, new))
+    with pytest.raises(FileFormatError, match=rf"^{path}: ") as caught:
+        find_hardware(str(path))
+    assert message in str(caught.value)
+
+
+def test_a_file_that_is_missing_has_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match=r"cannot be read: No such file or directory; `pblas bench --hardware`"):
+        find_hardware(str(tmp_path / "none.toml"))
+
+
+def test_bench_measures_hardware_for_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my.toml"
+    assert main(["bench", "--hardware", str(path), "--ranks", "2"]) == 0
+    hardware = find_hardware(str(path))
+    assert hardware.ranks_per_node == 2
+    assert hardware.float32 > hardware.float64 / 4
+    assert main(["plan", "--m", "512", "--n", "512", "--k", "512", "--ranks", "2", "--simulate", str(path)]) == 0
+    assert f"on 2 ranks of {hardware.name}" in capsys.readouterr().out
