@@ -39,7 +39,7 @@ def operators() -> Iterator[str]:
     """Special methods of DistMatrix that compute, and properties that are collective."""
     for name in dir(DistMatrix):
         value = inspect.getattr_static(DistMatrix, name)
-        special = inspect.isfunction(value) and name.startswith("__") and not hasattr(object, name)
+        special = inspect.isfunction(value) and name.startswith("__") and name not in vars(object)
         if (special and name not in LOCAL) or (isinstance(value, property) and public.is_collective(value)):  # type: ignore[arg-type]
             yield f"DistMatrix.{name}"
 
