@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pblas.arrays.elementwise import PlannedElementwise as PlannedElementwise
     from pblas.arrays.elementwise import elementwise as elementwise
     from pblas.arrays.elementwise import plan_elementwise as plan_elementwise
+    from pblas.arrays.elementwise import where as where
     from pblas.arrays.elementwise_plan import ElementwisePlan as ElementwisePlan
     from pblas.arrays.reductions import vdot as vdot
     from pblas.arrays.stacking import hstack as hstack
@@ -78,7 +79,7 @@ else:
     __getattr__, __dir__, __all__ = lazy(
         __name__,
         {
-            "pblas.arrays.elementwise": "elementwise plan_elementwise PlannedElementwise",
+            "pblas.arrays.elementwise": "elementwise plan_elementwise PlannedElementwise where",
             "pblas.arrays.elementwise_plan": "ElementwisePlan",
             "pblas.arrays.reductions": "vdot",
             "pblas.arrays.stacking": "hstack tril triu vstack",

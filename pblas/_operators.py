@@ -1,5 +1,6 @@
 """Registers the operations behind the operators of matrices; `pblas.context` imports it."""
 
+from pblas._numpy import numpy_function, ufunc
 from pblas.arrays.elementwise import combined
 from pblas.arrays.reductions import diagonal, norm, reduction, trace
 from pblas.arrays.stacking import assign
@@ -13,6 +14,8 @@ Operators.register(
         pmatmul=pmatmul,
         product_with_array=product_with_array,
         combined=combined,
+        ufunc=ufunc,
+        numpy_function=numpy_function,
         redistribute=redistribute,
         assign=assign,
         reduction=reduction,

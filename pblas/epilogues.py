@@ -19,14 +19,20 @@ from typing import Any
 from pblas import errors
 
 RESULT = "x"  # the name of the result in an expression
-COMPLEX_FUNCTIONS = MappingProxyType({"exp": 1, "log": 1, "sqrt": 1, "rsqrt": 1, "tanh": 1})
-"""Functions of real and complex arrays, with their numbers of arguments; operators take both, too."""
-REAL_FUNCTIONS = MappingProxyType(
-    {"maximum": 2, "minimum": 2, "where": 3}
-    | dict.fromkeys(("abs", "erf", "sigmoid", "relu", "gelu", "gelu_tanh", "silu"), 1)
+COMPLEX_FUNCTIONS = MappingProxyType(
+    {"where": 3} | dict.fromkeys(("exp", "log", "sqrt", "rsqrt", "tanh", "sin", "cos", "tan"), 1)
 )
-"""Functions of real arrays only, with their numbers of arguments. gelu is exact: x / 2 (1 + erf(x / sqrt(2))).
-gelu_tanh is the approximation that some models are trained with: x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
+"""Functions of real and complex arrays, with their numbers of arguments."""
+REAL_VALUED = ("abs", "real", "imag", "isnan", "isfinite")
+"""Functions whose value is real, also in expressions of complex matrices."""
+REAL_FUNCTIONS = MappingProxyType(
+    {"maximum": 2, "minimum": 2}
+    | dict.fromkeys(("abs", "isnan", "isfinite", "floor", "ceil", "sign"), 1)
+    | dict.fromkeys(("erf", "sigmoid", "relu", "gelu", "gelu_tanh", "silu"), 1)
+)
+"""Functions of real arrays only, with their numbers of arguments. isnan and isfinite are 1 or 0. gelu is exact:
+x / 2 (1 + erf(x / sqrt(2))). gelu_tanh is the approximation that some models are trained with:
+x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))."""
 FUNCTIONS = MappingProxyType({**COMPLEX_FUNCTIONS, **REAL_FUNCTIONS})
 """The functions of epilogues, with their numbers of arguments."""
 PARTS = MappingProxyType({"conj": 1, "real": 1, "imag": 1})
@@ -56,12 +62,17 @@ value, the result the gradient with respect to its argument. The operand `aux` i
 arguments are `gate` and `up`."""
 COMPARISONS = ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal")
 """Functions that are allowed as the first argument of `where`, and nowhere else."""
+NEED_REAL = frozenset({*REAL_FUNCTIONS, *COMPARISONS[:4], "remainder", "floor_divide"})
+"""Functions and operators that complex numbers lack."""
 
+_SIGNS = "+ - * / // % **"
 _OPERATORS = {
     ast.Add: "add",
     ast.Sub: "subtract",
     ast.Mult: "multiply",
     ast.Div: "divide",
+    ast.FloorDiv: "floor_divide",
+    ast.Mod: "remainder",
     ast.Pow: "power",
     ast.Lt: "less",
     ast.LtE: "less_equal",
@@ -128,7 +139,7 @@ def parse(text: str, *, parts: bool = False) -> Node:
     Apply(function='relu', arguments=(Name(name='x'),))
     >>> parse("x + y @ x")
     Traceback (most recent call last):
-    pblas.errors.ArgumentError: 'x + y @ x', column 7: there is no operator @; there are + - * / **
+    pblas.errors.ArgumentError: 'x + y @ x', column 7: there is no operator @; there are + - * / // % **
     """
     if not isinstance(text, str):
         raise errors.ArgumentError(f"an expression must be a string, got {type(text).__name__}")
@@ -183,7 +194,7 @@ class _Parser:
                 raise self._error(expression, "a comparison is allowed as the first argument of where(...) only")
             case ast.Call():
                 return self._call(expression, depth)
-        raise self._error(expression, "expected numbers, names, + - * / ** and calls of functions")
+        raise self._error(expression, f"expected numbers, names, {_SIGNS} and calls of functions")
 
     def _call(self, call: ast.Call, depth: int) -> Node:
         name = call.func.id if isinstance(call.func, ast.Name) else ""
@@ -222,7 +233,7 @@ class _Parser:
         written = self._text[slice(*between)]
         operator = written.strip(" ()")
         column = between[0] + written.index(operator) + 1
-        return _error(self._text, column, f"there is no operator {operator}; there are + - * / **")
+        return _error(self._text, column, f"there is no operator {operator}; there are {_SIGNS}")
 
     def _error(self, expression: ast.expr, text: str) -> errors.ArgumentError:
         return _error(self._text, self._column(expression.col_offset), text)
@@ -269,8 +280,9 @@ class Epilogue:
     Args:
         expression: one of (global):
             an elementwise expression in which `x` is the result, for example "silu(x * s) + bias". It may use numbers,
-            names of operands, `+ - * / **`, exp, log, sqrt, rsqrt, tanh, abs, erf, maximum, minimum, sigmoid, relu,
-            gelu, gelu_tanh, silu, and where(x > 0, x, 0.1 * x);
+            names of operands, `+ - * / // % **`, exp, log, sqrt, rsqrt, sin, cos, tan, tanh, abs, sign, floor, ceil,
+            isnan, isfinite (1 or 0), erf, maximum, minimum, sigmoid, relu, gelu, gelu_tanh, silu, and
+            where(x > 0, x, 0.1 * x);
             the name of an expression: "bias" (x + bias), "relu", "gelu", "gelu_tanh", "silu", "swiglu"
             (silu(gate) * x);
             the name of a backward pass, in which `x` is the gradient of the function's value: "drelu", "dgelu",
@@ -318,7 +330,7 @@ class Epilogue:
             return "rmsnorm"
         assert self.tree is not None, "the expression is valid"
         used = (node.function for node in nodes(self.tree) if isinstance(node, Apply))
-        return next((name for name in used if name in REAL_FUNCTIONS), None)
+        return next((name for name in used if name in NEED_REAL), None)
 
     def check(self, opname: str, dtype: Any) -> None:
         """Raise ArgumentError unless the epilogue is valid and can be applied to elements of a dtype (global).

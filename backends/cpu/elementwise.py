@@ -14,7 +14,7 @@ import numpy as np
 
 from pblas.backends.cpu.pointwise import OWN, POWERS, SHORT, line
 from pblas.backends.dtypes import Array, Dtype, address_of
-from pblas.epilogues import COMPARISONS, Apply, Name, Node, Number
+from pblas.epilogues import COMPARISONS, REAL_VALUED, Apply, Name, Node, Number
 
 Shape = tuple[int, ...]
 Value = Callable[[Mapping[str, Any], Shape, Any], Any]
@@ -22,7 +22,6 @@ Value = Callable[[Mapping[str, Any], Shape, Any], Any]
 
 _PIECE_NBYTES = 512 << 10  # "x * s + y" of 64 MiB: 8.4 ms, and 10.8 with 120 KiB (AMD EPYC, 1 MiB of L2 per core)
 _TILE = 128  # rows of a piece where some arrays are stored by rows and some by columns: 128 x 128 doubles fit in L2
-_REAL_VALUED = ("abs", "real", "imag")
 _UFUNCS = {"abs": np.abs, "conj": np.conjugate, "relu": np.maximum}
 
 
@@ -161,7 +160,7 @@ def _compiled(tree: Node, real: Dtype, complex_names: frozenset[str]) -> _Compil
         name = tree.name
         return _Compiled(lambda values, _shape, _out: values[name], name in complex_names)
     arguments = [_compiled(argument, real, complex_names) for argument in tree.arguments]
-    is_complex = any(argument.is_complex for argument in arguments) and tree.function not in _REAL_VALUED
+    is_complex = any(z.is_complex for z in arguments[tree.function == "where" :]) and tree.function not in REAL_VALUED
     nodes = [argument.value for argument in arguments]
     if tree.function in OWN:
         own, only = OWN[tree.function], nodes[0]

@@ -57,6 +57,8 @@ def _gelu_tanh(x: Array) -> Array:  # 1 + tanh(u) = 2 / (1 + exp(-2 u)), without
 
 OWN: dict[str, Callable[[Array], Array]] = {
     "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
+    "isnan": lambda x: np.isnan(x).astype(x.real.dtype),
+    "isfinite": lambda x: np.isfinite(x).astype(x.real.dtype),
     "erf": lambda x: _special().erf(x),
     "sigmoid": lambda x: x.dtype.type(1) / _one_plus_exp(x),
     "gelu": _gelu,

@@ -161,6 +161,11 @@ BY_CUDA(erf, erff, erf)
 BY_CUDA(erfc, erfcf, erfc)
 BY_CUDA(sin, sinf, sin)
 BY_CUDA(cos, cosf, cos)
+BY_CUDA(tan, tanf, tan)
+BY_CUDA(sinh, sinhf, sinh)
+BY_CUDA(cosh, coshf, cosh)
+BY_CUDA(floor, floorf, floor)
+BY_CUDA(ceil, ceilf, ceil)
 #define BY_CUDA_OF_TWO(NAME, FLOAT, DOUBLE)                                           \
     __device__ __forceinline__ float NAME(float x, float y) { return ::FLOAT(x, y); } \
     __device__ __forceinline__ double NAME(double x, double y) { return ::DOUBLE(x, y); }
@@ -168,6 +173,7 @@ BY_CUDA_OF_TWO(power, powf, pow)
 BY_CUDA_OF_TWO(atan2, atan2f, atan2)
 BY_CUDA_OF_TWO(hypot, hypotf, hypot)
 BY_CUDA_OF_TWO(copysign, copysignf, copysign)
+BY_CUDA_OF_TWO(fmod, fmodf, fmod)
 
 template <class A>
 __device__ __forceinline__ A negative(A x) {
@@ -239,6 +245,67 @@ __device__ __forceinline__ complex<Real> tanh(complex<Real> x) {
     const Real e = exp(Real(-2) * abs(x.re)), s = sin(x.im), c = cos(x.im), t = tanh(x.re);
     const Real below = (1 - e) * (1 - e) + 4 * e * c * c;
     return {divide((1 + e) * (1 + e) * t, below), divide(4 * e * s * c, below)};
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> sin(complex<Real> x) {
+    return {times(sin(x.re), cosh(x.im)), times(cos(x.re), sinh(x.im))};
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> cos(complex<Real> x) {
+    return {times(cos(x.re), cosh(x.im)), ::negative(times(sin(x.re), sinh(x.im)))};
+}
+
+// -i tanh(i x)
+template <class Real>
+__device__ __forceinline__ complex<Real> tan(complex<Real> x) {
+    const complex<Real> t = tanh(complex<Real>{::negative(x.im), x.re});
+    return {t.im, ::negative(t.re)};
+}
+
+// The remainder has the sign of y, and the quotient is rounded down, both as in NumPy.
+template <class A>
+__device__ __forceinline__ A remainder(A x, A y) {
+    const A rest = fmod(x, y);
+    if (rest == 0) return copysign(rest, y);
+    return (rest < 0) != (y < 0) ? plus(rest, y) : rest;
+}
+
+template <class A>
+__device__ __forceinline__ A floor_divide(A x, A y) {
+    if (y == 0) return divide(x, y);
+    const A rest = fmod(x, y);
+    A quotient = divide(plus(x, ::negative(rest)), y);
+    if (rest != 0 && (rest < 0) != (y < 0)) quotient = plus(quotient, A(-1));
+    if (quotient == 0) return copysign(A(0), divide(x, y));
+    const A whole = floor(quotient);
+    return plus(quotient, ::negative(whole)) > A(0.5) ? plus(whole, A(1)) : whole;
+}
+
+template <class A>
+__device__ __forceinline__ A sign(A x) {
+    return x > 0 ? A(1) : x < 0 ? A(-1) : x == 0 ? A(0) : x;
+}
+
+template <class A>
+__device__ __forceinline__ A isnan(A x) {
+    return A(x != x);
+}
+
+template <class A>
+__device__ __forceinline__ A isfinite(A x) {
+    return A(plus(x, ::negative(x)) == 0);
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> isnan(complex<Real> x) {
+    return {maximum(isnan(x.re), isnan(x.im)), Real(0)};
+}
+
+template <class Real>
+__device__ __forceinline__ complex<Real> isfinite(complex<Real> x) {
+    return {minimum(isfinite(x.re), isfinite(x.im)), Real(0)};
 }
 
 template <class A>
@@ -382,6 +449,16 @@ __device__ __forceinline__ bool equal(A x, A y) {
 template <class A>
 __device__ __forceinline__ bool not_equal(A x, A y) {
     return x != y;
+}
+
+template <class Real>
+__device__ __forceinline__ bool equal(complex<Real> x, complex<Real> y) {
+    return x.re == y.re && x.im == y.im;
+}
+
+template <class Real>
+__device__ __forceinline__ bool not_equal(complex<Real> x, complex<Real> y) {
+    return !equal(x, y);
 }
 
 }  // namespace pointwise

@@ -248,11 +248,38 @@ def elementwise(expression: str, /, *, out: DistMatrix | None = None, **operands
     return call("elementwise", Elementwise.bind, {**operands, "out": out}, expression, operands, out, None)
 
 
+def where(condition: object, x: object, y: object) -> DistMatrix:
+    """**Collective.** Elements of x where a condition holds, and of y elsewhere, as numpy.where.
+
+    Args:
+        condition: a comparison as `A > 0`: a matrix of ones and zeros; any element other than 0 is true. It may be an
+            array of bools or numbers that is equal on all ranks (global).
+        x: a matrix of any layout, an array that is equal on all ranks, or a number (global).
+        y: as x; one of the three is a matrix (global).
+
+    Returns:
+        A new matrix; layout and dtype are those of `elementwise` for the three operands.
+
+    Raises:
+        as `elementwise`.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_function(lambda i, j: i - j, (2, 3))
+    ...     pblas.where(A < 0, 7, A).to_global(root=None).tolist()
+    [[0.0, 7.0, 7.0], [1.0, 0.0, 7.0]]
+    """
+    return combined("where(c != 0, x, y)", {"c": condition, "x": x, "y": y}, opname="where")
+
+
 def combined(
-    expression: str, operands: Mapping[str, object], out: object = None, dtype: DTypeLike | None = None
+    expression: str,
+    operands: Mapping[str, object],
+    out: object = None,
+    dtype: DTypeLike | None = None,
+    opname: str = "elementwise",
 ) -> DistMatrix:
     """**Collective.** `elementwise`, with a dtype for the new result; None for that of the promotion rules (global)."""
-    opname = "elementwise" if dtype is None else "astype"
     return call(opname, Elementwise.bind, {**operands, "out": out}, expression, operands, out, dtype)
 
 

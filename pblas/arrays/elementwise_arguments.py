@@ -13,7 +13,7 @@ from pblas.arrays.elementwise_plan import ElementwiseOperand, ElementwisePlan
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, Array, Dtype, accumulator_dtype
 from pblas.backends.interop import has_memory
 from pblas.core.checks import is_same_memory, shares_memory
-from pblas.epilogues import FUNCTIONS, NAMED, PARTS, REAL_FUNCTIONS, Apply, Name, Node, Number, nodes, parse
+from pblas.epilogues import FUNCTIONS, NAMED, NEED_REAL, PARTS, REAL_VALUED, Apply, Name, Node, Number, nodes, parse
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import part_of
@@ -255,7 +255,7 @@ def _checked_operand(opname: str, name: str, z: object, runtime: Runtime | None)
                 f"{opname}: {name} must be a MatrixDescriptor or a number, got {type(z).__name__}"
             )
         return z
-    if not has_memory(z):
+    if not has_memory(z) and not hasattr(z, "toarray"):  # a sparse matrix has an error of its own
         remedy = f"; pass np.asarray({name})" if isinstance(z, list | tuple) else ""
         raise errors.ArgumentError(f"{expected}, got {type(z).__name__}{remedy}")
     array = checked_array(opname, name, z, runtime)
@@ -322,7 +322,8 @@ def _is_real(node: Node, real_names: Iterable[str]) -> bool:
         return True
     if isinstance(node, Name):
         return node.name in real_names
-    return node.function in ("abs", "real", "imag") or all(_is_real(z, real_names) for z in node.arguments)
+    values = node.arguments[node.function == "where" :]
+    return node.function in REAL_VALUED or all(_is_real(z, real_names) for z in values)
 
 
 def _check_functions(opname: str, expression: str, tree: Node, promoted: Dtype) -> None:
@@ -330,7 +331,7 @@ def _check_functions(opname: str, expression: str, tree: Node, promoted: Dtype) 
     if promoted.kind != "c":
         return
     used = (node.function for node in nodes(tree) if isinstance(node, Apply))
-    function = next((name for name in used if name in REAL_FUNCTIONS and name != "abs"), None)
+    function = next((name for name in used if name in NEED_REAL and name not in REAL_VALUED), None)
     if function is not None:
         raise errors.ArgumentError(
             f"{opname}: {expression!r}: {function} is for real numbers, the operands are {promoted.name}; pass x.real"

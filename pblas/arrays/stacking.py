@@ -10,6 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise import Elementwise
+from pblas.arrays.elementwise_arguments import is_number
 from pblas.arrays.reductions import described
 from pblas.core.call import call, checked_call, step
 from pblas.core.checks import check_context, check_matrix, check_writable, common_dtype
@@ -143,6 +144,9 @@ _VERB = "DistMatrix[...] = value"
 
 def assign(a: DistMatrix, key: object, value: object) -> None:
     """**Collective.** A[key] = value; see `DistMatrix.__setitem__`."""
+    if getattr(key, "ndim", 0) == 2:
+        call(_VERB, _bind_masked, {"A": a}, a, key, value)
+        return
     runtime = a.runtime
     with runtime.local_step(_VERB):
         bounds = selection(a.shape, key)
@@ -172,6 +176,22 @@ def assign(a: DistMatrix, key: object, value: object) -> None:
     part = part_of(np.broadcast_to(elements, view.shape), view.desc, runtime.rank)
     with runtime.backend.writing(view.stored(_VERB)) as target:
         target[...] = np.conj(part) if view.conjugated else part
+
+
+def _bind_masked(opname: str, runtime: Runtime, a: DistMatrix, mask: Any, value: object) -> Bound[DistMatrix]:
+    """The arguments of A[mask] = number, checked on this rank."""
+    if not isinstance(mask, DistMatrix) and mask.dtype != bool:
+        raise errors.ArgumentError(f"{opname}: a mask must be a DistMatrix, as A > 0, or an array of bools")
+    if mask.shape != a.shape:
+        raise errors.DescriptorError(
+            f"{opname}: the mask is {mask.shape[0]} x {mask.shape[1]}, A {a.shape[0]} x {a.shape[1]}; make them agree"
+        )
+    if not is_number(value):
+        raise errors.ArgumentError(
+            f"{opname}: with a mask the value must be a number, got {type(value).__name__}; pblas.where(mask, x, A) "
+            f"takes matrices and arrays"
+        )
+    return Elementwise.bind(opname, runtime, "where(c != 0, v, x)", {"x": a, "c": mask, "v": value}, a, None)
 
 
 def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:

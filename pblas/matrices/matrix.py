@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 _INTERNAL = frozenset({"computed", "conjugated", "detach", "key", "register", "runtime", "signature", "stored"})
 """Attributes that other modules of the package use, and TAB does not show."""
 
+_EDGE = 3  # rows and columns that print shows at each end
+
+
+def _corners(size: int) -> list[slice]:
+    """Slices of the elements that print shows of a long dimension, and of one more, in place of which it has dots.
+
+    >>> _corners(6), _corners(100)
+    ([slice(None, None, None)], [slice(None, 4, None), slice(-3, None, None)])
+    """
+    return [slice(None)] if size <= 2 * _EDGE else [slice(_EDGE + 1), slice(-_EDGE, None)]
+
 
 class DistMatrix(Operators):
     """A matrix distributed over the ranks of a context. Created by the methods of `Context`, by slicing and by pmatmul.
@@ -107,21 +118,8 @@ class DistMatrix(Operators):
 
     def __bool__(self) -> NoReturn:
         raise errors.ArgumentError(
-            "the truth value of a DistMatrix is ambiguous; write A.size != 0, A is not None, or compare a norm with a "
-            "tolerance"
+            "the truth value of a DistMatrix is ambiguous; write A.any(), A.all(), A.size != 0 or A is not None"
         )
-
-    def __eq__(self, other: object) -> NoReturn:
-        raise errors.ArgumentError(
-            "A == B does not compare matrices, whose elements are on many ranks; compare a norm of A - B with a "
-            "tolerance, or write A is B"
-        )
-
-    def __ne__(self, other: object) -> NoReturn:
-        self.__eq__(other)
-
-    def __hash__(self) -> int:
-        return object.__hash__(self)
 
     def __dir__(self) -> list[str]:
         return [name for name in super().__dir__() if name not in _INTERNAL]
@@ -316,23 +314,8 @@ class DistMatrix(Operators):
             "this rank's part"
         )
 
-    def _numpy_function(self, function: Any, *_: object) -> object:
-        """Refuse NumPy's functions, except those of the shape and the dtype: they would convert the matrix."""
-        name, module = function.__name__, function.__module__
-        if name in ("shape", "ndim", "size"):
-            return getattr(self, name)
-        if name in ("iscomplexobj", "isrealobj"):
-            return (self.dtype.kind == "c") == (name == "iscomplexobj")
-        remedy = "pblas.linalg may have it, " if module == "numpy.linalg" else ""
-        if name in dir(self):
-            remedy = f"A.{name}() does it on the ranks, "
-        raise errors.ArgumentError(
-            f"{module}.{name} takes no DistMatrix, which is distributed: {remedy}A.to_global() collects it as an array"
-        )
-
     if not TYPE_CHECKING:  # to a checker a matrix is no array: v @ A is the product of A
         __array__ = _refuse_conversion
-        __array_function__ = _numpy_function
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: each rank holds a part of the matrix only."""
@@ -344,6 +327,17 @@ class DistMatrix(Operators):
     def __repr__(self) -> str:
         conj = ", conjugated" if self.conjugated else ""
         return f"<DistMatrix {self.shape[0]} x {self.shape[1]} {self.dtype.name}{conj} {shared_descriptor(self.desc)}>"
+
+    def __str__(self) -> str:
+        """The repr, and this rank's corners of values (local): printing on one rank waits for no other."""
+        if self._local is None:
+            return repr(self)
+        (m_loc, n_loc), rank = self._local.shape, self.runtime.rank
+        rows, columns = (_corners(size) for size in (m_loc, n_loc))
+        read = self.runtime.backend.reading
+        values = np.block([[read(self._local[i, j]) for j in columns] for i in rows])
+        text = np.array2string(np.conj(values) if self.conjugated else values, threshold=0, edgeitems=_EDGE)
+        return f"{self!r}\nrank {rank} has {m_loc} x {n_loc} of the elements:\n{text}"
 
     def _repr_html_(self) -> str:
         """Shape, dtype and the picture of the layout, for notebooks (local)."""

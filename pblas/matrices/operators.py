@@ -8,17 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, overload
 
+import numpy as np
+
 from pblas.errors import ArgumentError
 from pblas.runtime.calls import collective
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import DTypeLike
+    from scipy.sparse.linalg import LinearOperator
 
     from pblas.backends.dtypes import Array, Number, Real, Table, Vector
     from pblas.layouts.descriptor import MatrixDescriptor
 
 Ord = Literal["fro", "inf", "max"] | float  # the norms of a matrix; as numbers 1 and inf
+AND = "where(x != 0, where(y != 0, 1, 0), 0)"
+OR = "where(x != 0, 1, where(y != 0, 1, 0))"
+NOT = "where(x == 0, 1, 0)"
 
 
 class Operations(NamedTuple):
@@ -27,6 +32,8 @@ class Operations(NamedTuple):
     pmatmul: Callable[..., object]
     product_with_array: Callable[..., object]
     combined: Callable[..., object]
+    ufunc: Callable[..., object]
+    numpy_function: Callable[..., object]
     redistribute: Callable[..., object]
     assign: Callable[..., None]
     reduction: Callable[..., object]
@@ -94,14 +101,56 @@ class Operators:
             with runtime.call("@"):
                 runtime.fail("@", ArgumentError(text + type(other).__name__))
 
-    __array_ufunc__ = None  # NumPy's arrays and numbers leave v + A to A
+    if TYPE_CHECKING:
+        __array_ufunc__ = None  # to a checker NumPy's arrays and numbers leave v + A to A
+    else:
+
+        def __array_ufunc__(self, function: np.ufunc, method: str, *operands: object, **options: object) -> Any:
+            """**Collective.** np.exp(A), np.add(v, A, out=B), v + A: the elementwise operation of the same name."""
+            return self._operations.ufunc(self, function, method, *operands, **options)
+
+        def __array_function__(self, function: Any, _types: object, args: Any, named: Any) -> Any:
+            """**Collective.** np.sum(A), np.linalg.solve(A, b): the function of pblas of the same name."""
+            return self._operations.numpy_function(self, function, args, named)
 
     def _combined(
         self, expression: str, out: object = None, dtype: DTypeLike | None = None, **operands: object
     ) -> Self:
         """**Collective.** `pblas.elementwise`, with a dtype of the new result."""
-        result: Any = self._operations.combined(expression, operands, out, dtype)
+        opname = "elementwise" if dtype is None else "astype"
+        result: Any = self._operations.combined(expression, operands, out, dtype, opname)
         return result
+
+    # Comparisons give matrices of ones and zeros. All ranks call them, as all operators.
+
+    def __lt__(self, other: object) -> Self:
+        return self._combined("where(x < y, 1, 0)", x=self, y=other)
+
+    def __le__(self, other: object) -> Self:
+        return self._combined("where(x <= y, 1, 0)", x=self, y=other)
+
+    def __gt__(self, other: object) -> Self:
+        return self._combined("where(x > y, 1, 0)", x=self, y=other)
+
+    def __ge__(self, other: object) -> Self:
+        return self._combined("where(x >= y, 1, 0)", x=self, y=other)
+
+    def __eq__(self, other: object) -> Self:  # type: ignore[override]  # as in NumPy
+        return self._combined("where(x == y, 1, 0)", x=self, y=other)
+
+    def __ne__(self, other: object) -> Self:  # type: ignore[override]
+        return self._combined("where(x != y, 1, 0)", x=self, y=other)
+
+    __hash__ = object.__hash__
+
+    def __and__(self, other: object) -> Self:
+        return self._combined(AND, x=self, y=other)
+
+    def __or__(self, other: object) -> Self:
+        return self._combined(OR, x=self, y=other)
+
+    def __invert__(self) -> Self:
+        return self._combined(NOT, x=self)
 
     def __add__(self, other: object) -> Self:
         """**Collective.** `pblas.elementwise("x + y", x=self, y=other)`; other operators have other expressions."""
@@ -139,6 +188,24 @@ class Operators:
 
     def __itruediv__(self, other: object) -> Self:
         return self._combined("x / y", self, x=self, y=other)
+
+    def __floordiv__(self, other: object) -> Self:
+        return self._combined("x // y", x=self, y=other)
+
+    def __rfloordiv__(self, other: object) -> Self:
+        return self._combined("y // x", x=self, y=other)
+
+    def __ifloordiv__(self, other: object) -> Self:
+        return self._combined("x // y", self, x=self, y=other)
+
+    def __mod__(self, other: object) -> Self:
+        return self._combined("x % y", x=self, y=other)
+
+    def __rmod__(self, other: object) -> Self:
+        return self._combined("y % x", x=self, y=other)
+
+    def __imod__(self, other: object) -> Self:
+        return self._combined("x % y", self, x=self, y=other)
 
     def __pow__(self, other: object) -> Self:
         return (
@@ -214,10 +281,10 @@ class Operators:
 
     @collective
     def __setitem__(self, key: object, value: object) -> None:
-        """**Collective.** A[i0:i1, j0:j1] = value, where an index may take the place of a slice.
+        """**Collective.** A[i0:i1, j0:j1] = value, where an index may take the place of a slice; or A[mask] = number.
 
         Args:
-            key: as in `__getitem__` (global).
+            key: as in `__getitem__`; or a mask of A's shape: a matrix, as `A > 0`, or an array of bools (global).
             value: a matrix or an array of the shape of the submatrix, or of a shape that NumPy would broadcast to it; a
                 scalar. Arrays and scalars are equal on all ranks. If a matrix shares memory with this one, the result
                 is as if it had been copied first (global).
@@ -270,6 +337,95 @@ class Operators:
     def mean(self, axis: int | None = None, keepdims: bool = False) -> Any:
         """**Collective.** The mean of the elements, or of each column or row; arguments as in `sum`, NaN if empty."""
         return self._operations.reduction(self, "mean", axis, keepdims)
+
+    @overload
+    def var(self, axis: None = None, ddof: float = 0, keepdims: Literal[False] = False) -> Real: ...
+    @overload
+    def var(self, axis: int, ddof: float = 0, keepdims: bool = False) -> Array: ...
+    @overload
+    def var(self, axis: int | None = None, ddof: float = 0, keepdims: bool = False) -> Real | Array: ...
+    @collective
+    def var(self, axis: int | None = None, ddof: float = 0, keepdims: bool = False) -> Any:
+        """**Collective.** The variance of the elements, or of each column or row: the mean of abs(x - mean)^2.
+
+        Args:
+            axis: as in `sum` (global).
+            ddof: the sum of squares of n elements is divided by n - ddof (global).
+            keepdims: as in `sum` (global).
+
+        Returns:
+            As `mean`, and real.
+
+        Raises:
+            ArgumentError: another axis.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     a = ctx.from_function(lambda i, j: 10.0 * i + j, (2, 3))
+        ...     a.var(axis=0).tolist(), float(a.std(axis=1, ddof=1)[0])
+        ([25.0, 25.0, 25.0], 1.0)
+        """
+        return self._variance(axis, ddof, keepdims, root=False)
+
+    @overload
+    def std(self, axis: None = None, ddof: float = 0, keepdims: Literal[False] = False) -> Real: ...
+    @overload
+    def std(self, axis: int, ddof: float = 0, keepdims: bool = False) -> Array: ...
+    @overload
+    def std(self, axis: int | None = None, ddof: float = 0, keepdims: bool = False) -> Real | Array: ...
+    @collective
+    def std(self, axis: int | None = None, ddof: float = 0, keepdims: bool = False) -> Any:
+        """**Collective.** The standard deviation of the elements, or of each column or row: the root of `var`."""
+        return self._variance(axis, ddof, keepdims, root=True)
+
+    def _variance(self, axis: int | None, ddof: float, keepdims: bool, *, root: bool) -> Any:
+        """**Collective.** The variance, or its root; of 16-bit elements in 32 bits, rounded once."""
+        matrix: Any = self
+        wide = matrix.astype("float32") if matrix.dtype.itemsize < 4 else matrix
+        mean = wide.mean(axis, keepdims=True)
+        count = matrix.size if axis is None else matrix.shape[axis]
+        squares = self._combined("abs(x - m) ** 2 * (n / (n - ddof))", x=wide, m=mean, n=count, ddof=ddof)
+        variance = squares.mean(axis, keepdims)
+        with np.errstate(all="ignore"):
+            result = np.sqrt(variance) if root else variance
+            return result if wide is matrix else result.astype(matrix.dtype)
+
+    @overload
+    def any(self, axis: None = None, keepdims: Literal[False] = False) -> np.bool_: ...
+    @overload
+    def any(self, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def any(self, axis: int | None = None, keepdims: bool = False) -> np.bool_ | Array: ...
+    @collective
+    def any(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """**Collective.** Whether an element is not 0, of the matrix or of each column or row; NaN is not 0.
+
+        Arguments are those of `sum`.
+
+        Returns:
+            A NumPy bool, or an array of n or m bools, equal on all ranks.
+
+        Raises:
+            ArgumentError: another axis.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     a = ctx.eye(3)
+        ...     bool((a > 0).any()), bool((a > 0).all()), (a == 1).any(axis=0).tolist()
+        (True, False, [True, True, True])
+        """
+        return (self != 0).sum(axis, keepdims) != 0
+
+    @overload
+    def all(self, axis: None = None, keepdims: Literal[False] = False) -> np.bool_: ...
+    @overload
+    def all(self, axis: int, keepdims: bool = False) -> Array: ...
+    @overload
+    def all(self, axis: int | None = None, keepdims: bool = False) -> np.bool_ | Array: ...
+    @collective
+    def all(self, axis: int | None = None, keepdims: bool = False) -> Any:
+        """**Collective.** Whether no element is 0, in the matrix or in each column or row; as `any`."""
+        return (self == 0).sum(axis, keepdims) == 0
 
     @overload
     def max(self, axis: None = None, keepdims: Literal[False] = False) -> Real: ...
@@ -378,3 +534,56 @@ class Operators:
         (3e+200, 3e+200, (3,))
         """
         return self._operations.norm(self, ord, axis, keepdims)
+
+    # SciPy's linear operators
+
+    def linear_operator(self) -> LinearOperator:
+        """This matrix as a `scipy.sparse.linalg.LinearOperator`, for eigsh, svds, lsqr, gmres, cg and others (local).
+
+        SciPy's function is called on all ranks, with arguments that are equal on all of them. Each product that it
+        forms is one collective call, and all ranks get the same result. `scipy.sparse.linalg.aslinearoperator(A)` makes
+        the same operator, and SciPy's functions take A itself, too.
+
+        Returns:
+            The operator, of A's shape and dtype. Vectors of another precision are rounded to A's dtype, so give the
+            functions vectors and tolerances of that dtype.
+
+        >>> import numpy as np, pblas
+        >>> from scipy.sparse.linalg import eigsh
+        >>> with pblas.Context() as ctx:
+        ...     A = ctx.from_function(lambda i, j: (i + 1.0) * (i == j), (9, 9))
+        ...     eigsh(A.linear_operator(), k=2, v0=np.ones(9), return_eigenvectors=False).round(6).tolist()
+        [8.0, 9.0]
+        """
+        from scipy.sparse.linalg import LinearOperator
+
+        matrix: Any = self
+        return LinearOperator(matrix.shape, self.matvec, rmatvec=self.rmatvec, matmat=self._matmat, dtype=matrix.dtype)
+
+    def matvec(self, x: Array) -> Vector:
+        """**Collective.** A x for a vector that is equal on all ranks, rounded to A's dtype: for SciPy.
+
+        Args:
+            x: n elements, in one or two dimensions, of any dtype (global).
+
+        Returns:
+            An array of m elements, equal on all ranks.
+        """
+        return self._rounded_product(lambda v: self @ v, np.ravel(x))
+
+    def rmatvec(self, x: Array) -> Vector:
+        """**Collective.** A^H x; as `matvec`."""
+        matrix: Any = self
+        return matrix.H.matvec(x)
+
+    def _matmat(self, x: Array) -> Array:
+        """**Collective.** A X for an array that is equal on all ranks, as an array on all ranks."""
+        return self._rounded_product(lambda v: (self @ v).to_global(root=None), x)
+
+    def _rounded_product(self, product: Callable[[Any], Array], x: Array) -> Any:
+        """**Collective.** The product with an array of any dtype, whose parts are multiplied apart if A is real."""
+        dtype: Any = getattr(self, "dtype")  # noqa: B009 - the attribute of a DistMatrix
+        if x.dtype.kind == "c" and dtype.kind != "c":
+            return self._rounded_product(product, x.real) + 1j * self._rounded_product(product, x.imag)
+        with np.errstate(all="ignore"):
+            return product(x.astype(dtype, copy=False) if x.dtype.kind in "fc" else x)

@@ -16,11 +16,23 @@ from pblas import Epilogue, errors
 from pblas.backends.cpu.pointwise import evaluate, evaluator, rms_normalised
 from pblas.epilogues import COMPARISONS, FUNCTIONS, NAMED, Apply, Name, Node, Number, nodes, parse
 
-SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/", "power": "**"}
+SIGNS = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "floor_divide": "//",
+    "remainder": "%",
+    "power": "**",
+}
 COMPARED = dict(zip(COMPARISONS, ("<", "<=", ">", ">=", "==", "!="), strict=True))
 FUNCTIONS_OF_ONE: dict[str, Any] = {
-    **{name: getattr(math, name) for name in ("exp", "log", "sqrt", "tanh")},
+    **{
+        name: getattr(math, name)
+        for name in ("exp", "log", "sqrt", "tanh", "sin", "cos", "tan", "floor", "ceil", "isnan", "isfinite")
+    },
     "abs": abs,
+    "sign": lambda x: (x > 0) - (x < 0),
     "erf": math.erf,
     "rsqrt": lambda x: 1 / math.sqrt(x),
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
@@ -140,8 +152,8 @@ def test_infinities_and_nan_are_results() -> None:
         ("x *", 4, "invalid syntax"),
         ("", 1, "invalid syntax"),
         ("x + y @ x", 7, "there is no operator @"),
-        ("(é) // (x)", 5, "there is no operator //"),
-        ("x + foo(x)", 5, "there is no function foo; there are abs, erf, exp"),
+        ("(é) << (x)", 5, "there is no operator <<"),
+        ("x + foo(x)", 5, "there is no function foo; there are abs, ceil, cos, erf, exp"),
         ("x + x.real", 5, "expected numbers"),
         ("x + exp", 5, "exp is a function"),
         ("exp(x, 1)", 1, "exp takes 1 positional argument, got 2"),
@@ -243,7 +255,9 @@ def test_a_bias_comes_before_the_expression() -> None:
 
 def test_which_functions_need_real_numbers() -> None:
     assert Epilogue("exp(x) / 2 + sqrt(x)").needs_real is None
-    assert Epilogue("exp(x) + where(x > 0, 1, 2)").needs_real == "where"
+    assert Epilogue("exp(x) + where(x > 0, 1, 2)").needs_real == "greater"
+    assert Epilogue("where(x == 0, 1, x)").needs_real is None
+    assert Epilogue("exp(x) % 2").needs_real == "remainder"
     assert Epilogue("rmsnorm").needs_real == "rmsnorm"
     assert set(FUNCTIONS) == {*FUNCTIONS_OF_ONE, "maximum", "minimum", "where"}
 

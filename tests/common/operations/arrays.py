@@ -146,6 +146,28 @@ ELEMENTWISE = [
         options={"b": (4.0,)},
         dtypes=("float32",),
     ),
+    *(
+        Operation(
+            f"DistMatrix.{name}",
+            lambda _, a, b, name=name: getattr(a + 8, name)(b),
+            lambda a, b, name=name: getattr(a + 8, name)(b),
+            values={"dtype": "float64", "a": A, "b": 2.5},
+            options={"b": (4.0,)},
+            dtypes=("float32",),
+        )
+        for name in ("__floordiv__", "__rfloordiv__", "__ifloordiv__", "__mod__", "__rmod__", "__imod__")
+    ),
+    Operation("DistMatrix.__and__", lambda _, a, b: a & b, np.logical_and, values={"a": A, "b": B}, views=("a",)),
+    Operation("DistMatrix.__or__", lambda _, a, b: a | b, np.logical_or, values={"a": A, "b": B}, views=("b",)),
+    Operation("DistMatrix.__invert__", lambda _, a: ~a, np.logical_not, values={"a": A}, views=("a",)),
+    Operation(
+        "where",
+        called(pblas.where),
+        lambda condition, x, y: np.where(condition != 0, x, y),
+        values={"condition": A, "x": B, "y": 1.0},
+        options={"x": NUMBERS, "y": (*NUMBERS, A), "condition": (B,)},
+        views=("condition", "x"),
+    ),
     Operation("DistMatrix.__neg__", lambda _, a: -a, lambda a: -a, values={"a": A}, views=("a",)),
     Operation("DistMatrix.__pos__", lambda _, a: +a, lambda a: a, values={"a": A}, views=("a",)),
     Operation("DistMatrix.__abs__", lambda _, a: abs(a), abs_of, values={"a": A}, views=("a",)),
@@ -302,6 +324,44 @@ REDUCING = [
             dtypes=("float32",) if name.startswith(("arg", "max", "min")) else ("float32", "complex128"),
         )
         for name in ("sum", "mean", "max", "min", "argmax", "argmin")
+    ),
+    *(
+        Operation(
+            f"DistMatrix.{name}",
+            method(name),
+            lambda a, axis, keepdims, name=name: getattr(np, name)(a, axis=axis, keepdims=keepdims),
+            values={"a": A, "axis": None, "keepdims": False},
+            options=AXES,
+            dtypes=("float32",),
+            views=("a",),
+        )
+        for name in ("any", "all")
+    ),
+    *(
+        Operation(
+            f"DistMatrix.{name}",
+            method(name),
+            lambda a, name=name, **named: getattr(np, name)(a, **named),
+            values={"a": A, "axis": None, "ddof": 0, "keepdims": False},
+            options={**AXES, "ddof": (1,)},
+            dtypes=("float32",),
+            views=("a",),
+        )
+        for name in ("var", "std")
+    ),
+    Operation(
+        "DistMatrix.matvec",
+        lambda _, a: a.matvec(np.arange(a.shape[1])),
+        lambda a: a @ np.arange(a.shape[1]),
+        values={"a": A},
+        views=("a",),
+    ),
+    Operation(
+        "DistMatrix.rmatvec",
+        lambda _, a: a.rmatvec(np.arange(a.shape[0])),
+        lambda a: a.conj().T @ np.arange(a.shape[0]),
+        values={"a": A},
+        views=("a",),
     ),
     Operation(
         "DistMatrix.norm",

@@ -17,10 +17,14 @@ from tests.common.gauge import NAMES, Array, dtype_of, entries, eps_of
 pytestmark = pytest.mark.gpu
 
 POISON = -99
-COMPLEX = ("x * s + row - 1.5", "x / full", "exp(x) + log(x)", "sqrt(x)", "rsqrt(x)", "tanh(x * 3)", "x ** 2 + x ** s")
+COMPLEX = (
+    *("x * s + row - 1.5", "x / full", "exp(x) + log(x)", "sqrt(x)", "rsqrt(x)", "tanh(x * 3)", "x ** 2 + x ** s"),
+    *("sin(x) + cos(s * x)", "tan(x / 4)", "where(x == full, x, where(x != row, 1, x))"),
+)
 REAL = (
     *("sigmoid(x) * full", "relu(x) + column", "gelu(x)", "silu(x * 4) - row", "maximum(x, 0.1) - minimum(x, row)"),
     *("where(x > row, x, 0.1 * x)", "where(x != x, 1, where(x <= 0, abs(x), x))", "gelu_tanh(x * 4) * row"),
+    *("floor(x * 4) - ceil(row)", "sign(x) + isnan(x / 0) * isfinite(row)", "x % row", "x // row", "-x % 0.25"),
 )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import pblas
 from pblas import tp
@@ -194,15 +195,29 @@ def test_operands_and_keys_that_do_not_fit_are_refused_with_the_remedy(ctx: pbla
 
 
 @pytest.mark.mpi
-def test_functions_of_numpy_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
+def test_functions_of_numpy_that_pblas_lacks_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
     a: Any = _matrix(ctx, X)
-    text = "numpy.sum takes no DistMatrix, which is distributed: A.sum() does"
-    raises_on_all_ranks(ArgumentError, text, lambda: np.sum(a))
-    assert a.sum() == X.sum()
-    raises_on_all_ranks(ArgumentError, "pblas.linalg may have it", lambda: np.linalg.solve(a, a))
-    assert np.shape(a) == a.shape
-    assert not np.iscomplexobj(a)
-    raises_on_all_ranks(ArgumentError, "A.to_global() collects it", lambda: np.vstack([a, a]))
+    raises_on_all_ranks(ArgumentError, "numpy.cumsum: it takes no DistMatrix; A.to_global()", lambda: np.cumsum(a))
+    raises_on_all_ranks(ArgumentError, "numpy.save: it takes no DistMatrix; A.save does", lambda: np.save("x", a))
+    raises_on_all_ranks(
+        ArgumentError, "'dtype'; the arguments after the first that pblas has: axis", lambda: np.sum(a, 0, "f4")
+    )
+    raises_on_all_ranks(ArgumentError, "numpy.cbrt: it takes no DistMatrix; pblas.elementwise", lambda: np.cbrt(a))
+    raises_on_all_ranks(ArgumentError, "numpy.add.accumulate: it takes no", lambda: np.add.accumulate(a))
+    raises_on_all_ranks(ArgumentError, "where= is not for a DistMatrix", lambda: np.add(a, a, where=X > 0))
+    raises_on_all_ranks(ArgumentError, "write v = v + A for v += A", lambda: np.add(X, a, out=X.copy()))
+    raises_on_all_ranks(ArgumentError, "write A.any(), A.all()", lambda: bool(a == X))
+    raises_on_all_ranks(ArgumentError, "A.to_global() collects it", lambda: np.asarray(a))
+
+
+@pytest.mark.mpi
+def test_sparse_matrices_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
+    a: Any = _matrix(ctx, X)
+    sparse: Any = scipy.sparse.csr_array(X)
+    raises_on_all_ranks(ArgumentError, "sparse csr_array; pass its .toarray()", lambda: a @ sparse.T)
+    raises_on_all_ranks(ArgumentError, "sparse csr_array; pass its .toarray()", lambda: a + sparse)
+    raises_on_all_ranks(ArgumentError, "A.to_global() collects it", lambda: sparse.T @ a)
+    assert np.allclose(_whole(a @ sparse.T.toarray()), X @ X.T)
 
 
 @pytest.mark.mpi

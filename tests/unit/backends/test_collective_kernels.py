@@ -319,11 +319,13 @@ def test_reductions_with_an_epilogue(tmp_path: Any) -> None:
 
 
 def test_functions_are_those_of_cpus(tmp_path: Any) -> None:
-    """All functions of one argument, of the same numbers, in one kernel whose operand selects the function."""
-    names, size, nranks = sorted(name for name, count in FUNCTIONS.items() if count == 1), 64, 2
+    """Functions and divisions of the same numbers, in one kernel whose operand selects the expression."""
+    size, nranks = 65, 2
+    names = [f"{name}(x)" for name, count in FUNCTIONS.items() if count == 1]
+    names += [f"{x} {sign} {y}" for sign in ("%", "//") for x, y in (("x", 2.5), ("x", -1), ("-3", "x"), ("x", 0))]
     text = "x"
     for number, name in enumerate(names):
-        text = f"where(which == {number}, {name}(x), {text})"
+        text = f"where(which == {number}, {name}, {text})"
     which = Placed(np.repeat(np.arange(float(len(names))), size))
     total = np.tile(np.linspace(-8, 8, size), len(names))
     kernels = Kernels(ReductionEpilogue("sum", parse(text), (FLOAT64,)).source(FLOAT64), ["one_shot_all"], tmp_path)

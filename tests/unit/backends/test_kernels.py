@@ -110,8 +110,8 @@ def test_arithmetic_is_that_of_cpus(file: str) -> None:
     assert not [name for name in instructions if name.lstrip().startswith(("add", "sub", "mul")) and ".rn" not in name]
 
 
-REAL = "relu(x * s + where(a > 0, gelu(a), -silu(b))) ** b - erf(x) / log(a) ** 2 + gelu_tanh(b)"
-COMPLEX = "exp(x * s) + log(a) / sqrt(x) ** 2 - tanh(b) ** rsqrt(x)"
+REAL = "relu(x * s + where(a > 0, gelu(a), -silu(b))) ** b - erf(x) / log(a) ** 2 + gelu_tanh(b) % a // floor(b)"
+COMPLEX = "exp(x * s) + log(a) / sqrt(x) ** 2 - tanh(b) ** rsqrt(x) * where(sin(x) == cos(a), tan(b), x)"
 
 
 @needs_nvcc
@@ -139,6 +139,7 @@ OPERATIONS = {
     "abs(x) ** 2 + real(o0) / imag(o1)": ("float32", ("complex64", "float32"), "complex64", "float32"),
     "maximum(x, o0) - where(o1 > 0, x, 0.5)": ("bfloat16", ("float32", "bfloat16"), "float32", "bfloat16"),
     "x + sqrt(o0)": ("float64", (None,), "float64", "float16"),
+    "isnan(x) + isfinite(o0) * where(x != o0, 1, 0)": ("complex64", ("complex128",), "complex128", "float64"),
     "x - o0": ("float32", ("float32",), "float32", "complex128"),
 }
 """Dtypes of x, of the other operands (None for a number), of the computation and of the result, by expression."""
