@@ -269,7 +269,7 @@ def where(condition: object, x: object, y: object) -> DistMatrix:
     ...     pblas.where(A < 0, 7, A).to_global(root=None).tolist()
     [[0.0, 7.0, 7.0], [1.0, 0.0, 7.0]]
     """
-    return combined("where(c != 0, x, y)", {"c": condition, "x": x, "y": y}, opname="where")
+    return combined("where(condition != 0, x, y)", {"condition": condition, "x": x, "y": y}, opname="where")
 
 
 def combined(

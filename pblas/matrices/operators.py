@@ -105,11 +105,11 @@ class Operators:
         __array_ufunc__ = None  # to a checker NumPy's arrays and numbers leave v + A to A
     else:
 
-        def __array_ufunc__(self, function: np.ufunc, method: str, *operands: object, **options: object) -> Any:
+        def __array_ufunc__(self, function: np.ufunc, method: str, *operands: object, **options: object) -> object:
             """**Collective.** np.exp(A), np.add(v, A, out=B), v + A: the elementwise operation of the same name."""
             return self._operations.ufunc(self, function, method, *operands, **options)
 
-        def __array_function__(self, function: Any, _types: object, args: Any, named: Any) -> Any:
+        def __array_function__(self, function: Any, _types: object, args: Any, named: Any) -> object:
             """**Collective.** np.sum(A), np.linalg.solve(A, b): the function of pblas of the same name."""
             return self._operations.numpy_function(self, function, args, named)
 

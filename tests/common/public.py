@@ -54,7 +54,7 @@ def operators() -> Iterator[str]:
     """Special methods of DistMatrix that compute, and properties that are collective."""
     for name in dir(DistMatrix):
         value = inspect.getattr_static(DistMatrix, name)
-        special = inspect.isfunction(value) and name.startswith("__") and not hasattr(object, name)
+        special = inspect.isfunction(value) and name.startswith("__") and name not in vars(object)
         if (special and name not in _NOT_COMPUTING) or (isinstance(value, property) and is_collective(value)):
             yield f"DistMatrix.{name}"
 

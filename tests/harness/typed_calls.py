@@ -46,6 +46,12 @@ def of_matrices(A: DistMatrix, B: DistMatrix, v: Numbers, M: np.ndarray[tuple[in
     assert_type(M + B, DistMatrix)
     assert_type(2 * A, DistMatrix)
     assert_type(A - A.mean(axis=0), DistMatrix)
+    assert_type(A % 2 // B, DistMatrix)
+    assert_type((A > 0) & ~(A == B), DistMatrix)
+    assert_type(A.any(), np.bool_)
+    assert_type(A.all(axis=0), NDArray[Any])
+    assert_type(A.var(), np.floating[Any])
+    assert_type(A.std(axis=0, ddof=1), NDArray[Any])
     assert_type(A[0:2, 0:2], DistMatrix)
     assert_type(A[0, 0], float | complex)
     assert_type(A.T, DistMatrix)
@@ -100,6 +106,5 @@ def of_blas(A: DistMatrix, B: DistMatrix, v: Numbers) -> None:
 def without(A: DistMatrix) -> None:
     """**Collective.** Attributes that do not exist."""
     C = A @ A
-    np.sum(C)  # type: ignore[call-overload]
     C.no_such_method()  # type: ignore[attr-defined]
     linalg.solve(A, C).typo  # type: ignore[attr-defined]  # noqa: B018

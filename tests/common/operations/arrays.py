@@ -157,9 +157,21 @@ ELEMENTWISE = [
         )
         for name in ("__floordiv__", "__rfloordiv__", "__ifloordiv__", "__mod__", "__rmod__", "__imod__")
     ),
-    Operation("DistMatrix.__and__", lambda _, a, b: a & b, np.logical_and, values={"a": A, "b": B}, views=("a",)),
-    Operation("DistMatrix.__or__", lambda _, a, b: a | b, np.logical_or, values={"a": A, "b": B}, views=("b",)),
-    Operation("DistMatrix.__invert__", lambda _, a: ~a, np.logical_not, values={"a": A}, views=("a",)),
+    Operation(
+        "DistMatrix.__and__",
+        lambda _, a, b: a & b,
+        lambda a, b: (a != 0) & (b != 0),
+        values={"a": A, "b": B},
+        views=("a",),
+    ),
+    Operation(
+        "DistMatrix.__or__",
+        lambda _, a, b: a | b,
+        lambda a, b: (a != 0) | (b != 0),
+        values={"a": A, "b": B},
+        views=("b",),
+    ),
+    Operation("DistMatrix.__invert__", lambda _, a: ~a, lambda a: a == 0, values={"a": A}, views=("a",)),
     Operation(
         "where",
         called(pblas.where),

@@ -76,7 +76,8 @@ def test_special_numbers(ctx: pblas.Context) -> None:
             check(y // X, y // x)
     for function in (np.isnan, np.isfinite, np.isinf, np.sign, np.floor, np.ceil):
         check(function(X), function(x))
-    check(np.isnan(X + 1j * X), np.isnan(x + 1j * x))
+    check(np.isnan(X + 1j), np.isnan(x))
+    check(np.isfinite(X + 1j), np.isfinite(x))
     assert np.isnan(X * 1j).dtype == FLOAT64
     assert np.isnan(X).any()
     assert not np.isnan(X).all()
@@ -173,7 +174,7 @@ def test_one_rank_that_calls_another_function(matrices: tuple[Any, Any], wrong: 
 @pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "complex64"])
 def test_variances_are_rounded_once(ctx: pblas.Context, name: str) -> None:
     """Of numbers whose squares 16 bits do not hold."""
-    A = ctx.from_global(300 + 100 * a, root=None).astype(name)
+    A = ctx.from_global(300 + 30 * a, root=None).astype(name)
     exact = collected(A).astype("complex128" if name == "complex64" else "float64")
     assert A.var().dtype == (np.float32 if name == "complex64" else A.dtype)
     for axis in (None, 0, 1):

@@ -214,7 +214,7 @@ def test_functions_of_numpy_that_pblas_lacks_are_refused_with_the_remedy(ctx: pb
 def test_sparse_matrices_are_refused_with_the_remedy(ctx: pblas.Context) -> None:
     a: Any = _matrix(ctx, X)
     sparse: Any = scipy.sparse.csr_array(X)
-    raises_on_all_ranks(ArgumentError, "sparse csr_array; pass its .toarray()", lambda: a @ sparse.T)
+    raises_on_all_ranks(ArgumentError, "sparse csr_array; pass its .toarray()", lambda: a @ sparse)
     raises_on_all_ranks(ArgumentError, "sparse csr_array; pass its .toarray()", lambda: a + sparse)
     raises_on_all_ranks(ArgumentError, "A.to_global() collects it", lambda: sparse.T @ a)
     assert np.allclose(_whole(a @ sparse.T.toarray()), X @ X.T)
