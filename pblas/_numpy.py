@@ -117,6 +117,7 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
     from pblas.factor.cholesky import cholesky
     from pblas.factor.qr import qr
     from pblas.factor.solvers import cond, det, inv, lstsq, matrix_norm, slogdet, solve
+    from pblas.spectral.eigh import eigh, eigvalsh
 
     reductions = "sum", "mean", "max", "min", "argmax", "argmin", "std", "var", "any", "all", "trace", "diagonal"
     table: dict[str, Callable[..., Any]] = {name: getattr(DistMatrix, name) for name in (*reductions, "copy", "astype")}
@@ -130,7 +131,7 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
     table |= {"empty_like": table["zeros_like"]}
     table |= {"iscomplexobj": lambda a: a.dtype.kind == "c", "isrealobj": lambda a: a.dtype.kind != "c"}
     solvers: dict[str, Callable[..., Any]] = {
-        f.__name__: f for f in (cholesky, qr, cond, det, inv, lstsq, matrix_norm, slogdet, solve)
+        f.__name__: f for f in (cholesky, qr, cond, det, eigh, eigvalsh, inv, lstsq, matrix_norm, slogdet, solve)
     }
     solvers |= {"norm": _norm, "matrix_transpose": table["transpose"]}
     solvers |= {name: table[name] for name in ("trace", "diagonal")}

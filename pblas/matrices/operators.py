@@ -101,17 +101,13 @@ class Operators:
             with runtime.call("@"):
                 runtime.fail("@", ArgumentError(text + type(other).__name__))
 
-    if TYPE_CHECKING:
-        __array_ufunc__ = None  # to a checker NumPy's arrays and numbers leave v + A to A
-    else:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **kwargs: object) -> object:
+        """**Collective.** np.exp(A), np.add(v, A, out=B), v + A: the elementwise operation of the same name."""
+        return self._operations.ufunc(self, ufunc, method, *inputs, **kwargs)
 
-        def __array_ufunc__(self, function: np.ufunc, method: str, *operands: object, **options: object) -> object:
-            """**Collective.** np.exp(A), np.add(v, A, out=B), v + A: the elementwise operation of the same name."""
-            return self._operations.ufunc(self, function, method, *operands, **options)
-
-        def __array_function__(self, function: Any, _types: object, args: Any, named: Any) -> object:
-            """**Collective.** np.sum(A), np.linalg.solve(A, b): the function of pblas of the same name."""
-            return self._operations.numpy_function(self, function, args, named)
+    def __array_function__(self, func: Any, types: object, args: Any, kwargs: Any) -> object:
+        """**Collective.** np.sum(A), np.linalg.solve(A, b): the function of pblas of the same name."""
+        return self._operations.numpy_function(self, func, args, kwargs)
 
     def _combined(
         self, expression: str, out: object = None, dtype: DTypeLike | None = None, **operands: object

@@ -47,6 +47,7 @@ def of_matrices(A: DistMatrix, B: DistMatrix, v: Numbers, M: np.ndarray[tuple[in
     assert_type(2 * A, DistMatrix)
     assert_type(A - A.mean(axis=0), DistMatrix)
     assert_type(A % 2 // B, DistMatrix)
+    assert isinstance(np.exp(A), DistMatrix)
     assert_type((A > 0) & ~(A == B), DistMatrix)
     assert_type(A.any(), np.bool_)
     assert_type(A.all(axis=0), NDArray[Any])
