@@ -191,7 +191,9 @@ def _bind_masked(opname: str, runtime: Runtime, a: DistMatrix, mask: Any, value:
             f"{opname}: with a mask the value must be a number, got {type(value).__name__}; pblas.where(mask, x, A) "
             f"takes matrices and arrays"
         )
-    return Elementwise.bind(opname, runtime, "where(c != 0, v, x)", {"x": a, "c": mask, "v": value}, a, None)
+    return Elementwise.bind(
+        opname, runtime, "where(mask != 0, value, a)", {"a": a, "mask": mask, "value": value}, a, None
+    )
 
 
 def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:

@@ -228,6 +228,15 @@ ELEMENTWISE = [
         values={"a": A, "value": 1.0},
         options={"value": NUMBERS},
     ),
+    Operation(
+        "DistMatrix.__setitem__: by a mask",
+        lambda _, a, mask, value: a.__setitem__(mask, value) or a,
+        lambda a, mask, value: np.where(mask != 0, value, a),
+        values={"a": A, "mask": B, "value": 1.0},
+        options={"value": NUMBERS},
+        views=("mask",),
+        shares=(("mask", "a"),),
+    ),
 ]
 
 
