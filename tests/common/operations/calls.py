@@ -241,6 +241,7 @@ _ELSEWHERE = {
     "PlannedCholesky.execute": "linalg.plan_cholesky",
     "PlannedLu.execute": "linalg.plan_lu",
     "PlannedQr.execute": "linalg.plan_qr",
+    "PlannedEigh.execute": "linalg.plan_eigh",
     "PlannedTrsm.execute": "blas.plan_trsm",
 }
 """The entries that call methods of factors and plans."""
