@@ -144,7 +144,7 @@ _VERB = "DistMatrix[...] = value"
 
 def assign(a: DistMatrix, key: object, value: object) -> None:
     """**Collective.** A[key] = value; see `DistMatrix.__setitem__`."""
-    if getattr(key, "ndim", 0) == 2:
+    if isinstance(key, DistMatrix) or (isinstance(key, np.ndarray) and key.ndim == 2):
         call(_VERB, _bind_masked, {"A": a}, a, key, value)
         return
     runtime = a.runtime

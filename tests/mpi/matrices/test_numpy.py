@@ -169,6 +169,9 @@ def test_one_rank_that_calls_another_function(matrices: tuple[Any, Any], wrong: 
     text = "numpy.cumsum: it takes no DistMatrix"
     raises_on_all_ranks(ArgumentError, text, lambda: np.cumsum(A) if COMM.rank in wrong else np.sum(A))
     assert outcome_of(lambda: np.exp(A) if COMM.rank in wrong else np.log(A))[0] == "MismatchError"
+    key = A > 0
+    outcome = outcome_of(lambda: A.__setitem__(slice(2) if COMM.rank in wrong else key, 1))
+    assert outcome[0] == "MismatchError"
     check(np.exp(A), np.exp(a))
 
 
