@@ -587,7 +587,7 @@ def test_a_closed_context_refuses_every_call_on_every_rank() -> None:
 
 def test_conversion_of_a_distributed_matrix_to_an_array_names_to_global(ctx: Context) -> None:
     x = Cast(ctx)
-    for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.dot(x.a, x.b)):  # type: ignore[call-overload]
+    for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.kron(x.a, x.b)):  # type: ignore[call-overload]
         raises_on_all_ranks(ArgumentError, "to_global", call)
     check_product(ctx)
 
