@@ -61,7 +61,18 @@ class Factored(NamedTuple):
 
 
 _INTERNAL = frozenset(
-    ("applied", "condition", "determinant", "formed", "inverse", "solution", "taken", "triangle", "upper")
+    (
+        "applied",
+        "condition",
+        "determinant",
+        "formed",
+        "inverse",
+        "local_pivots",
+        "solution",
+        "taken",
+        "triangle",
+        "upper",
+    )
 )
 """Names of factors that are for other modules of the package."""
 
