@@ -79,7 +79,7 @@ def _inverse_norm(solve: Solve, n: int, dtype: Dtype) -> float:
     estimate, last = float(np.abs(y).sum()), -1
     for _ in range(_MOST_STEPS if n > 1 else 0):
         size = np.abs(y)
-        z = np.abs(solve(np.where(size > 0, y / size, 1).astype(dtype), "C"))
+        z = np.abs(solve(np.divide(y, size, out=np.ones_like(y), where=size > 0), "C"))
         j = int(z.argmax())
         if last >= 0 and not z[j] > z[last]:
             break

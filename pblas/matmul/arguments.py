@@ -324,6 +324,7 @@ def _other(dtype: Dtype, first: Dtype) -> str:
 def checked_wire(opname: str, wire_dtype: object, dtype: Dtype) -> Dtype:
     """The dtype in which partial products travel: `wire_dtype`, or the default for that of D.
 
+    >>> import numpy as np
     >>> checked_wire("pmatmul", "float32", np.dtype("float16"))
     dtype('float32')
     """
