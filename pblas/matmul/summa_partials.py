@@ -133,7 +133,8 @@ class Partials:
         # partial D[m, n] of this layer to the owners of D[m, n]
         for movement in self._movements[s]:
             movement.begin()
-        self._signals += [channel.signal(peer, TAG_READY) for peer in self._readers[s]]
+        with backend.arrays.on_side_lane():  # after the products, and after this lane has rounded them
+            self._signals += [channel.signal(peer, TAG_READY) for peer in self._readers[s]]
         self._free[s] = [channel.await_signal(peer, TAG_FREE) for peer in self._readers[s]]
 
     def collect(self, s: int) -> None:

@@ -314,8 +314,8 @@ class Movement:
         self._far = [message for message in incoming if message not in self._readable]
         if relay is not None:
             self._far = relay.ordered(self._far)
-        host = not backend.arrays.traits.gpu
-        self._assembly = Assembly(moves, self._known) if host and trapezoid is None and not self._far else None
+        in_numpy = backend.arrays.block_copy is None
+        self._assembly = Assembly(moves, self._known) if in_numpy and trapezoid is None and not self._far else None
         outgoing = (
             self._message(move, source, 0, trapezoid)
             for move in (sends(source, target, rank) if source_matrix.has_far else ())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,9 +22,18 @@ from pblas import Grid, MatrixDescriptor
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.device import Programs
 from pblas.backends.traced import Kind
+from pblas.backends.transport import Channel, Transfer
+from pblas.layouts.placement import Placement
+from pblas.layouts.split import Split
+from pblas.matmul import arguments
 from pblas.matmul import summa_run as stationary_c
+from pblas.matmul.choose import general_product
+from pblas.matmul.choose_granularity import PlanningContext
+from pblas.matmul.choose_grid import natural_plan, on_grids
+from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.summa_plan import Summa, SummaC
 from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.packing import BlockCopy
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
 from tests.common.ranks import (
     Contexts,
@@ -232,8 +243,64 @@ KINDS = {
 }
 
 
+class LaterCopy(BlockCopy):
+    """Copies of a part of a message that are operations of a lane."""
+
+    def __init__(self, lanes: Lanes, *part: Any) -> None:
+        super().__init__(*part)
+        self._lanes = lanes
+
+    def copy(self, *operands: Any) -> None:
+        self._lanes.later(partial(super().copy, *operands))
+
+
+class Signal:
+    """An empty message; if it is not there yet, `done` lets the next signal of this rank leave."""
+
+    def __init__(self, channel: LaneChannel, started: Transfer | None = None) -> None:
+        self._channel, self.started = channel, started
+
+    def done(self) -> bool:
+        if self.started is not None and self.started.done():
+            return True
+        self._channel.progress()
+        return False
+
+
+class LaneChannel:
+    """A channel whose signals leave after the operations of their lane so far, as those of a `DeviceChannel`."""
+
+    def __init__(self, hosts: Channel, lanes: Lanes) -> None:
+        self._hosts, self._lanes = hosts, lanes
+        self.received_nbytes = 0
+        self.send, self.receive = hosts.send, hosts.receive
+        self._waiting: deque[tuple[list[bool], Signal, int, int]] = deque()
+
+    def signal(self, dest: int, tag: int) -> Signal:
+        signal = Signal(self)
+        self._waiting.append((self._lanes.mark(), signal, dest, tag))
+        return signal
+
+    def await_signal(self, source: int, tag: int) -> Signal:
+        return Signal(self, self._hosts.await_signal(source, tag))
+
+    def progress(self) -> None:
+        if self._waiting:
+            reached, signal, dest, tag = self._waiting.popleft()
+            while not reached[0]:
+                self._lanes.step()
+            signal.started = self._hosts.signal(dest, tag)
+
+    def close(self) -> None:
+        """The backend closes the hosts' channel."""
+
+
 class Lanes(HostArrays):
-    """Arrays whose operations wait until the end of the execution, as on a GPU: in any order that marks allow."""
+    """Arrays whose operations run as late as a signal or the end of the execution allows, in any order of the lanes.
+
+    As on a GPU, all that an executor does with elements are operations of the lane that it has selected: the methods of
+    the device, the copies of its `block_copy`, and the departure of signals.
+    """
 
     traits = replace(HostArrays.traits, blocking=False, reads_peers=False)
 
@@ -242,17 +309,22 @@ class Lanes(HostArrays):
         self._lane, self._prefer, self._rng = "main", prefer, rng
         self.replays = 0
 
-    def _later(self, work: Any) -> None:
+    @property
+    def block_copy(self) -> Any:  # type: ignore[override]
+        return partial(LaterCopy, self)
+
+    def later(self, work: Any) -> None:
+        """Append work to the selected lane: a function, or a mark, which the lane waits for."""
         self._lanes[self._lane].append(work)
 
     def assign(self, x: Array, z: Array) -> None:
-        self._later(lambda: HostArrays.assign(self, x, z))
+        self.later(lambda: HostArrays.assign(self, x, z))
 
     def scale(self, beta: complex, z: Array) -> None:
-        self._later(lambda: HostArrays.scale(self, beta, z))
+        self.later(lambda: HostArrays.scale(self, beta, z))
 
     def gemm(self, *operands: Any, **options: Any) -> None:
-        self._later(lambda: HostArrays.gemm(self, *operands, **options))
+        self.later(lambda: HostArrays.gemm(self, *operands, **options))
 
     @contextmanager
     def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:
@@ -262,22 +334,26 @@ class Lanes(HostArrays):
 
     def mark(self) -> list[bool]:
         reached = [False]
-        self._later(lambda: reached.__setitem__(0, True))
+        self.later(lambda: reached.__setitem__(0, True))
         return reached
 
     def follow(self, mark: Any) -> None:
         if mark is not None:
-            self._later(mark)
+            self.later(mark)
 
     def synchronize(self) -> None:
         while any(self._lanes.values()):
-            heads = {name: lane[0] for name, lane in self._lanes.items() if lane}
-            ready = [name for name, head in heads.items() if head != [False]]
-            assert ready, "each lane waits for the other"
-            name = self._prefer if self._prefer in ready else self._rng.choice(ready)
-            head = self._lanes[name].pop(0)
-            if callable(head):
-                head()
+            self.step()
+
+    def step(self) -> None:
+        """Run an operation of a lane that does not wait for the other."""
+        heads = {name: lane[0] for name, lane in self._lanes.items() if lane}
+        ready = [name for name, head in heads.items() if head != [False]]
+        assert ready, "each lane waits for the other"
+        name = self._prefer if self._prefer in ready else self._rng.choice(ready)
+        head = self._lanes[name].pop(0)
+        if callable(head):
+            head()
 
     def replayed(self, programs: Programs, key: Callable[[], Any], body: Callable[[], None]) -> bool:
         known = key()
@@ -299,22 +375,48 @@ class Lanes(HostArrays):
         return is_new
 
 
+def force(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Let the planner choose a general plan in which one matrix stays, or in which two layers form partial products."""
+
+    def forced(
+        dtype: str,
+        a: MatrixDescriptor,
+        b: MatrixDescriptor,
+        d: MatrixDescriptor,
+        *,
+        context: PlanningContext,
+        strict: bool,
+    ) -> ProductPlan:
+        assert not strict
+        product = general_product(dtype, a, b, d, context.nprocs, context.others)
+        layers = natural_plan(product, (2, 1, 2))
+        sums = Placement(Split(product.m, 3, 2), Split(product.n, 3, 2), (2, 1, 1))  # not that of D
+        plans = {plan.name: plan for plan in on_grids(product)}
+        plans |= {"layers": layers, "sums elsewhere": replace(layers, sum_placement=sums)}
+        return context.complete(plans[name])
+
+    monkeypatch.setattr(arguments, "choose", forced)
+
+
 @one_host
 @pytest.mark.mpi
 @pytest.mark.ranks(4, reason="a grid of 2 x 2")
 @pytest.mark.parametrize("prefer", ["main", "side", "neither"])
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-@pytest.mark.parametrize("width", [2, 3, 16])
+@pytest.mark.parametrize("name", ["SummaA", "SummaB", "SummaC", "layers", "sums elsewhere"])
 def test_lanes_wait_only_for_their_dependencies(
-    monkeypatch: pytest.MonkeyPatch, prefer: str, dtype: str, width: int
+    monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, prefer: str
 ) -> None:
-    """No panel is multiplied before it has come, or overwritten before it has been multiplied."""
+    """No panel is multiplied before it has come, or overwritten before it has been multiplied; nor are partial products
+    added before they are formed, or overwritten before they are added."""
     monkeypatch.setattr(stationary_c, "_COLUMNS", 2)
-    rng = random.Random(width)
+    force(monkeypatch, name)
     with pblas.Context(transport="shared") as ctx:
-        ctx.runtime.backend.arrays = Lanes(prefer, rng)
+        backend = ctx.runtime.backend
+        backend.arrays = lanes = Lanes(prefer, random.Random(ctx.rank))
+        backend.channel = LaneChannel(backend.channel, lanes)
         layout = Layout((2, 2), blocks=(3, 3))
-        for beta in (0.0, 0.5):
+        for width, beta in itertools.product((2, 3, 16), (0.0, 0.5)):
             case = Case((24, 40, 36), layout, layout, layout, dtype=dtype, beta=beta, chunks=-(-36 // width))
             Run(ctx, case).multiply()
 
@@ -323,8 +425,9 @@ def test_lanes_wait_only_for_their_dependencies(
 @pytest.mark.mpi
 @pytest.mark.ranks(4, reason="a grid of 2 x 2")
 @pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_a_replay_equals_a_fresh_execution(dtype: str) -> None:
+def test_a_replay_equals_a_fresh_execution(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """With new values, in other memory, and after another rank has changed its memory."""
+    force(monkeypatch, "SummaC")
     rng = np.random.default_rng(0)
     with pblas.Context(transport="shared") as ctx:
         lanes = Lanes("neither", random.Random(ctx.rank))
