@@ -59,7 +59,8 @@ def deflated(d: Array, z: Array, rho: float, first: int) -> Deflated:
         first: number of the first half.
 
     >>> problem = deflated(np.array([1.0, 1.0]), np.array([1.0, 1.0]), 0.5, 1)
-    >>> problem.kept.tolist(), problem.known.tolist(), problem.values.round(6).tolist(), problem.weights.round(6).tolist()
+    >>> values, weights = (x.round(6).tolist() for x in (problem.values, problem.weights))
+    >>> problem.kept.tolist(), problem.known.tolist(), values, weights
     ([1], [0], [1.0], [1.0])
     """
     n, real = len(d), d.dtype.type
