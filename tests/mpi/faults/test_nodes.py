@@ -63,10 +63,18 @@ def count_far_bytes(patch: pytest.MonkeyPatch, backend: Any) -> list[int]:
     return far
 
 
-def all_gather_gemm(dtype: str, *descs: MatrixDescriptor, context: PlanningContext, strict: bool) -> ProductPlan:
+def all_gather_gemm(
+    dtype: str,
+    a: MatrixDescriptor,
+    b: MatrixDescriptor,
+    d: MatrixDescriptor,
+    *,
+    context: PlanningContext,
+    strict: bool,
+) -> ProductPlan:
     """Chooses the all-gather and GEMM of a product, whichever plan is quicker."""
     assert not strict
-    plans = one_dimensional(dtype, *descs, context.nprocs, context.others)
+    plans = one_dimensional(dtype, a, b, d, context.nprocs, context.others)
     return context.complete(next(plan for plan in plans if isinstance(plan, AllGatherGemm)))
 
 
