@@ -142,7 +142,7 @@ def test_closing_frees_the_memory_before_an_interrupt_is_raised(monkeypatch: pyt
     ctx = Context(COMM, timeout=TIMEOUT)
     ctx.zeros(ROWS)
     if COMM.rank == 0:
-        monkeypatch.setattr(ctx.runtime.backend, "settle", lambda _: interrupt())
+        monkeypatch.setattr(ctx.runtime.backend, "synchronize", lambda _: interrupt())
     interrupted(ctx.close)
     assert ctx.runtime.closed
     assert not ctx.runtime.backend.agreement._rounds

@@ -46,7 +46,10 @@ EVERY = VECTORS | PROMOTING | {"A[0] = x": lambda a, x: a.__setitem__(0, x)}
 def test_values_that_are_no_numbers_are_refused(ctx: Context, name: str) -> None:
     a, call, x = ctx.from_global(A, root=None), EVERY[name], np.arange(1.0, N + 1)
     masked = np.ma.masked_less(x, 3)
-    raises_on_all_ranks(pblas.ArgumentError, "elements of a masked array have no value", lambda: call(a, masked))
+    text = "elements of a masked array have no value"
+    if name == "x * A":  # numpy.ma converts A before it asks for its operators
+        text = "cannot be converted to an array"
+    raises_on_all_ranks(pblas.ArgumentError, text, lambda: call(a, masked))
     raises_on_all_ranks(pblas.DTypeError, "not numbers", lambda: call(a, x.astype(object)))
     raises_on_all_ranks(pblas.DTypeError, "not numbers", lambda: call(a, x.astype(str)))
     if name not in PROMOTING:
