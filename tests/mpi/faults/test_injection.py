@@ -260,6 +260,17 @@ ALIKE: dict[str, Callable[[Cast], object]] = {
     "det": lambda x: linalg.det(x.grid),
     "cond": lambda x: linalg.cond(x.grid, 1),
     "matrix_norm": lambda x: linalg.matrix_norm(x.grid),
+    "eigh": lambda x: linalg.eigh(x.grid),
+    "eigh, blocked": lambda x: linalg.eigh(x.columns, algorithm="blocked"),
+    "eigvalsh": lambda x: linalg.eigvalsh(x.rows),
+    "plan_eigh": lambda x: linalg.plan_eigh(x.columns),
+    "where": lambda x: pblas.where(x.grid, x.rows, 0.0),
+    "all": lambda x: x.grid.all(),
+    "any": lambda x: x.grid.any(axis=1),
+    "std": lambda x: x.rows.std(axis=0),
+    "var": lambda x: x.grid.var(),
+    "matvec": lambda x: x.grid.matvec(np.ones(N)),
+    "rmatvec": lambda x: x.rows.rmatvec(np.ones(N)),
 }
 """Calls that share their code with one of `CALLS`: one fault strikes them, and on one transport only."""
 

@@ -13,13 +13,10 @@ import pytest
 import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul import arguments
-from pblas.matmul.choose import one_dimensional
-from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
-from pblas.matmul.product_plan import ProductPlan
 from tests.common.gauge import Array
 from tests.common.ranks import COMM, SEVERAL_HOSTS, Contexts, broken_later, one_host, open_context, outcome_of
-from tests.mpi.faults.test_transport import LAYOUTS, Product, combinations
+from tests.mpi.faults.test_transport import LAYOUTS, Product, all_gather_gemm, combinations
 
 SETTINGS = ("message", "shared", "mixed")
 
@@ -61,21 +58,6 @@ def count_far_bytes(patch: pytest.MonkeyPatch, backend: Any) -> list[int]:
 
     patch.setattr(backend.channel, "receive", counting)
     return far
-
-
-def all_gather_gemm(
-    dtype: str,
-    a: MatrixDescriptor,
-    b: MatrixDescriptor,
-    d: MatrixDescriptor,
-    *,
-    context: PlanningContext,
-    strict: bool,
-) -> ProductPlan:
-    """Chooses the all-gather and GEMM of a product, whichever plan is quicker."""
-    assert not strict
-    plans = one_dimensional(dtype, a, b, d, context.nprocs, context.others)
-    return context.complete(next(plan for plan in plans if isinstance(plan, AllGatherGemm)))
 
 
 @pytest.mark.mpi(min_size=3)
