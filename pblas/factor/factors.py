@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from math import inf, isfinite
+from math import frexp, inf, isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -247,10 +247,13 @@ class Factor(FactoredMatrix, ABC):
         """-e and f, if this rank's elements on the diagonal of the factor are 2^e to 2^f in size (local)."""
         desc, rank = self._w.desc, self._runtime.rank
         places = diagonal_places(desc, rank)
-        sizes = np.abs(self._runtime.backend.arrays.take(self._w.local, *places)) if len(places[0]) else np.zeros(0)
-        _, exponents = np.frexp(sizes[np.isfinite(sizes) & (sizes > 0)])
-        power = self._pivot_power
-        return int(power * (-exponents).max(initial=_NO_PIVOT)), int(power * exponents.max(initial=_NO_PIVOT))
+        if not len(places[0]):
+            return _NO_PIVOT, _NO_PIVOT
+        sizes = np.abs(self._runtime.backend.arrays.take(self._w.local, *places))
+        least, most = float(sizes.min()), float(sizes.max())
+        if not 0 < least <= most < inf:  # a singular matrix, or NaN and infinities, which are seen in the result
+            return _NO_PIVOT, _NO_PIVOT
+        return -self._pivot_power * frexp(least)[1], self._pivot_power * frexp(most)[1]
 
     def _order(self, opname: str) -> int:
         """The order of the matrix; DescriptorError if it is not square."""

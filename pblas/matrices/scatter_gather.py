@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,10 +37,13 @@ def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
     return rows, columns
 
 
+@lru_cache(16)
 def diagonal_places(desc: MatrixDescriptor, rank: int, k: int = 0) -> tuple[Array, Array]:
     """Local rows and columns of a rank's elements on the k-th diagonal (local)."""
     rows, columns = global_indices(desc, rank)
     _, i_loc, j_loc = np.intersect1d(rows + k, columns, assume_unique=True, return_indices=True)
+    for places in (i_loc, j_loc):
+        places.flags.writeable = False  # kept for later calls
     return i_loc, j_loc
 
 
