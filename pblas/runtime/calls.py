@@ -42,6 +42,7 @@ class Calls:
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
+        self._struck = False  # whether a SIGINT has come in this call (local)
         self._quiet = np.errstate()  # left at the end of the outermost call
         self._start = 0.0  # time when the outermost call began, if calls are timed for the log (local)
 
@@ -66,7 +67,7 @@ class Calls:
         self._depth += 1
         if self._depth > 1:
             return
-        self.backend.agreement.in_call = True
+        self.backend.agreement.in_call, self._struck = True, False
         self._ignore_numpy_errors()
         self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
         if threading.get_ident() == threading.main_thread().ident:
@@ -156,8 +157,10 @@ class Calls:
         try:
             self._handler(number, frame)
         except KeyboardInterrupt as caught:
-            agreement.interrupted = not agreement.interrupted
-            if not agreement.interrupted:
+            # One that came late in the call before may be pending; it is no reason to hurry in this call.
+            is_second = agreement.interrupted and self._struck
+            agreement.interrupted, self._struck = not is_second, True
+            if is_second:
                 mark_urgent(caught)
                 raise
 

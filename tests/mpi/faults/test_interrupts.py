@@ -138,6 +138,21 @@ def test_a_handler_of_the_program_is_called_at_once_and_a_signal_that_is_ignored
         check_product(ctx)
 
 
+def test_an_interrupt_that_came_late_in_the_call_before_is_not_the_first_of_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def interrupted_once(_: str) -> None:
+        monkeypatch.undo()
+        interrupt()
+
+    with Context(timeout=TIMEOUT) as ctx:
+        if COMM.rank == 0:
+            ctx.runtime.backend.agreement.interrupted = True  # after the last agreement
+            monkeypatch.setattr(ctx.runtime, "check_open", interrupted_once)
+        interrupted(lambda: ctx.zeros(ROWS))
+        check_product(ctx)
+
+
 def test_closing_frees_the_memory_before_an_interrupt_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     ctx = Context(COMM, timeout=TIMEOUT)
     ctx.zeros(ROWS)
