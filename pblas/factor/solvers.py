@@ -75,7 +75,7 @@ def solve(
     Warns:
         PblasWarning: the reciprocal condition number of A in the 1-norm, as `LuFactor.rcond` estimates it, is below
             eps, so that X may have no correct digit; on all ranks. It misses ill-conditioned matrices whose pivots are
-            of about one size, as Kahan's, which are rare: `LuFactor.rcond` sees them.
+            of about one size, as Kahan's: `LuFactor.rcond` sees them.
 
     Source: LAPACK xGESV, xPOSV; ScaLAPACK p?gesv, p?posv.
 

@@ -186,7 +186,7 @@ def eigensystem(
         z = pencil.vectors(z)
     runtime.end_reading(opname)
     with runtime.local_step(opname):
-        turn(z.stored(opname))
+        fix_signs(z.stored(opname))
     # V := Z
     if out is not None:
         out = out[:, : z.shape[1]]
@@ -212,10 +212,10 @@ def _scaled(values: Array, reduction: Reduced) -> Array:
     return scaled
 
 
-def turn(v: Array) -> None:
+def fix_signs(v: Array) -> None:
     """V := V with the first of each column's largest elements positive, of a complex one real and positive (local).
 
-    >>> v = np.array([[0.6, -0.8], [-0.8, 0.6]]); turn(v); v.tolist()
+    >>> v = np.array([[0.6, -0.8], [-0.8, 0.6]]); fix_signs(v); v.tolist()
     [[-0.6, 0.8], [0.8, -0.6]]
     """
     for j, i in enumerate(int(np.abs(column).argmax()) for column in v.T):

@@ -221,7 +221,7 @@ def test_checks_find_what_is_wrong(ctx: pblas.Context, monkeypatch: pytest.Monke
     w, v, residual, orthogonality = linalg.eigh(A, check=True, subset_by_index=[0, 6])
     assert max(residual, orthogonality) <= 1e-13
     check(collected(A), w, collected(v))
-    monkeypatch.setattr("pblas.spectral.eigh.turn", lambda x: x.__imul__(1.5))
+    monkeypatch.setattr("pblas.spectral.eigh.fix_signs", lambda x: x.__imul__(1.5))
     result = linalg.eigh(A, check=True)
     assert abs(result.orthogonality - 1.25 * 19**0.5) < 1e-10
     assert result.residual <= 1e-13
