@@ -49,6 +49,20 @@ class Traits:
     lacks: frozenset[str]  # optional methods that the device does not have, because plans for it do without them
 
 
+@dataclass(slots=True, eq=False)
+class Staircase:
+    """The elements of a local array that belong to a part of its matrix; its columns may end at different rows (local).
+
+    Of column j these are rows first[j] <= i < stop[j]. diagonal[j] is the row of an element whose imaginary part is
+    neither read nor kept, or -1.
+    """
+
+    first: Array
+    stop: Array
+    diagonal: Array
+    on_device: Any = None  # a copy in the device's memory, made at the first use
+
+
 def lacking(method: str) -> NotImplementedError:
     """The error of an optional method: no plan for the device calls it."""
     return NotImplementedError(f"the device lacks {method}")
@@ -281,7 +295,32 @@ class Level3(Protocol):
 
     @traced("gemm", lambda x, y, z: product_text([(x, y, z)]))
     def add_product(self, x: Array, y: Array, z: Array) -> None:
-        """Z += X Y in Z's precision, for an X with few columns and a Y, both in host memory; done on return."""
+        """Z += X Y in Z's precision, for an X with few columns and a Y, both in host memory; optional."""
+        raise lacking("add_product")
+
+    @traced("gemm", lambda x, _part, vector, *_, **__: product_text([(x, vector[:, None], x[:, :1])]))
+    def multiply_part(
+        self, x: Array, part: Staircase, vector: Array, dtype: Dtype, mode: str, *, transposed: bool
+    ) -> Array:
+        """op(X) v, or op(X)^T v, with the elements of a part of X in Fortran order; optional.
+
+        Args:
+            x: m x n (local).
+            part: the elements (local).
+            vector: n elements, or m if transposed, in host memory (local).
+            dtype: precision of products and sums, the accumulator dtype of X or its real one (global).
+            mode: op: "" for none, "conj", "abs" for absolute values, "abs1" for |Re| + |Im| (global).
+            transposed: whether op(X)^T is multiplied (global).
+
+        Returns:
+            m elements, or n if transposed, in host memory.
+        """
+        raise lacking("multiply_part")
+
+    @traced("gemm", lambda z, _part, x, y: product_text([(x, y, z)]))
+    def update_part(self, z: Array, part: Staircase, x: Array, y: Array) -> None:
+        """Z += X Y in a part of a Z in Fortran order; X and Y are in host memory; done on return; optional."""
+        raise lacking("update_part")
 
     @traced(
         "gemm", lambda x, z: _triangle_text("SYRK", z, x.shape[1], (2 * len(x) - z.shape[1]) * z[:1].size * x.shape[1])

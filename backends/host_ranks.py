@@ -232,7 +232,7 @@ class HostRanks(ABC):
 
     @abstractmethod
     def copy(self, x: Array, z: Array) -> None:
-        """Z := X, of the same shape and dtype; X may be in host memory, Z is in the backend's memory (local)."""
+        """Z := X of the same shape; one may be in host memory, and then X is converted to Z's dtype (local)."""
 
     @abstractmethod
     def fill(self, x: Array, value: complex = 0) -> None:

@@ -34,7 +34,7 @@ class HostArrays(Device):
         packs_blocks=True,
         most_across=64,
         pivot_dtype=np.dtype(np.intc),
-        lacks=frozenset({"trmm", "download", "upload", "check_stream"}),
+        lacks=frozenset({"trmm", "download", "upload", "check_stream", "multiply_part", "update_part"}),
     )
     block_copy = None
 

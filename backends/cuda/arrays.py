@@ -17,13 +17,13 @@ from cupy.cuda import runtime
 from nvmath.bindings import cublas
 
 from pblas import errors
-from pblas.backends.cuda import random, streams, transfer
+from pblas.backends.cuda import level2, random, streams, transfer
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflectors
-from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
+from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise, type_name
 from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
 from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
-from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
+from pblas.backends.device import Axis, Device, Mark, Programs, Staircase, Traits, Uplo
 from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
@@ -66,7 +66,7 @@ class DeviceArrays(Device):
         packs_blocks=False,
         most_across=1 << 62,  # the kernel takes any
         pivot_dtype=np.dtype(np.int64),  # integers of cuSOLVER
-        lacks=frozenset({"conjugate", "syr2k", "qr_stacked", "multiply_q_stacked"}),
+        lacks=frozenset({"conjugate", "add_product", "syr2k", "qr_stacked", "multiply_q_stacked"}),
     )
 
     def __init__(self) -> None:
@@ -220,35 +220,37 @@ class DeviceArrays(Device):
             else:
                 out[...] = (bits.astype(np.uint32) << (32 - 8 * x.dtype.itemsize)).view(FLOAT32)
 
-    # Reductions, to arrays in host memory, on CuPy's current stream. CuPy reads memory once for each step and has
-    # temporaries of the size of x where elements are converted or squared.
+    # Reductions, to arrays in host memory, on CuPy's current stream, and by rows: CuPy is slow by columns. Elements of
+    # 16 bits are converted first, by a copy.
 
     def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
-        y = _in_precision(x, dtype)
-        if kind in ("abs_sum", "abs_max"):
-            y = cupy.abs(y)
-        elif kind == "squares":
-            factor = 1.0 if scale is None else cupy.asarray(scale)
-            if axis is not None and np.ndim(factor):
-                factor = cupy.expand_dims(factor, axis)
-            # By parts: CuPy divides infinity + 0j by a number as complex numbers, which gives NaN.
-            parts = (y.real / factor, y.imag / factor) if y.dtype.kind == "c" else (y / factor,)
-            y = sum(part * part for part in parts)
-        function = {"max": cupy.max, "abs_max": cupy.max, "min": cupy.min}.get(kind, cupy.sum)
-        return np.atleast_1d(function(y, axis=axis).get())
+        if order == "F":
+            x, axis = x.T, _OTHER_AXIS[axis]
+        if scale is not None:
+            x, kind = _divided(_in_precision(x, dtype), axis, scale), "sum"
+        if kind in _MAPS:
+            y = x if x.itemsize >= 4 else _in_precision(x, dtype)
+            return np.atleast_1d(_reduction(kind, np.empty(0, dtype).real.dtype)(y, axis=axis).get())
+        function = {"max": cupy.max, "min": cupy.min, "sum": cupy.sum}[kind]
+        return np.atleast_1d(function(_in_precision(x, dtype), axis=axis).get())
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         y: GpuArray = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
-        first = cupy.argmax if kind == "max" else cupy.argmin
-        if axis is None:
-            flat = int(first(cupy.ascontiguousarray(y).reshape(-1)))
-            row, column = divmod(flat, x.shape[1])
-            return y[row : row + 1, column].get(), np.array([row, column])
-        places = first(y, axis=axis)
+        if axis is None:  # the first row with the extreme, and its first column
+            extreme, by_rows = cupy.max if kind == "max" else cupy.min, order == "C"
+            rows = extreme(y if by_rows else y.T, axis=int(by_rows))
+            (row,) = self.arg_reduce(kind, rows[None], 1, "C")[1].tolist()
+            values, columns = self.arg_reduce(kind, y[row : row + 1], 1, "C")
+            return values, np.array([row, columns[0]])
+        if order == "F":
+            y, axis = y.T, _OTHER_AXIS[axis]
+        places = (cupy.argmax if kind == "max" else cupy.argmin)(y, axis=axis)
         values = cupy.take_along_axis(y, cupy.expand_dims(places, axis), axis).squeeze(axis)
         return values.get(), places.get().astype(np.intp)
 
     def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
+        if order == "F":
+            x, y = x.T, y.T
         left, right = _in_precision(x, dtype), _in_precision(y, dtype)
         return np.atleast_1d(cupy.sum((left.conj() if conj else left) * right).get())
 
@@ -272,19 +274,23 @@ class DeviceArrays(Device):
 
     def multiply_vector(self, x: Array, vector: Array, dtype: Dtype, *, conj: bool) -> Array:
         self.begin()
-        column, product = cupy.empty((x.shape[1], 1), x.dtype), cupy.empty((x.shape[0], 1), dtype)
-        self.upload(vector[:, None], column)
-        self.gemm(1, x, column, 0, product, conj=(conj, False))
-        self.synchronize()
-        return self.download(product)[:, 0]
+        with cupy.cuda.Stream.from_external(streams.Handle(self.stream)) as stream:
+            column = cupy.asarray(np.ascontiguousarray(vector[:, None]).view(transfer.words(x).dtype)).view(x.dtype)
+            product = cupy.empty((x.shape[0], 1), dtype)
+            self.gemm(1, x, column, 0, product, conj=(conj, False))
+            result: Array = product[:, 0].get(stream=stream)
+        return result
 
-    def add_product(self, x: Array, y: Array, z: Array) -> None:
-        self.begin()
-        left, right = cupy.empty(x.shape, z.dtype, "F"), cupy.empty(y.shape, z.dtype)
-        self.upload(x, left)
-        self.upload(y, right)
-        self.gemm(1, left, right, 1, z)
+    def multiply_part(
+        self, x: Array, part: Staircase, vector: Array, dtype: Dtype, mode: str, *, transposed: bool
+    ) -> Array:
         self.synchronize()
+        return level2.multiply(x, part, vector, dtype, mode, transposed=transposed)
+
+    def update_part(self, z: Array, part: Staircase, x: Array, y: Array) -> None:
+        self.synchronize()
+        level2.update(z, part, x, y)
+        cupy.cuda.get_current_stream().synchronize()
 
     # Host memory, for naive collectives
 
@@ -561,6 +567,45 @@ def _largest_bits() -> Any:
     return cupy.ReductionKernel("T x", "T y", "(T)(x & ((T)-1 >> 1))", "max(a, b)", "y = a", "0", "largest_bits")
 
 
+_OTHER_AXIS: dict[Axis, Axis] = {None: None, 0: 1, 1: 0}
+_MAPS = {"abs_sum": "magnitude", "abs_max": "magnitude", "squares": "square"}
+_MAPPED = """
+template <class R, class T> __device__ R widened(T x) { return R(x); }
+// CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to.
+template <> __device__ double widened<double, float>(float x) {
+    double y;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+    return y;
+}
+template <class R, class T> __device__ R square(T x) { return widened<R>(x) * widened<R>(x); }
+template <class R, class T> __device__ R square(complex<T> x) { return square<R>(x.real()) + square<R>(x.imag()); }
+template <class R, class T> __device__ R magnitude(T x) { return fabs(widened<R>(x)); }
+template <class R, class T> __device__ R magnitude(complex<T> x) {
+    return abs(complex<R>(widened<R>(x.real()), widened<R>(x.imag())));
+}
+template <class R> __device__ R larger(R a, R b) { return a > b || a != a ? a : b; }
+"""
+
+
+@cache
+def _reduction(kind: str, dtype: Dtype) -> Any:
+    """The kernel that adds or compares functions of elements of 32 bits at least, in a real dtype."""
+    combine = "larger(a, b)" if kind == "abs_max" else "a + b"
+    arguments = f"{_MAPS[kind]}<{type_name(dtype)}>(x)", combine, "y = a", "0", f"pblas_{kind}"
+    return cupy.ReductionKernel("T x", f"{dtype.name} y", *arguments, preamble=_MAPPED)
+
+
+def _divided(y: Any, axis: Axis, scale: object) -> Array:
+    """The squares of elements divided by scales, which are one number or one for each result."""
+    factor: Any = cupy.asarray(scale)
+    if axis is not None and factor.ndim:
+        factor = cupy.expand_dims(factor, axis)
+    # By parts: CuPy divides infinity + 0j by a number as complex numbers, which gives NaN.
+    parts = (y.real / factor, y.imag / factor) if y.dtype.kind == "c" else (y / factor,)
+    squares: Array = sum(part * part for part in parts)
+    return squares
+
+
 def _by_columns(x: GpuArray) -> bool:
     return abs(x.strides[0]) < abs(x.strides[1]) or x.shape[1] <= 1
 
@@ -579,5 +624,5 @@ def _in_precision(x: Array, dtype: Dtype) -> Any:
 
 @cache
 def _widen() -> Any:
-    """Float32 to float64. CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to."""
-    return cupy.ElementwiseKernel("float32 x", "float64 y", 'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));', "widen")
+    """Float32 to float64."""
+    return cupy.ElementwiseKernel("float32 x", "float64 y", "y = widened<double>(x)", "widen", preamble=_MAPPED)

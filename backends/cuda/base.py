@@ -86,11 +86,12 @@ class GpuBackend(HostRanks):
         return transfer.uploading(x) if self.is_here(x) else nullcontext(x)
 
     def copy(self, x: Array, z: Array) -> None:
-        if self.is_here(x):
+        if not self.is_here(z):
+            transfer.copy_to_host(x, z)
+        elif self.is_here(x):
             transfer.copy(x, z)
         else:
-            with self.writing(z) as host:
-                host[...] = x
+            transfer.copy_from_host(x, z)
 
     def fill(self, x: Array, value: complex = 0) -> None:
         transfer.fill(x, value)

@@ -1,13 +1,17 @@
 """Copies of CuPy arrays to and from host memory, and views of arrays of other libraries.
 
 Each copy waits for all earlier work of the GPU, on any stream, and returns when it is done: the hosts create and gather
-matrices, and no stream orders their earlier work.
+matrices, and no stream orders their earlier work. A large matrix travels in pieces through page-locked buffers, by
+several threads: a copy engine moves some pieces while other threads copy theirs between a buffer and the host array.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal
 
 import cupy
@@ -18,6 +22,8 @@ from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 
 _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
+_PIECE_NBYTES = 8 << 20  # of a page-locked buffer
+_THREADS = 4  # that copy pieces; each has a buffer and a stream
 
 
 def device_array(x: Any) -> Any:
@@ -39,17 +45,9 @@ def device_array(x: Any) -> Any:
 
 def download(x: GpuArray) -> Array:
     """The elements of a CuPy array in host memory, in its storage order (local)."""
-    with _settled(x):
-        layout = runs_of(x)
-        if layout is None:
-            x = cupy.ascontiguousarray(words(x)).view(x.dtype)
-            cupy.cuda.runtime.deviceSynchronize()
-            layout = runs_of(x)
-            assert layout is not None, "a contiguous array has strided runs"
-        order, run, count, pitch = layout
-        host: Array = np.empty(x.shape, x.dtype, order=order)
-        if x.size:
-            _copy_runs(host.ctypes.data, run, x.data.ptr, pitch, run, count)
+    layout = runs_of(x)
+    host: Array = np.empty(x.shape, x.dtype, order="C" if layout is None else layout[0])
+    copy_to_host(x, host)
     return host
 
 
@@ -58,18 +56,106 @@ def uploading(x: GpuArray) -> Iterator[Array]:
     """A with block that yields host memory of x's shape; unless it raises, its contents are copied to x (local)."""
     layout = runs_of(x)
     assert layout is not None, "a part of a matrix has strided runs"
-    order, run, count, pitch = layout
-    host = np.empty(x.shape, x.dtype, order=order)
+    host = np.empty(x.shape, x.dtype, order=layout[0])
     yield host
-    if x.size:
-        with _settled(x):
-            _copy_runs(x.data.ptr, pitch, host.ctypes.data, run, run, count)
+    copy_from_host(host, x)
 
 
 def copy(x: GpuArray, z: GpuArray) -> None:
     """Z := X for CuPy arrays of one GPU, one shape and one dtype, of any strides (local)."""
     with _settled(z):
-        words(z)[...] = words(x)
+        target, source = _by_rows(words(z), words(x))
+        target[...] = source
+
+
+def copy_to_host(x: GpuArray, host: Array) -> None:
+    """Host := X, of any strides and dtypes (local)."""
+
+    def move(piece: GpuArray, buffer: Array, target: Array) -> None:
+        tight = cupy.ascontiguousarray(words(piece))
+        tight.get(out=buffer.view(tight.dtype))
+        _assign(buffer, target)
+
+    _move(x, host, move)
+
+
+def copy_from_host(host: Array, x: GpuArray) -> None:
+    """X := host, of any strides and dtypes (local)."""
+
+    def move(piece: GpuArray, buffer: Array, source: Array) -> None:
+        _assign(source, buffer)
+        target = words(piece)
+        if target.flags.c_contiguous:
+            target.set(buffer.view(target.dtype))
+        else:
+            target[...] = cupy.asarray(buffer.view(target.dtype))
+
+    _move(x, host, move)
+
+
+def _assign(x: Array, z: Array) -> None:
+    """Z := X in host memory, converted as an assignment does; threads have error states of their own."""
+    with np.errstate(all="ignore"):
+        z[...] = x
+
+
+def _move(x: Any, host: Array, move: Callable[[GpuArray, Array, Array], None]) -> None:
+    """Call move(piece of x, page-locked buffer of its shape, piece of host) for all pieces, by rows of the host array.
+
+    The piece may be used on the thread's current stream, which is awaited.
+    """
+    if not x.size:
+        return
+    if x.ndim != 2:
+        x, host = x.reshape(1, -1), host.reshape(1, -1)
+    host, x = _by_rows(host, x)
+    height = max(1, _PIECE_NBYTES // (x.itemsize * x.shape[1]))
+    device = x.data.device_id
+
+    def move_rows(start: int) -> None:
+        with cupy.cuda.Device(device), _own.stream(device) as stream:
+            piece = x[start : start + height]
+            move(piece, _own.buffer(piece), host[start : start + height])
+            stream.synchronize()
+
+    with _settled(x):
+        starts = range(0, len(x), height)
+        for _ in (map if len(starts) == 1 else _threads().map)(move_rows, starts):
+            pass
+
+
+class _Own(threading.local):
+    """The page-locked memory and the streams of this thread."""
+
+    def __init__(self) -> None:
+        self._memory = cupy.cuda.alloc_pinned_memory(1)
+        self._streams: dict[int, Any] = {}
+
+    def stream(self, device: int) -> Any:
+        """A stream of a GPU, which is the current one."""
+        if device not in self._streams:
+            self._streams[device] = cupy.cuda.Stream(non_blocking=True)
+        return self._streams[device]
+
+    def buffer(self, x: GpuArray) -> Array:
+        """A tight array of the shape and dtype of x, valid until the next call."""
+        if self._memory.mem.size < x.nbytes:
+            self._memory = cupy.cuda.alloc_pinned_memory(max(x.nbytes, min(_PIECE_NBYTES, 2 * x.nbytes)))
+        buffer: Array = np.frombuffer(self._memory, np.uint8, x.nbytes).view(x.dtype).reshape(x.shape)
+        return buffer
+
+
+_own = _Own()
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_THREADS, "pblas-copy")
+
+
+def _by_rows(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two matrices of one shape, transposed if x is stored by columns: CuPy's kernels are fast by rows."""
+    return (x.T, y.T) if x.ndim == 2 and abs(x.strides[0]) < abs(x.strides[1]) else (x, y)
 
 
 def fill(x: GpuArray, value: complex = 0) -> None:
@@ -79,7 +165,8 @@ def fill(x: GpuArray, value: complex = 0) -> None:
         with np.errstate(all="ignore"):
             element = np.array(value).astype(x.dtype).reshape(1).view(target.dtype)[0]
         with _settled(x):
-            target[...] = element
+            target, _ = _by_rows(target, target)
+            target.fill(element)
 
 
 class Shadow:
@@ -128,15 +215,6 @@ def runs_of(x: GpuArray) -> tuple[Literal["F", "C"], int, int, int] | None:
     """(storage order, bytes of a run, runs, pitch in bytes) of a matrix; None if its elements form no runs."""
     orders: tuple[Literal["F", "C"], ...] = ("F", "C")
     return next(((order, *lines) for order in orders if (lines := lines_of(x, order)) is not None), None)
-
-
-def _copy_runs(target: int, target_pitch: int, source: int, source_pitch: int, run: int, count: int) -> None:
-    """Copy `count` runs of bytes between host and GPU, in either direction."""
-    runtime = cupy.cuda.runtime
-    if target_pitch == source_pitch == run:  # a 2-D copy would limit the pitch to 2 GiB
-        runtime.memcpy(target, source, run * count, runtime.memcpyDefault)
-    else:
-        runtime.memcpy2D(target, target_pitch, source, source_pitch, run, count, runtime.memcpyDefault)
 
 
 def words(x: GpuArray) -> Any:

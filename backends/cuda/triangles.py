@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 _SOLVES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
+_VECTOR_SOLVES = {"f": cublas.strsv_64, "d": cublas.dtrsv_64, "F": cublas.ctrsv_64, "D": cublas.ztrsv_64}
 _PRODUCTS = {"f": cublas.strmm_64, "d": cublas.dtrmm_64, "F": cublas.ctrmm_64, "D": cublas.ztrmm_64}
 _BATCHES = {
     "f": cublas.sgemm_strided_batched_64,
@@ -48,6 +49,9 @@ def trsm(
     if not z.size:
         return None
     options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj)
+    if options.leading[-1] == 1 and options.leading[0] == cublas.SideMode.LEFT:
+        _VECTOR_SOLVES[t.dtype.char](handle, *options.leading[1:-1], *options.triangle, _place(z)[0], 1)
+        return copy
     one = np.ones(1, t.dtype)
     _SOLVES[t.dtype.char](handle, *options.leading, one.ctypes.data, *options.triangle, *_place(z))
     return copy

@@ -124,7 +124,8 @@ class Constructors(Creation):
 
         Args:
             function: f(i, j) of global indices (i: rows x 1, j: 1 x columns) that returns the entries as rows x
-                columns, or an array that broadcasts to it (global).
+                columns, or an array that broadcasts to it. On GPUs the indices are CuPy's arrays; a function that fails
+                with them is called again with NumPy's (global).
             desc: distribution, or shape (m, n) for `MatrixDescriptor.default` (global).
             dtype: dtype of the elements (global).
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from pblas.backends.host_ranks import HostRanks
+
 
 Layout = MatrixDescriptor | tuple[int, int]  # a descriptor, or a shape (m, n) for `MatrixDescriptor.default`
 
@@ -33,6 +36,8 @@ _FIRST_STREAM = 1 << 63
 """Seed of the first call of a context without a seed, far from those that users choose."""
 _LARGE_NBYTES = 1 << 30
 """Matrices of this size are made if there is memory for all of their elements."""
+_PANEL, _GPU_PANEL = 1 << 20, 1 << 24
+"""Elements of a function's values that are computed at a time, by hosts and by GPUs."""
 _FOR_NONE = {
     "from_global": "the m x n array there, or the rank that has it as root=",
     "from_local": "an array of shape desc.local_shape(rank), which may be empty",
@@ -60,8 +65,8 @@ class Creation:
 
         Args:
             array: an m x n array in any storage order on `root` (other ranks may pass None); with root=None the same
-                array on every rank; NumPy's, or CuPy's if the context multiplies on GPUs. Or a function f(i, j) of
-                global indices (i: rows x 1, j: 1 x columns) that returns the entries as rows x columns (global).
+                array on every rank; NumPy's, or CuPy's if the context multiplies on GPUs. Or a function f(i, j), as
+                in `from_function` (global).
             desc: distribution of the matrix, or its shape (m, n) for `MatrixDescriptor.default`; None for the shape of
                 the array (global).
             root: rank that has the array; None if every rank has it (global).
@@ -111,16 +116,15 @@ class Creation:
         local = self._memory(opname, desc, STORED[largest[0]], largest[1])
         if source is not None:
             source = backend.reading(source)
-        with backend.writing(local) as part:
-            if by_function:
-                self._fill_by(opname, array, part, desc)
+        if by_function:
+            self._fill_by(opname, array, local, desc)
+            return DistMatrix(desc, local, self.runtime)
+        with self.runtime.collective_section(opname):
+            if root is None:
+                assert source is not None, "every rank has the array"
+                backend.copy(transfer.part_of(source, desc, self.runtime.rank), local)
             else:
-                with self.runtime.collective_section(opname):
-                    if root is None:
-                        assert source is not None, "every rank has the array"
-                        part[...] = transfer.part_of(source, desc, self.runtime.rank)
-                    else:
-                        transfer.scatter(self.runtime, source, desc, part, root)
+                transfer.scatter(self.runtime, source, desc, local, root)
         return DistMatrix(desc, local, self.runtime)
 
     def _shape_of(self, opname: str, array: object, root: int | None) -> tuple[int, int]:
@@ -354,19 +358,19 @@ class Creation:
 
     def _fill_by(self, opname: str, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
         """**Collective.** local := entries(i, j), a function of the user, which may fail on some ranks only."""
-        step = f"{opname}: evaluate the function"
+        step, backend = f"{opname}: evaluate the function", self.runtime.backend
 
         def checked(i: Array, j: Array) -> Array:
             with self.runtime.users_function(opname):
                 value = entries(i, j)
-            block = np.asarray(value)
+            block: Array = value if backend.is_here(value) else np.asarray(value)
             context = f"{opname}: the function f(i, j) returned {type(value).__name__}"
             _check_conversion(context, block.dtype, local.dtype)
             return block
 
         with self.runtime.local_step(step):
             try:
-                _fill(local, desc, self.runtime.rank, checked)
+                _fill(backend, local, desc, checked)
             except errors.DTypeError:
                 raise
             except (Exception, SystemExit) as caught:
@@ -430,14 +434,26 @@ def _checked_seed(seed: object) -> int:
     return int(seed)
 
 
-def _fill(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:
-    """local := entries(i, j) at its global indices, a few columns at a time so that temporaries stay small."""
-    rows, columns = desc.local_shape(rank)
-    if not rows * columns:
+def _fill(backend: HostRanks, local: Array, desc: MatrixDescriptor, entries: Any) -> None:
+    """local := entries(i, j) at its global indices, which are on the GPU if the function takes them there."""
+    if not local.size:
         return
-    i, j = transfer.global_indices(desc, rank)
-    width = max(1, (1 << 20) // rows)
-    for start in range(0, columns, width):
+    indices = transfer.global_indices(desc, backend.rank)
+    if backend.gpus:
+        on_gpu = [backend.new(index.shape, index.dtype) for index in indices]
+        for index, copy in zip(indices, on_gpu, strict=True):
+            backend.copy(index, copy)
+        with suppress(Exception):  # a function of NumPy's arrays, or one that fails below too
+            _fill_panels(local, on_gpu[0], on_gpu[1], entries, _GPU_PANEL)
+            return
+    with backend.writing(local) as host:
+        _fill_panels(host, *indices, entries, _PANEL)
+
+
+def _fill_panels(local: Array, i: Array, j: Array, entries: Any, nelements: int) -> None:
+    """local := entries(i, j), a few columns at a time so that temporaries stay small."""
+    width = max(1, nelements // len(i))
+    for start in range(0, len(j), width):
         local[:, start : start + width] = entries(i[:, None], j[None, start : start + width])
 
 

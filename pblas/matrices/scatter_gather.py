@@ -76,10 +76,12 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
         return
     if runtime.rank != root:
         for panel in _panels(local, desc.order, local.itemsize):
-            backend.wait(backend.plain_channel.receive(panel, root, TAG).done, f"from_global: a panel from rank {root}")
+            with backend.writing(panel) as host:
+                transfer = backend.plain_channel.receive(host, root, TAG)
+                backend.wait(transfer.done, f"from_global: a panel from rank {root}")
         return
     assert whole is not None, "root has the array"
-    local[...] = part_of(whole, desc, root)
+    backend.copy(part_of(whole, desc, root), local)
     for peer in range(desc.nprocs):
         if peer != root:
             part = part_of(whole, desc, peer)
@@ -109,13 +111,18 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, wh
     if rank != root:
         if rank in holders:
             for panel in _panels(local, desc.order, local.itemsize):
-                packed = panel if _is_dense(panel) else panel.copy(order=desc.order)
+                host = backend.reading(panel)
+                packed = host if _is_dense(host) else host.copy(order=desc.order)
                 backend.wait(backend.plain_channel.send(packed, root, TAG).done, f"to_global: a panel to rank {root}")
         return
     assert whole is not None, "root has the memory"
     for peer in holders:
         if peer == rank:
-            part = local
+            rows, columns = map(index_of, desc.global_ranges(rank))
+            if isinstance(rows, slice) and isinstance(columns, slice):
+                backend.copy(local, whole[rows, columns])
+                continue
+            part = backend.reading(local)
         else:
             part = np.empty(desc.local_shape(peer), local.dtype, order=desc.order)
             for panel in _panels(part, desc.order, local.itemsize):

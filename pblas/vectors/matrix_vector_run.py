@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pblas.backends.device import Staircase
 from pblas.layouts.triangle import Part, flipped, rectangles
 from pblas.matrices.scatter_gather import global_indices, index_of
 
 if TYPE_CHECKING:
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array, Dtype, Index
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -49,6 +51,7 @@ class LocalPart:
         """Rows and columns of each rectangle, and whether only some of its elements belong to the part (local)."""
         self._masks: dict[tuple[int, bool], tuple[Array, Array]] = {}
         self._masked = 0
+        self._staircases: dict[tuple[bool, bool], Staircase] = {}
 
     def mask(self, number: int, *, strict: bool = False) -> tuple[Array, Array]:
         """Whether elements of a rectangle belong to the triangle, and whether they are on the diagonal."""
@@ -64,6 +67,22 @@ class LocalPart:
             self._masked += below.size
             self._masks[number, strict] = masks
         return masks
+
+    def staircase(self, *, strict: bool = False, hermitian: bool = False) -> Staircase:
+        """The elements of the part in each column, for devices that multiply all of them at once (local)."""
+        known = self._staircases.get((strict, hermitian))
+        if known is None:
+            rows, columns = self._indices
+            first, stop = np.zeros(len(columns), np.int64), np.full(len(columns), len(rows))
+            if self._part == "L":
+                first = np.searchsorted(rows, columns, "right" if strict else "left")
+            elif self._part == "U":
+                stop = np.searchsorted(rows, columns, "left" if strict else "right")
+            places = np.searchsorted(rows, columns)
+            on_diagonal = hermitian & (np.append(rows, -1)[places] == columns)
+            known = Staircase(first, stop, np.where(on_diagonal, places, -1))
+            self._staircases[strict, hermitian] = known
+        return known
 
     @cached_property
     def _indices(self) -> tuple[Array, Array]:
@@ -101,28 +120,44 @@ def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -
     used = {term.transposed for term in plan.terms}
     sums = {transposed: np.zeros(x.shape[transposed], dtype) for transposed in used}
     vectors = {transposed: vector[indices[not transposed]] for transposed in used}
-    for number, (i, j, meets_diagonal) in enumerate(local.rectangles):
-        part = x[i, j]
-        on_host = backend.reading(part) if meets_diagonal or plan.absolute else None
-        for term in plan.terms:
-            source, target = (i, j) if term.transposed else (j, i)
-            v = vectors[term.transposed][source]
-            if on_host is None:
-                block = part.T if term.transposed else part
-                product = backend.arrays.multiply_vector(block, v, dtype, conj=term.conj)
-            else:
-                block = on_host
-                if meets_diagonal:
-                    block = _masked(block, *local.mask(number, strict=term.strict), hermitian=plan.hermitian)
-                block = _prepared(plan, term, block, dtype)
-                product = (block.T if term.transposed else block) @ v.astype(dtype, copy=False)
-            sums[term.transposed][target] += product
+    at_once = "multiply_part" not in backend.arrays.traits.lacks and (plan.part != "all" or bool(plan.absolute))
+    (_add_products if at_once else _add_rectangles)(local, backend.arrays, x, vectors, sums)
     if not local.is_whole:
         return sums[plan.terms[0].transposed]
     result = np.zeros(local.length, dtype)
     for transposed in used:
         result[indices[transposed]] += sums[transposed]
     return result
+
+
+_Vectors = dict[bool, "Array"]  # by whether a term multiplies the transposed matrix
+
+
+def _add_products(local: LocalProduct, arrays: Device, x: Array, vectors: _Vectors, sums: _Vectors) -> None:
+    """Add the products of all terms, each by one call of the device (local)."""
+    plan = local.plan
+    for term in plan.terms:
+        part = local.staircase(strict=term.strict, hermitian=plan.hermitian)
+        v, mode = vectors[term.transposed], plan.absolute or "conj" * term.conj
+        sums[term.transposed] += arrays.multiply_part(x, part, v, local.dtype, mode, transposed=term.transposed)
+
+
+def _add_rectangles(local: LocalProduct, arrays: Device, x: Array, vectors: _Vectors, sums: _Vectors) -> None:
+    """Add the products of all terms, rectangle by rectangle: its elements are read once (local)."""
+    plan, dtype = local.plan, local.dtype
+    for number, (i, j, meets_diagonal) in enumerate(local.rectangles):
+        for term in plan.terms:
+            source, target = (i, j) if term.transposed else (j, i)
+            v, block = vectors[term.transposed][source], x[i, j]
+            if not (meets_diagonal or plan.absolute):
+                block = block.T if term.transposed else block
+                product = arrays.multiply_vector(block, v, dtype, conj=term.conj)
+            else:
+                if meets_diagonal:
+                    block = _masked(block, *local.mask(number, strict=term.strict), hermitian=plan.hermitian)
+                block = _prepared(plan, term, block, dtype)
+                product = (block.T if term.transposed else block) @ v.astype(dtype, copy=False)
+            sums[term.transposed][target] += product
 
 
 def _masked(block: Array, mask: Array, diagonal: Array, *, hermitian: bool) -> Array:
@@ -157,13 +192,16 @@ def update(local: LocalUpdate, backend: HostRanks, z: Array, x: Array, y: Array,
     if local.transposes:
         z, x, y = z.T, y.T, x.T
     x_loc, y_loc = x[local.rows], y[:, local.columns]
+    arrays = backend.arrays
+    if "update_part" not in arrays.traits.lacks:
+        arrays.update_part(z, local.staircase(hermitian=hermitian), x_loc, y_loc)
+        return
     for number, (i, j, meets_diagonal) in enumerate(local.rectangles):
         if not meets_diagonal:
-            backend.arrays.add_product(x_loc[i], y_loc[:, j], z[i, j])
+            arrays.add_product(x_loc[i], y_loc[:, j], z[i, j])
             continue
         mask, diagonal = local.mask(number)
-        updated = backend.reading(z[i, j]).copy()
-        updated[mask] += (x_loc[i] @ y_loc[:, j])[mask]
-        if hermitian and updated.dtype.kind == "c":
-            updated.imag[diagonal] = 0
-        backend.copy(updated, z[i, j])
+        target = z[i, j]
+        target[mask] += (x_loc[i] @ y_loc[:, j])[mask]
+        if hermitian and target.dtype.kind == "c":
+            target.imag[diagonal] = 0

@@ -6,6 +6,7 @@ A test of a device imports the two tests at the end and defines the fixture `on`
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -16,7 +17,7 @@ import pytest
 
 from pblas import Epilogue
 from pblas.backends.cpu import random
-from pblas.backends.device import Device, Programs, Uplo
+from pblas.backends.device import Device, Programs, Staircase, Uplo
 from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, STORED, Order, accumulator_dtype
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import parse
@@ -353,6 +354,44 @@ def add_product(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     z = on.put(old, order)
     on.device.add_product(x, y, z)
     assert gauge(on.get(z), x, y, old, beta=1.0) <= THRESHOLD
+
+
+def staircase(m: int, hermitian: bool) -> tuple[Staircase, Array]:
+    """The elements on and below the diagonal, of which the second one is real, and their mask."""
+    first = np.minimum(np.arange(N), m)
+    diagonal = np.array([j if hermitian and j == 1 < m else -1 for j in range(N)])
+    return Staircase(first, np.full(N, m), diagonal), np.arange(m)[:, None] >= np.arange(N)
+
+
+@case(*DTYPES, orders="F")
+def multiply_part(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    x, total = entries((m, N), dtype, 1), accumulator_dtype(dtype)
+    for hermitian, transposed in itertools.product(BOTH, BOTH):
+        part, mask = staircase(m, hermitian)
+        v = entries((m if transposed else N, 1), total, 2)
+        used = np.where(mask, x, dtype.type(0)).astype(total)
+        used[1:2, 1:2] = used[1:2, 1:2].real if hermitian else used[1:2, 1:2]
+        for mode, y in {
+            "": used,
+            "conj": used.conj(),
+            "abs": abs(used),
+            "abs1": abs(used.real) + abs(used.imag),
+        }.items():
+            of, w = (total, v) if mode in ("", "conj") else (y.dtype, v.real)
+            result = on.device.multiply_part(on.put(x, order), part, w[:, 0], of, mode, transposed=transposed)
+            assert result.dtype == of
+            assert gauge(result[:, None], y.T if transposed else y, w) <= THRESHOLD
+
+
+@case(*LAPACK_DTYPES, orders="F")
+def update_part(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    x, y, old = entries((m, K), dtype, 1), entries((K, N), dtype, 2), entries((m, N), dtype, 3)
+    part, mask = staircase(m, True)
+    z = on.put(old, order)
+    on.device.update_part(z, part, x, y)
+    expected = np.where(mask, old + x @ y, old)
+    expected[1:2, 1:2] = expected[1:2, 1:2].real
+    np.testing.assert_allclose(on.get(z), expected, rtol=0, atol=100 * eps_of(dtype))
 
 
 @case(*LAPACK_DTYPES, orders="F")

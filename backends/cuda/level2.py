@@ -1,0 +1,69 @@
+"""Products of a vector with a part of a matrix on a GPU, and updates of the part, by kernels on the current stream.
+
+cuBLAS knows triangles of whole matrices; a rank's part of a distributed triangle is a staircase.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+
+from pblas.backends.cuda.pointwise import functions, type_name
+
+if TYPE_CHECKING:
+    from pblas.backends.device import Staircase
+    from pblas.backends.dtypes import Array, Dtype, GpuArray
+
+_THREADS = 256
+_WIDTH, _HEIGHT = 64, 8192  # columns or rows whose products one thread or one CTA adds
+_MOST_CTAS = 65535  # of the second dimension of a grid
+_MODES = {"": 1, "conj": 2, "abs": 3, "abs1": 4}
+
+
+def multiply(x: GpuArray, part: Staircase, vector: Array, dtype: Dtype, mode: str, *, transposed: bool) -> Array:
+    """op(X) v, or op(X)^T v, with the elements of a part; v and the result are in host memory."""
+    rows, columns = x.shape
+    if not x.size:
+        return np.zeros(columns if transposed else rows, dtype)
+    name, results, added, width = "multiply_rows", rows, columns, _WIDTH
+    if transposed:
+        name, results, added, width = "multiply_columns", columns, rows, _HEIGHT
+    width = max(width, -(-added // _MOST_CTAS))
+    sums = cupy.empty((-(-added // width), results), dtype)
+    ctas = columns if transposed else -(-rows // _THREADS)
+    _launch(name, (ctas, len(sums)), x, part, dtype, cupy.asarray(vector.astype(dtype)), sums, width, _MODES[mode])
+    total: Array = (sums[0] if len(sums) == 1 else sums.sum(0)).get()
+    return total
+
+
+def update(z: GpuArray, part: Staircase, x: Array, y: Array) -> None:
+    """Z += X Y in a part; X and Y are in host memory, and the diagonal of a part becomes real if it has one."""
+    if not z.size:
+        return
+    left, right = (cupy.asarray(np.ascontiguousarray(w, z.dtype)) for w in (x.T, y))
+    ctas = -(-len(z) // _THREADS), min(z.shape[1], _MOST_CTAS)
+    _launch("update_part", ctas, z, part, z.dtype, left, right, x.shape[1])
+
+
+def _launch(name: str, ctas: tuple[int, int], x: GpuArray, part: Staircase, dtype: Dtype, *arguments: Any) -> None:
+    """Launch a kernel; the bounds of the part stay on the GPU for later calls."""
+    if part.on_device is None:
+        part.on_device = cupy.asarray(np.stack([part.first, part.stop, part.diagonal]).astype(np.int64))
+    shape = x.strides[1] // x.itemsize, *x.shape
+    words = (np.int64(z) if isinstance(z, int) else z for z in (x.data.ptr, *shape, *part.on_device, *arguments))
+    _kernel(name, x.dtype, dtype)(ctas, (_THREADS,), tuple(words))
+
+
+@cache
+def _kernel(name: str, element: Dtype, result: Dtype) -> Any:
+    return cupy.RawModule(code=source(element, result), options=("--std=c++17",)).get_function(name)
+
+
+def source(element: Dtype, result: Dtype) -> str:
+    """CUDA C++ of the kernels for elements and results of these dtypes."""
+    types = f"typedef {type_name(element)} E;\ntypedef {type_name(result)} A;\n"
+    return functions(result) + types + (Path(__file__).parent / "level2.cu").read_text(encoding="utf-8")
