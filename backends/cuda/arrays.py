@@ -220,31 +220,30 @@ class DeviceArrays(Device):
             else:
                 out[...] = (bits.astype(np.uint32) << (32 - 8 * x.dtype.itemsize)).view(FLOAT32)
 
-    # Reductions, to arrays in host memory, on CuPy's current stream, and by rows: CuPy is slow by columns. Elements of
-    # 16 bits are converted first, by a copy.
+    # Reductions, to arrays in host memory, on the default stream. Elements of 16 bits are converted first, by a copy.
 
     def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
-        if order == "F":
+        is_mapped = kind in _MAPS and scale is None
+        if order == "F" and (axis is None or is_mapped):  # CuPy is slow by columns, but for sums of each
             x, axis = x.T, _OTHER_AXIS[axis]
-        if scale is not None:
-            x, kind = _divided(_in_precision(x, dtype), axis, scale), "sum"
-        if kind in _MAPS:
+        if is_mapped:
             y = x if x.itemsize >= 4 else _in_precision(x, dtype)
-            return np.atleast_1d(_reduction(kind, np.empty(0, dtype).real.dtype)(y, axis=axis).get())
-        function = {"max": cupy.max, "min": cupy.min, "sum": cupy.sum}[kind]
-        return np.atleast_1d(function(_in_precision(x, dtype), axis=axis).get())
+            return transfer.on_host(_reduction(kind, np.empty(0, dtype).real.dtype)(y, axis=axis).reshape(-1))
+        y = _in_precision(x, dtype)
+        if axis is not None and x.shape[axis] == 1 and scale is None:
+            return transfer.on_host(cupy.ascontiguousarray(y.reshape(-1)))
+        function = {"max": cupy.max, "min": cupy.min}.get(kind, cupy.sum)
+        y = y if scale is None else _divided(y, axis, scale)
+        return transfer.on_host(function(y, axis=axis).reshape(-1))
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         y: GpuArray = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
-        if axis is None:  # the first row with the extreme, and its first column
-            extreme, by_rows = cupy.max if kind == "max" else cupy.min, order == "C"
-            rows = extreme(y if by_rows else y.T, axis=int(by_rows))
-            (row,) = self.arg_reduce(kind, rows[None], 1, "C")[1].tolist()
-            values, columns = self.arg_reduce(kind, y[row : row + 1], 1, "C")
-            return values, np.array([row, columns[0]])
-        if order == "F":
-            y, axis = y.T, _OTHER_AXIS[axis]
-        places = (cupy.argmax if kind == "max" else cupy.argmin)(y, axis=axis)
+        first = cupy.argmax if kind == "max" else cupy.argmin
+        if axis is None:
+            flat = int(first(cupy.ascontiguousarray(y).reshape(-1)))
+            row, column = divmod(flat, x.shape[1])
+            return y[row : row + 1, column].get(), np.array([row, column])
+        places = first(y, axis=axis)
         values = cupy.take_along_axis(y, cupy.expand_dims(places, axis), axis).squeeze(axis)
         return values.get(), places.get().astype(np.intp)
 
@@ -252,19 +251,18 @@ class DeviceArrays(Device):
         if order == "F":
             x, y = x.T, y.T
         left, right = _in_precision(x, dtype), _in_precision(y, dtype)
-        return np.atleast_1d(cupy.sum((left.conj() if conj else left) * right).get())
+        return transfer.on_host(cupy.sum((left.conj() if conj else left) * right).reshape(-1))
 
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
-        words = transfer.words(x)[cupy.asarray(rows), cupy.asarray(columns)]
-        elements: Array = words.get().view(x.dtype)
-        return elements
+        words = transfer.words(x)[transfer.on_gpu(rows), transfer.on_gpu(columns)]
+        return transfer.on_host(words).view(x.dtype)
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         self.synchronize()
         if rows.size:
             words = transfer.words(x)
             bits = np.array([value], x.dtype).view(words.dtype)
-            words[cupy.asarray(rows), cupy.asarray(columns)] = cupy.asarray(bits)
+            words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = bits[0]
             cupy.cuda.get_current_stream().synchronize()
 
     def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
@@ -274,12 +272,11 @@ class DeviceArrays(Device):
 
     def multiply_vector(self, x: Array, vector: Array, dtype: Dtype, *, conj: bool) -> Array:
         self.begin()
-        with cupy.cuda.Stream.from_external(streams.Handle(self.stream)) as stream:
-            column = cupy.asarray(np.ascontiguousarray(vector[:, None]).view(transfer.words(x).dtype)).view(x.dtype)
-            product = cupy.empty((x.shape[0], 1), dtype)
-            self.gemm(1, x, column, 0, product, conj=(conj, False))
-            result: Array = product[:, 0].get(stream=stream)
-        return result
+        column = transfer.on_gpu(vector[:, None].view(transfer.words(x).dtype)).view(x.dtype)
+        product = cupy.empty((x.shape[0], 1), dtype)
+        self.gemm(1, x, column, 0, product, conj=(conj, False))
+        self.synchronize()
+        return transfer.on_host(product)[:, 0]
 
     def multiply_part(
         self, x: Array, part: Staircase, vector: Array, dtype: Dtype, mode: str, *, transposed: bool

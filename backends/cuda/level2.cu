@@ -3,7 +3,8 @@
 // the part; diagonal[j] is the row whose imaginary part is not read, or -1.
 #define ARGUMENTS                                                                                          \
     E *x, integer ld, integer rows, integer columns, const integer *first, const integer *stop, const integer *diagonal
-enum { THREADS = 256, WARP = 32, ELEMENTS, CONJUGATES, SIZES, SUMS_OF_SIZES };
+enum { THREADS = 256, WARP = 32 };
+enum { ELEMENTS, CONJUGATES, SIZES, SUMS_OF_SIZES };  // what multiplies the vector
 
 template <class Real>
 __device__ __forceinline__ Real size_of(Real x, bool) {

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
+from pblas.backends.cuda import transfer
 from pblas.backends.cuda.pointwise import functions, type_name
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _THREADS = 256
 _WIDTH, _HEIGHT = 64, 8192  # columns or rows whose products one thread or one CTA adds
 _MOST_CTAS = 65535  # of the second dimension of a grid
-_MODES = {"": 1, "conj": 2, "abs": 3, "abs1": 4}
+_MODES = {"": 0, "conj": 1, "abs": 2, "abs1": 3}
 
 
 def multiply(x: GpuArray, part: Staircase, vector: Array, dtype: Dtype, mode: str, *, transposed: bool) -> Array:
@@ -35,16 +36,25 @@ def multiply(x: GpuArray, part: Staircase, vector: Array, dtype: Dtype, mode: st
     width = max(width, -(-added // _MOST_CTAS))
     sums = cupy.empty((-(-added // width), results), dtype)
     ctas = columns if transposed else -(-rows // _THREADS)
-    _launch(name, (ctas, len(sums)), x, part, dtype, cupy.asarray(vector.astype(dtype)), sums, width, _MODES[mode])
-    total: Array = (sums[0] if len(sums) == 1 else sums.sum(0)).get()
-    return total
+    _launch(
+        name,
+        (ctas, len(sums)),
+        x,
+        part,
+        dtype,
+        transfer.on_gpu(vector.astype(dtype, copy=False)),
+        sums,
+        width,
+        _MODES[mode],
+    )
+    return transfer.on_host(sums[0] if len(sums) == 1 else sums.sum(0))
 
 
 def update(z: GpuArray, part: Staircase, x: Array, y: Array) -> None:
     """Z += X Y in a part; X and Y are in host memory, and the diagonal of a part becomes real if it has one."""
     if not z.size:
         return
-    left, right = (cupy.asarray(np.ascontiguousarray(w, z.dtype)) for w in (x.T, y))
+    left, right = (transfer.on_gpu(w.astype(z.dtype, copy=False)) for w in (x.T, y))
     ctas = -(-len(z) // _THREADS), min(z.shape[1], _MOST_CTAS)
     _launch("update_part", ctas, z, part, z.dtype, left, right, x.shape[1])
 
@@ -52,7 +62,7 @@ def update(z: GpuArray, part: Staircase, x: Array, y: Array) -> None:
 def _launch(name: str, ctas: tuple[int, int], x: GpuArray, part: Staircase, dtype: Dtype, *arguments: Any) -> None:
     """Launch a kernel; the bounds of the part stay on the GPU for later calls."""
     if part.on_device is None:
-        part.on_device = cupy.asarray(np.stack([part.first, part.stop, part.diagonal]).astype(np.int64))
+        part.on_device = transfer.on_gpu(np.stack([part.first, part.stop, part.diagonal]).astype(np.int64))
     shape = x.strides[1] // x.itemsize, *x.shape
     words = (np.int64(z) if isinstance(z, int) else z for z in (x.data.ptr, *shape, *part.on_device, *arguments))
     _kernel(name, x.dtype, dtype)(ctas, (_THREADS,), tuple(words))

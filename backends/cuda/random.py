@@ -10,6 +10,7 @@ import cupy
 import numpy as np
 
 from pblas.backends.cpu import random
+from pblas.backends.cuda import transfer
 from pblas.backends.cuda.kernels import FOLDER, expanded
 from pblas.backends.cuda.pointwise import type_name
 
@@ -27,7 +28,9 @@ def fill(x: Any, rows: Array, columns: Array, seed: int, *, normal: bool) -> Non
     if not x.size:
         return
     by_columns = int(x.strides[0] == x.itemsize)
-    along, across = (cupy.asarray(z.astype(np.int64)) for z in ((rows, columns) if by_columns else (columns, rows)))
+    along, across = (
+        transfer.on_gpu(z.astype(np.int64, copy=False)) for z in ((rows, columns) if by_columns else (columns, rows))
+    )
     ld = x.strides[by_columns] // x.itemsize
     real = np.empty(0, x.dtype).real.dtype if x.dtype.kind == "c" else x.dtype
     integers = x.data.ptr, ld, along.size, across.size, along.data.ptr, across.data.ptr, by_columns

@@ -48,9 +48,11 @@ def trsm(
     """Z := T^-1 Z, in place, on a stream; T may be marked as conjugated."""
     if not z.size:
         return None
-    options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj)
-    if options.leading[-1] == 1 and options.leading[0] == cublas.SideMode.LEFT:
-        _VECTOR_SOLVES[t.dtype.char](handle, *options.leading[1:-1], *options.triangle, _place(z)[0], 1)
+    is_vector = z.shape[1] == 1
+    options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj, straight=is_vector or by_columns(z))
+    if is_vector:
+        vector = _place(z)[0], z.strides[0] // z.itemsize
+        _VECTOR_SOLVES[t.dtype.char](handle, *options.leading[1:-1], *options.triangle, *vector)
         return copy
     one = np.ones(1, t.dtype)
     _SOLVES[t.dtype.char](handle, *options.leading, one.ctypes.data, *options.triangle, *_place(z))
@@ -72,7 +74,7 @@ def trmm(
     """Z := alpha T X, on a stream, for an X in the storage order of Z; otherwise as `trsm`."""
     if not z.size:
         return None
-    options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj)
+    options, copy = _options(stream, t, z, uplo, unit=unit, conj=conj, straight=by_columns(z))
     factor = np.array([alpha], t.dtype)
     places = *options.triangle, *_place(x, straight=by_columns(z)), *_place(z)
     _PRODUCTS[t.dtype.char](handle, *options.leading, factor.ctypes.data, *places)
@@ -87,10 +89,10 @@ class _Options(NamedTuple):
 
 
 def _options(
-    stream: int, t: GpuArray, z: GpuArray, uplo: Uplo, *, unit: bool, conj: bool
+    stream: int, t: GpuArray, z: GpuArray, uplo: Uplo, *, unit: bool, conj: bool, straight: bool
 ) -> tuple[_Options, Array | None]:
-    """The arguments for T and Z, and a conjugate copy of T if there is one."""
-    (m, n), straight = z.shape, by_columns(z)
+    """The arguments for T and Z, read as they are or transposed, and a conjugate copy of T if there is one."""
+    m, n = z.shape
     # On the left T, on the right T^T, as cuBLAS reads it: as it is stored, or transposed with a flag.
     matrix, upper = (t, uplo == "U") if straight else (t.T, uplo == "L")
     conj = conj and t.dtype.kind == "c"
