@@ -1,4 +1,4 @@
-"""No call moves a matrix through host memory: what it copies is of the size of vectors, or of its arrays and results."""
+"""No call moves a matrix through host memory: it copies vectors, and its arrays and results."""
 
 from __future__ import annotations
 
