@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _SHARED = "ranks share a GPU, whose time slices they get in turn; results are right, times mean nothing"
 _INITIALISED = 2  # NVSHMEM_STATUS_IS_INITIALIZED; larger values tell how many PEs share a GPU
 _MAX_STATUS = 4
+_LEAST_DEADLINE = 60.0  # seconds for NVSHMEM's start, which takes up to 10 (8 H200)
 
 
 class Nvshmem:
@@ -317,17 +319,27 @@ def _initialise(agreement: Agreement, device: Gpu) -> None:
     assert uid is not None
     number = uid._data.view(np.int8)  # noqa: SLF001 - nvshmem4py does the same; there is no other way
     number[...] = agreement.broadcast(number, 0, "init_nvshmem")
-    try:
-        core.init(
-            device=_core_device(device.index),
-            uid=uid,
-            rank=agreement.rank,
-            nranks=agreement.size,
-            initializer_method="uid",
-        )
-    except Exception as caught:  # noqa: BLE001 - nvshmem4py and NVSHMEM have exceptions of their own
-        error = _failure("it did not start", caught)
-    agreement.agree("init_nvshmem: start NVSHMEM", error)
+    failures = list[Exception]()
+
+    def start() -> None:
+        try:
+            gpu.activate(device)
+            core.init(
+                device=_core_device(device.index),
+                uid=uid,
+                rank=agreement.rank,
+                nranks=agreement.size,
+                initializer_method="uid",
+            )
+        except Exception as caught:  # noqa: BLE001 - nvshmem4py and NVSHMEM have exceptions of their own
+            failures.append(caught)
+
+    # In another thread, because NVSHMEM waits for ever for a rank that has died.
+    thread = threading.Thread(target=start, name="pblas starts NVSHMEM", daemon=True)
+    thread.start()
+    step = "init_nvshmem: start NVSHMEM"
+    agreement.wait(lambda: not thread.is_alive(), step, max(agreement.timeout, _LEAST_DEADLINE))
+    agreement.agree(step, _failure("it did not start", failures[0]) if failures else None)
 
 
 def _check_pes(nvshmem: Nvshmem, pes: list[int]) -> None:
