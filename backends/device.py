@@ -539,6 +539,24 @@ class Lapack(Protocol):
         """
         raise lacking("multiply_q_stacked")
 
+    @traced("factor", "SYEVD", "x")
+    def eigh(self, x: Array, *, vectors: bool) -> tuple[Array, int]:
+        """X := V with X V = V diag(w), for the lower triangle of a Hermitian X; without `vectors` X is lost.
+
+        Args:
+            x: n x n, finite, with real elements on its diagonal (local).
+            vectors: whether to compute V (global).
+
+        Returns:
+            w, ascending, in host memory; 0, or INFO of a tridiagonal matrix whose eigenvalues were not found.
+
+        Source: LAPACK, xSYEVD and xHEEVD.
+        """
+
+    @traced("sum", "fix signs", "x")
+    def fix_signs(self, x: Array) -> None:
+        """Multiply each column of X so that the first of its largest elements is positive, and real."""
+
     @traced("factor", "LARFT", "v")
     def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
         """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, for reflectors H_i = I - tau_i v_i v_i^H.

@@ -218,6 +218,13 @@ class HostArrays(Device):
     def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
         lapack.larft(v, tau, t)
 
+    def eigh(self, x: Array, *, vectors: bool) -> tuple[Array, int]:
+        values = np.empty(len(x), x.real.dtype)
+        return values, lapack.syevd(x, values, vectors=vectors)
+
+    def fix_signs(self, x: Array) -> None:
+        lapack.fix_signs(x)
+
     # Order
 
     def begin(self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:

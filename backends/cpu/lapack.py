@@ -170,6 +170,28 @@ def sytrd(x: Array, d: Array, e: Array, tau: Array) -> None:
         _call(x, name, b"L", n, x, _lda(x), d, e, tau, np.empty(nb * n, x.dtype), nb * n, ctypes.c_int())
 
 
+def syevd(x: Array, values: Array, *, vectors: bool) -> int:
+    """VALUES := the eigenvalues of a Hermitian X, ascending; X := its eigenvectors, or is lost. Returns INFO.
+
+    >>> x, values = np.array([[2.0, 9.0], [1.0, 2.0]], order="F"), np.empty(2)
+    >>> syevd(x, values, vectors=True), values.round(9).tolist(), np.abs(x).round(3).tolist()
+    (0, [1.0, 3.0], [[0.707, 0.707], [0.707, 0.707]])
+    """
+    n, info, is_complex = len(x), ctypes.c_int(), x.dtype.kind == "c"
+    if not n:
+        return 0
+    # LWORK of the reduction in blocks; then that of divide and conquer, whose work is real
+    lwork = n * (n + 64) if is_complex else 2 * n * n + 64 * n + 1
+    lrwork, liwork = (1 + 5 * n + 2 * n * n,) * is_complex, 3 + 5 * n
+    works: list[Any] = [np.empty(lwork, x.dtype), lwork]
+    for length in lrwork:
+        works += [np.empty(length, values.dtype), length]
+    works += [np.empty(liwork, np.intc), liwork]
+    name, job = "heevd" if is_complex else "syevd", b"V" if vectors else b"N"
+    _call(x, name, job, b"L", n, x, _lda(x), values, *works, info)
+    return info.value
+
+
 def sterf(d: Array, e: Array) -> int:
     """D := the eigenvalues of a real tridiagonal matrix, ascending; E is overwritten. Returns INFO.
 
@@ -194,6 +216,19 @@ def stedc(d: Array, e: Array, z: Array) -> int:
         work, iwork = np.empty(lwork, d.dtype), np.empty(liwork, np.intc)
         _call(d, "stedc", b"I", n, d, e, z, _lda(z), work, lwork, iwork, liwork, info)
     return info.value
+
+
+def fix_signs(x: Array) -> None:
+    """X := X with the first of each column's largest elements positive, of a complex one real and positive.
+
+    >>> x = np.array([[0.6, -0.8], [-0.8, 0.6]]); fix_signs(x); x.tolist()
+    [[-0.6, 0.8], [0.8, -0.6]]
+    """
+    for j, i in enumerate(int(np.abs(column).argmax()) for column in x.T):
+        largest = x[i, j]
+        if largest != abs(largest):
+            x[:, j] *= largest.conj() / abs(largest)
+            x[i, j] = abs(largest)
 
 
 def laed4(numbers: range, d: Array, z: Array, rho: float, delta: Array, values: Array) -> int:

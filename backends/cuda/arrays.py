@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _GRAM_BLOCKS, _GRAM_ROWS = 528, 512
 """Blocks of rows of a Gram matrix at most, some for each multiprocessor, and rows of a block at least."""
+_SIGNED = 1 << 24  # elements whose signs are fixed at a time
 _WIDE = 256  # fewest right-hand sides that are multiplied with inverses
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
@@ -452,6 +453,26 @@ class DeviceArrays(Device):
 
     def qr(self, x: Array, t: Array) -> None:
         self._reflectors.geqrt(self.stream, x, t)
+
+    def eigh(self, x: Array, *, vectors: bool) -> tuple[Array, int]:
+        if not x.size:
+            return np.empty(0, x.dtype).real, 0
+        result = self._lapack.syevd(self.stream, x, vectors=vectors)
+        self.synchronize()  # which frees the workspace
+        self._pool.free_all_blocks()
+        return result
+
+    def fix_signs(self, x: GpuArray) -> None:
+        """Some columns at a time, since CuPy has temporaries of their size."""
+        step = max(1, _SIGNED // max(len(x), 1))
+        with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
+            for start in range(0, x.shape[1] if x.size else 0, step):
+                columns = x[:, start : start + step]
+                places = cupy.argmax(cupy.abs(columns), axis=0), cupy.arange(columns.shape[1])
+                largest = columns[places]
+                sizes = cupy.abs(largest)
+                columns *= cupy.where(sizes > 0, largest.conj() / sizes, 1)
+                columns[places] = sizes
 
     def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
         memory: Any = self.empty(tau.nbytes).view(tau.dtype)

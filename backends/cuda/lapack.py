@@ -158,6 +158,23 @@ class Lapack:
         buffers = self._buffers(stream, cusolverDn.xgetrf_buffer_size, (*matrix, kind))
         cusolverDn.xgetrf(self._handle, self._params, *matrix, pivots.data.ptr, kind, *buffers, info.data.ptr)
 
+    def syevd(self, stream: int, x: GpuArray, *, vectors: bool) -> tuple[Array, int]:
+        """The eigenvalues of the lower triangle of a Hermitian X, in host memory, and INFO; X := V, or is lost.
+
+        Waits for the stream. The workspace, of more elements than X has, is not kept.
+        """
+        real = np.zeros(0, x.dtype).real.dtype
+        values = self._empty(len(x) * real.itemsize).view(real)
+        place = _KINDS[x.dtype.char], x.data.ptr, lda(x), _KINDS[real.char], values.data.ptr
+        matrix = int(vectors), _LOWER, len(x), *place, _KINDS[x.dtype.char]
+        cusolverDn.set_stream(self._handle, stream)
+        on_device, on_host = map(int, cusolverDn.xsyevd_buffer_size(self._handle, self._params, *matrix))
+        memory, host, info = self._empty(on_device), np.empty(on_host, np.uint8), self._empty(4).view(np.int32)
+        work = memory.data.ptr, on_device, host.ctypes.data, on_host
+        cusolverDn.xsyevd(self._handle, self._params, *matrix, *work, info.data.ptr)
+        runtime.streamSynchronize(stream)
+        return values.get(), int(info.get()[0])
+
     def geqrf(self, stream: int, x: GpuArray, tau: GpuArray) -> None:
         """X := R and V with X = Q R and Q = H_1 H_2 ..., H_j = I - tau_j v_j v_j^H; the ones of V are not stored."""
         kind, info = _KINDS[x.dtype.char], self.memory(stream, "info", 8)

@@ -21,6 +21,7 @@ _SPLIT = 4096
 multiply, and half of one to exchange at 1 Gbit/s. On one host LAPACK with the cores of all ranks is faster: its product
 reads a triangle once, and strips are read twice."""
 _LEAF = 64  # rows of T with which a rank begins, at least
+_DIRECT = 24  # largest order that one routine of LAPACK solves faster than the ranks together
 _LAYOUTS = 256
 
 
@@ -35,8 +36,11 @@ def choose_eigh(
     count: int | None = None,
     vectors: bool = True,
     algorithm: EighAlgorithm = "auto",
+    gpus: bool = False,
 ) -> EighPlan:
     """The plan for `count` vectors, None for all, of a matrix with the distribution `a`.
+
+    On GPUs it is that of cuSOLVER on one of them, whatever the algorithm.
 
     >>> plan = choose_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "message")
     >>> plan.w.nprocs, plan.w.nb, plan.members
@@ -44,7 +48,14 @@ def choose_eigh(
     >>> choose_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.nprocs
     1
     """
-    n = a.n
+    n, k = a.n, a.n if count is None else count
+    v = a.without_lld if k == n else resized(a.without_lld, (n, k))
+    if gpus or (algorithm == "auto" and n <= _DIRECT):
+        w = MatrixDescriptor.column_wise(n, n, 1)
+        library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
+        why = "one rank" if nprocs == 1 else f"{library} solves A on one rank; several are no faster"
+        z = MatrixDescriptor.column_wise(n, k, 1)
+        return EighPlan(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, library, direct=True)
     is_large = transport in ("message", "mixed") and n >= _SPLIT
     is_split = nprocs > 1 and n > _WIDTH * nprocs and (algorithm == "blocked" or (algorithm == "auto" and is_large))
     why = "several hosts, and enough columns for all ranks"
@@ -54,7 +65,5 @@ def choose_eigh(
     nb = min(_WIDTH if is_split else _WIDTH_OF_ONE, max(n, 1))
     w = apart(MatrixDescriptor.column_wise(n + nb, n, nprocs if is_split else 1, nb=nb), dtype)
     members = max(1, min(nprocs, n // _LEAF))
-    k = n if count is None else count
     z = apart(MatrixDescriptor.column_wise(n, k, members), dtype)
-    v = a.without_lld if k == n else resized(a.without_lld, (n, k))
     return EighPlan(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors)

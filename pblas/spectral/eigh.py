@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_like_planned, enough_ranks
+from pblas.core.checks import check_like_planned, enough_ranks, is_writeable
 from pblas.core.planned import PlanHandle
 from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
@@ -19,7 +19,7 @@ from pblas.runtime.runtime import checked_flag
 from pblas.simulation.hardware import Topology
 from pblas.spectral.choose import EighAlgorithm, choose_eigh
 from pblas.spectral.generalized import Pencil, completed, pencil_of
-from pblas.spectral.steps import reduced, solved_tridiagonal
+from pblas.spectral.steps import reduced, solved, solved_tridiagonal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -115,7 +115,17 @@ class Options(NamedTuple):
             count=count,
             vectors=self.vectors,
             algorithm=self.algorithm,
+            gpus=topology.gpus,
         )
+
+    def wanted(self, n: int, values: Callable[[], Array]) -> tuple[int, int]:
+        """The numbers (start, stop) of the wanted ones of n eigenvalues, which `values` gives if they are needed."""
+        if self.subset_by_index is not None:
+            return self.subset_by_index[0], self.subset_by_index[1] + 1
+        if self.subset_by_value is None:
+            return 0, n
+        low, high = np.searchsorted(values(), self.subset_by_value, "right")
+        return int(low), int(high)
 
 
 def _pair(opname: str, name: str, value: Any, types: tuple[type, ...]) -> tuple[Any, Any]:
@@ -131,15 +141,6 @@ def _check_matrix(opname: str, a: Any, runtime: Runtime) -> None:
     """Check the matrix (local)."""
     arguments.check_matrix(opname, "A", a, runtime)
     arguments.check_square(opname, a.desc)
-    _check_on_cpus(opname, runtime)
-
-
-def _check_on_cpus(opname: str, runtime: Runtime) -> None:
-    """Raise BackendError if matrices are in GPU memory."""
-    if runtime.backend.gpus:
-        raise errors.BackendError(
-            f"{opname}: eigenvalues are computed on CPUs, this context is on GPUs; use Context(backend='mpi')"
-        )
 
 
 def eigensystem(
@@ -159,70 +160,71 @@ def eigensystem(
     runtime = a.runtime
     plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology)
     with runtime.local_step(opname):
-        _check_on_cpus(opname, runtime)
-        lacks = int(not overwrite_a or a.conjugated or not a.stored(opname).flags.writeable)
+        lacks = int(not overwrite_a or a.conjugated or not is_writeable(a.stored(opname)))
         placed = None if out is None else out.signature()
         agrees = {**options._asdict(), "overwrite_a": overwrite_a, "out": placed, **a.signature()}
     (lacks,) = runtime.agree(opname, agrees, None, (lacks,))
     # W := A
-    w = empty(plan.w, a) if plan.is_split else zeros(opname, plan.w, a)
+    w = empty(plan.w, a) if plan.is_split or plan.direct else zeros(opname, plan.w, a)
     for copy in plan.copies:
         trapezoid = copy.trapezoid
         assert trapezoid is not None, "of one triangle"
         redistributed(opname, a, out=w[: a.desc.m], trans=copy.trans, uplo=trapezoid.uplo, diagonal=trapezoid.diagonal)
+    values, z = (_directly if plan.direct else _in_stages)(opname, plan, options, a, w, stage)
+    if z is None:
+        return values, None
+    if pencil is not None:
+        z = pencil.vectors(z)
+    runtime.end_reading(opname)
+    with runtime.local_step(opname):
+        runtime.backend.arrays.begin()
+        runtime.backend.arrays.fix_signs(z.stored(opname))
+        runtime.backend.arrays.synchronize()
+    # V := Z
+    if out is not None:
+        out = out[:, : z.shape[1]]
+    elif not lacks and z.shape == a.shape:
+        out = a
+    desc = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology, z.shape[1]).v
+    if out is None and z.desc == desc:
+        return values, z
+    return values, redistributed(opname, z, None if out is not None else desc, out=out, is_temporary=True)
+
+
+def _directly(
+    opname: str, plan: EighPlan, options: Options, a: DistMatrix, w: DistMatrix, stage: Callable[[str], StageReport]
+) -> tuple[Array, DistMatrix | None]:
+    """**Collective.** The wanted eigenvalues, and their vectors in W, by one routine on rank 0."""
+    values = solved(opname, plan, w, stage("solve"))
+    first, last = options.wanted(a.desc.n, lambda: values)
+    z = w if last - first == a.desc.n else w[:, first:last]
+    return values[first:last], z if options.vectors else None
+
+
+def _in_stages(
+    opname: str, plan: EighPlan, options: Options, a: DistMatrix, w: DistMatrix, stage: Callable[[str], StageReport]
+) -> tuple[Array, DistMatrix | None]:
+    """**Collective.** The wanted eigenvalues, and their vectors, by way of a tridiagonal matrix."""
+    n, runtime = a.desc.n, a.runtime
     # T := Q^H W Q
     reduction = reduced(opname, plan, w, stage("reduce"))
-    first, last = _wanted(opname, runtime, options, reduction)
+    first, last = options.wanted(n, lambda: _scaled(reduction.values(opname, runtime), reduction))
     if not options.vectors:
         return _scaled(reduction.values(opname, runtime)[first:last], reduction), None
     # S, w of T
     plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology, last - first)
     values, z = solved_tridiagonal(opname, plan, reduction, (first, last), a, stage("divide and conquer"))
     # Z := Q S
-    if a.desc.n > 1:
+    if n > 1:
         below = z[1:]
-        multiplied(opname, Reflectors(w[1:, : a.desc.n - 1]), below, out=below, progress=stage("transform"))
-    if pencil is not None:
-        z = pencil.vectors(z)
-    runtime.end_reading(opname)
-    with runtime.local_step(opname):
-        fix_signs(z.stored(opname))
-    # V := Z
-    if out is not None:
-        out = out[:, : z.shape[1]]
-    elif not lacks and z.shape == a.shape:
-        out = a
-    v = redistributed(opname, z, None if out is not None else plan.v, out=out, is_temporary=True)
-    return _scaled(values[first:last], reduction), v
-
-
-def _wanted(opname: str, runtime: Runtime, options: Options, reduction: Reduced) -> tuple[int, int]:
-    """**Collective.** The numbers (start, stop) of the wanted eigenvalues (global)."""
-    if options.subset_by_index is not None:
-        return options.subset_by_index[0], options.subset_by_index[1] + 1
-    if options.subset_by_value is None:
-        return 0, len(reduction.d)
-    low, high = np.searchsorted(_scaled(reduction.values(opname, runtime), reduction), options.subset_by_value, "right")
-    return int(low), int(high)
+        multiplied(opname, Reflectors(w[1:, : n - 1]), below, out=below, progress=stage("transform"))
+    return _scaled(values[first:last], reduction), z
 
 
 def _scaled(values: Array, reduction: Reduced) -> Array:
     """The eigenvalues of A, from those of its multiple."""
     scaled: Array = values / values.dtype.type(reduction.scale)
     return scaled
-
-
-def fix_signs(v: Array) -> None:
-    """V := V with the first of each column's largest elements positive, of a complex one real and positive (local).
-
-    >>> v = np.array([[0.6, -0.8], [-0.8, 0.6]]); fix_signs(v); v.tolist()
-    [[-0.6, 0.8], [0.8, -0.6]]
-    """
-    for j, i in enumerate(int(np.abs(column).argmax()) for column in v.T):
-        x = v[i, j]
-        if x != abs(x):
-            v[:, j] *= x.conj() / abs(x)
-            v[i, j] = abs(x)
 
 
 @overload
@@ -283,13 +285,14 @@ def eigh(
         subset_by_value: [low, high]: the eigenvalues greater than low and at most high; None for all (global).
         algorithm: "local" reduces A to a tridiagonal matrix on rank 0, with the cores of all ranks of its host;
             "blocked" on all ranks; "auto" takes the one that is expected to be faster. All ranks share the rest of the
-            work in any case (global).
+            work in any case. GPUs know one algorithm: cuSOLVER's, on that of rank 0 (global).
         overwrite_a: A is not needed any more: V takes its memory if all vectors are wanted, unless there is a B, or A
             is conjugated or read-only (global).
         check: compute by products how far w and V are from eigenvalues and eigenvectors (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
             function: rank 0 calls it instead, with the name of the stage, "reduce", "divide and conquer" or
-            "transform", and that share, 0 to 1 (global).
+            "transform", and that share, 0 to 1. On GPUs, and for a matrix of a few rows, there is one stage, "solve"
+            (global).
 
     Returns:
         The eigenvalues, ascending, a real NumPy array equal on all ranks; V, a new n x k matrix in the layout of A, or
@@ -356,7 +359,7 @@ def eigvalsh(
         subset_by_index: as in `eigh` (global).
         subset_by_value: as in `eigh` (global).
         algorithm: as in `eigh` (global).
-        progress: as in `eigh`; the stage is "reduce" (global).
+        progress: as in `eigh`; the stage is "reduce" or "solve" (global).
 
     Returns:
         A real NumPy array, equal on all ranks.

@@ -26,6 +26,8 @@ from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, View
 
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
+_DIRECT = 4
+"""Products of n x n matrices that take the time of the library's vectors, from those of T (H200, float64, n = 8192)."""
 _STRIP = 64
 """Columns of a strip on each rank, at least: a product reads them twice, the second time from a cache."""
 
@@ -64,6 +66,8 @@ class EighPlan(Plan):
     transport: Transport = "message"
     uplo: Literal["L", "U"] = "L"  # the triangle of A that is read (global)
     vectors: bool = True  # whether V is computed, not w alone (global)
+    library: Literal["cuSOLVER", "LAPACK"] = "LAPACK"
+    direct: bool = False  # whether rank 0 computes w, and V in W, by one routine of the library (global)
 
     # The tridiagonalization
 
@@ -157,7 +161,7 @@ class EighPlan(Plan):
     @property
     def transformation(self) -> list[PanelReflectorsPlan]:
         """The product of Q with Z."""
-        if not self.vectors or self.a.n < 2:
+        if self.direct or not self.vectors or self.a.n < 2:
             return []
         z = self.z.submatrix(1, self.z.m, 0, self.z.n)
         return [PanelReflectorsPlan(self.reflectors, z, self.dtype, self.nprocs, self.transport)]
@@ -203,6 +207,8 @@ class EighPlan(Plan):
                 # Z := [S1 0; 0 S2] U, for this rank's columns
                 columns = -(-size // (merge.hi - merge.lo))
                 yield Phase(1, (size, columns, -(-size // 2)), before=view.traffic(peer, part))
+            if self.direct and rank == 0:
+                yield Phase(1, (n, n, _DIRECT * n))
         for plan in (*self.transformation, *self.back):
             yield from plan.phases(view)
 
@@ -217,8 +223,12 @@ class EighPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """W and Z, S of two halves and their products, and the messages of redistributions."""
-        n, elements = self.a.n, self.w.max_stored_nelements + 4 * self.w.nb * self.a.n
-        if self.vectors:
+        n, elements = self.a.n, self.w.max_stored_nelements
+        if self.direct:  # and the routine's own
+            elements += (1 + self.vectors) * n * n
+        else:
+            elements += 4 * self.w.nb * n
+        if self.vectors and not self.direct:
             elements += self.z.max_stored_nelements + (2 * n * n if self.members == 1 else 3 * n * n // 2)
         others = (*self.copies, *self.transformation, *self.back)
         return self.itemsize * elements + max(plan.workspace_nbytes for plan in others)
@@ -253,7 +263,8 @@ class EighPlan(Plan):
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         yield "A", f"{described(self.a)}; the {'lower' if self.uplo == 'L' else 'upper'} triangle is read"
-        yield "W", f"{described(self.w)}; tridiagonalized in place, the last {self.w.m - self.a.m} rows for T"
+        how = f"tridiagonalized in place, the last {self.w.m - self.a.m} rows for T"
+        yield "W", f"{described(self.w)}; {'for the eigenvectors' if self.direct else how}"
         if self.vectors:
             yield "V", described(self.v)
 
@@ -265,12 +276,17 @@ class EighPlan(Plan):
             parts.append("panels and products of W with vectors to all ranks")
         if self.vectors and self.members > 1:
             parts.append("vectors of both halves in each merge")
+        if self.vectors and not self.direct:
+            parts.append("reflectors to every rank with columns of Z")
         if self.vectors:
-            parts += ["reflectors to every rank with columns of Z", "Z to the layout of A"]
+            parts.append("Z to the layout of A")
         return ", ".join(parts)
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         ranks = ranks_text(self.w.nprocs)
+        if self.direct:
+            yield "solver", f"{self.library}'s xSYEVD, on rank 0"
+            return
         how = f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks}"
         yield (
             "reduction",

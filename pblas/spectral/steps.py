@@ -18,7 +18,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.spectral.divide_and_conquer_run import RunDivideAndConquer, Tridiagonal
 from pblas.spectral.eigh_plan import EighPlan
-from pblas.spectral.tridiagonalization_run import RunTridiagonalization
+from pblas.spectral.tridiagonalization_run import RunTridiagonalization, largest, scale_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -56,6 +56,37 @@ def _not_converged(opname: str, info: int) -> ConvergenceError:
     return ConvergenceError(text, info)
 
 
+def _not_finite(opname: str, plan: EighPlan) -> errors.ArgumentError:
+    """The error of a matrix with NaN or infinite elements."""
+    triangle = "lower" if plan.uplo == "L" else "upper"
+    return errors.ArgumentError(f"{opname}: A has NaN or infinite elements in its {triangle} triangle; replace them")
+
+
+def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) -> Array:
+    """**Collective.** The eigenvalues of the lower triangle of W, by one routine on rank 0; W := V, or is lost."""
+    runtime, values, info = w.runtime, np.zeros(0), 0
+    with runtime.local_step(opname):
+        if runtime.rank == 0:
+            arrays, a = runtime.backend.arrays, w.stored(opname)
+            arrays.begin()
+            arrays.lower(a)
+            arrays.synchronize()
+            scale = scale_of([largest(arrays, a)], a.real.dtype)
+            if np.isnan(scale):
+                raise _not_finite(opname, plan)
+            if scale != 1:
+                arrays.scale(scale, a)
+            values, info = arrays.eigh(a, vectors=plan.vectors)
+            values /= values.dtype.type(scale)
+    runtime.agree(f"{opname}: eigenvalues", {})
+    values, info = runtime.backend.broadcast_object((values, info), 0)
+    if info:
+        raise agreed(_not_converged(opname, info))
+    if progress is not None:
+        progress(1.0)
+    return values
+
+
 @dataclass(frozen=True, eq=False)
 class _Step(Operation[ResultT]):
     """A step with the plan of the call, which is chosen before."""
@@ -90,12 +121,7 @@ class Reduction(_Step[Reduced]):
     ) -> Reduced:
         executor.progress = None  # an exception in it keeps frames alive
         if np.isnan(executor.scale):
-            triangle = "lower" if self.chosen.uplo == "L" else "upper"
-            raise agreed(
-                errors.ArgumentError(
-                    f"{opname}: A has NaN or infinite elements in its {triangle} triangle; replace them"
-                )
-            )
+            raise agreed(_not_finite(opname, self.chosen))
         return Reduced(executor.d, executor.e, executor.scale)
 
 

@@ -25,6 +25,7 @@ from pblas.matrices.scatter_gather import global_indices
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_plan import Panel
@@ -32,7 +33,21 @@ if TYPE_CHECKING:
 
 _ROWS = 2048
 """Rows of a tile: a rank's strip of a tile stays in the cache between its two products (1 MB in float64)."""
-_CHUNK = 1 << 16  # elements of which the largest is sought at a time
+
+
+def largest(arrays: Device, a: Array) -> float:
+    """The largest |real or imaginary part| of an element; NaN if there is one (local)."""
+    if not a.size:
+        return 0.0
+    parts = (a.real, a.imag) if a.dtype.kind == "c" else (a,)
+    extremes = [arrays.reduce(kind, x, None, "F", x.dtype)[0] for x in parts for kind in ("min", "max")]
+    return float(np.abs(extremes).max())
+
+
+def scale_of(sizes: list[float], real: np.dtype[Any]) -> float:
+    """The power of 2 that brings elements into the range in which no square overflows; NaN if one is not finite."""
+    size = real.type(np.max(sizes))
+    return range_scale(size, 0.5) if np.isfinite(size) else np.nan
 
 
 class RunTridiagonalization:
@@ -89,11 +104,7 @@ class RunTridiagonalization:
 
     def _scale(self, a: Array) -> float:
         """The power of 2 that brings A into the range in which no square overflows; NaN if A is not finite."""
-        parts, step = ((a.real, a.imag) if a.dtype.kind == "c" else (a,)), max(1, _CHUNK // max(self._n, 1))
-        columns = (x[:, j : j + step] for x in parts for j in range(0, x.shape[1], step))
-        largest = [float(np.abs(x).max(initial=0)) for x in columns]
-        size = np.max(self._backend.gather(float(np.max(largest, initial=0))))  # NaN if there is one
-        return range_scale(self.d.dtype.type(size), 0.5) if np.isfinite(size) else np.nan
+        return scale_of(self._backend.gather(largest(self._arrays, a)), self.d.dtype)
 
     def _reduce(self, a: Array, tau: Array) -> None:
         """T := Q^H A Q on all ranks, Q over the columns of their owners."""

@@ -611,6 +611,37 @@ def block_of_reflectors(on: On, dtype: np.dtype[Any], order: Order, m: int) -> N
     same(whole_q(host, on.get(t)), expected, 32 * (m + 1))
 
 
+@case(*LAPACK_DTYPES, orders="F")
+def eigh(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    a = entries((m, m), dtype, 1)
+    a = (a + a.conj().T).astype(dtype)
+    lower = np.where(np.tri(m, dtype=bool), a, POISON).astype(dtype)
+    for vectors in BOTH:
+        x = on.put(lower)
+        values, info = on.device.eigh(x, vectors=vectors)
+        assert info == 0
+        same(values, np.linalg.eigvalsh(a), 16 * (m + 1))
+    v = on.get(x)
+    same(a @ v, (v * values).astype(dtype), 16 * (m + 1))
+    same(v.conj().T @ v, np.eye(m, dtype=dtype), 16 * (m + 1))
+
+
+@case(*LAPACK_DTYPES, orders="F")
+def fix_signs(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    host = entries((m, N), dtype, 1)
+    if m:
+        host[:, 1], host[[2, 4], 1] = 0, [-9, 9]
+    x = on.put(host)
+    on.device.fix_signs(x)
+    result = on.get(x)
+    same(np.abs(result), np.abs(host), 4)
+    if m:
+        places = np.abs(host).argmax(axis=0), np.arange(N)
+        same(result[places], np.abs(host)[places].astype(dtype), 4)
+        assert (result[places].imag == 0).all()
+        assert (result[2, 1], result[4, 1]) == (9, -9), "the first of the largest"
+
+
 # Lanes
 
 

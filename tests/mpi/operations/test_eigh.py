@@ -34,6 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "choose._WIDTH": NB,
         "choose._WIDTH_OF_ONE": NB + 1,
         "choose._LEAF": 2,
+        "choose._DIRECT": 4,
         "choose._SPLIT": 12,
         "eigh_plan._STRIP": 4,
     }.items():
@@ -221,7 +222,7 @@ def test_checks_find_what_is_wrong(ctx: pblas.Context, monkeypatch: pytest.Monke
     w, v, residual, orthogonality = linalg.eigh(A, check=True, subset_by_index=[0, 6])
     assert max(residual, orthogonality) <= 1e-13
     check(collected(A), w, collected(v))
-    monkeypatch.setattr("pblas.spectral.eigh.fix_signs", lambda x: x.__imul__(1.5))
+    monkeypatch.setattr(type(ctx.runtime.backend.arrays), "fix_signs", lambda _, x: x.__imul__(1.5))
     result = linalg.eigh(A, check=True)
     assert abs(result.orthogonality - 1.25 * 19**0.5) < 1e-10
     assert result.residual <= 1e-13
@@ -310,7 +311,9 @@ def test_no_convergence(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.undo()
     if COMM.rank == 0:
         monkeypatch.setattr("pblas.backends.cpu.lapack.sterf", lambda *_: 2)
-    raises_on_all_ranks(pblas.ConvergenceError, "INFO=2", lambda: linalg.eigvalsh(A))
+        monkeypatch.setattr("pblas.backends.cpu.lapack.syevd", lambda *_, **__: 4)
+    raises_on_all_ranks(pblas.ConvergenceError, "INFO=2", lambda: linalg.eigvalsh(A, algorithm="local"))
+    raises_on_all_ranks(pblas.ConvergenceError, "INFO=4", lambda: linalg.eigh(A))  # one routine for all, by now
 
 
 @few

@@ -76,6 +76,16 @@ def test_simulation(hardware: str, algorithm: EighAlgorithm) -> None:
     assert ("32 columns on 4 ranks" in planned.explain()) == (algorithm == "blocked")
 
 
+def test_a_plan_for_gpus() -> None:
+    """One GPU has W, in which cuSOLVER leaves V; A arrives there, and V leaves."""
+    plan = choose_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "push", gpus=True, count=10)
+    assert (plan.direct, plan.w.nprocs, plan.v.shape) == (True, 1, (4096, 10))
+    assert plan.received_elements(0) == 3 * plan.a.n**2 // 4
+    assert plan.received_elements(3) == plan.a.n // 4 * 10
+    assert "cuSOLVER's xSYEVD, on rank 0" in plan.explain()
+    assert plan.simulate("nvlink").seconds > 0
+
+
 def test_errors_of_plans() -> None:
     rows = MatrixDescriptor.row_wise(8, 8, 2)
     with pytest.raises(pblas.DTypeError, match="descriptors have no dtype"):
