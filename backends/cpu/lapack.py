@@ -224,7 +224,7 @@ def fix_signs(x: Array) -> None:
     >>> x = np.array([[0.6, -0.8], [-0.8, 0.6]]); fix_signs(x); x.tolist()
     [[-0.6, 0.8], [0.8, -0.6]]
     """
-    for j, i in enumerate(int(np.abs(column).argmax()) for column in x.T):
+    for j, i in enumerate(int(np.abs(column).argmax()) for column in x.T if column.size):
         largest = x[i, j]
         if largest != abs(largest):
             x[:, j] *= largest.conj() / abs(largest)
