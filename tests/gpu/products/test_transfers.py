@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pblas import Context
+from pblas import Context, DistMatrix
 from tests.common.operations.catalogue import OPERATIONS
-from tests.common.operations.operation import made
+from tests.common.operations.operation import Operand, descriptor, made
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
@@ -52,6 +52,15 @@ def ctx() -> Iterator[Context]:
         yield context
 
 
+def placed_on_gpus(ctx: Context, name: str, x: Any, operand: Operand) -> DistMatrix:
+    """**Collective.** The matrix of an operand, a view if it is conjugated or has an offset."""
+    (m, n), (i, j) = x.shape, operand.offset
+    whole = np.zeros((m + 2 * i, n + 2 * j), x.dtype)
+    whole[i : i + m, j : j + n] = x
+    view = ctx.from_global(whole, descriptor(operand.layout, whole.shape, operand.order), None)[i : i + m, j : j + n]
+    return view.conj() if operand.conj else view
+
+
 def nbytes_of(*values: Any) -> int:
     """Bytes of the arrays in host memory among some values."""
     return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
@@ -61,7 +70,7 @@ def nbytes_of(*values: Any) -> int:
 def test_a_call_copies_no_matrix(ctx: Context, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     operation = OPERATIONS[name]
     for _ in range(2):  # the first call makes plans, and what they keep
-        arguments = made(ctx, operation.values, N)[0]
+        arguments = made(ctx, operation.values, N, placed_on_gpus)[0]
         moved, result = counted(monkeypatch, partial(operation.call, ctx, **arguments))
     given = nbytes_of(*arguments.values(), *(result if isinstance(result, tuple) else [result]))
     assert moved <= given + VECTORS * N * 16
