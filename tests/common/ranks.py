@@ -17,7 +17,6 @@ from pblas.backends import liveness
 from pblas.runtime.runtime import Runtime
 from tests.common.gauge import NAMES
 from tests.common.window_engine import PushBackend
-from tests.harness.shares import NO_DIFFERENT
 
 Contexts = dict[str, pblas.Context]
 COMM = MPI.COMM_WORLD.Dup()
@@ -35,6 +34,9 @@ waits = pytest.mark.ranks(2, 3, reason="sleeps until a deadline; with 2 ranks an
 
 waits_long = pytest.mark.ranks(3, reason="sleeps until several deadlines; with all parts that there are")
 """Mark for such tests that take a second for each case, and need two ranks that wait."""
+
+NO_DIFFERENT = "no different with more ranks, and slow"
+"""The reason of `few`, and of others."""
 
 few = pytest.mark.ranks(1, 2, 3, reason=NO_DIFFERENT)
 """Mark for tests that do not depend on the grid: any of three ranks, the middle one too, may have the error."""

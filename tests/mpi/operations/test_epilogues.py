@@ -13,8 +13,7 @@ from pblas import Epilogue, MatrixDescriptor, errors
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmReduceScatter
 from pblas.matrices.scatter_gather import part_of
 from tests.common.gauge import Array, dtype_of, entries, eps_of
-from tests.common.ranks import COMM, Contexts, check_product, collected, raises_on_all_ranks, some_wrong
-from tests.harness.shares import NO_DIFFERENT
+from tests.common.ranks import COMM, NO_DIFFERENT, Contexts, check_product, collected, raises_on_all_ranks, some_wrong
 
 SETTINGS = ("shared", "message", "push")
 KINDS = {

@@ -24,6 +24,7 @@ from pblas.tp.products import Caller
 from tests.common.gauge import Array, dtype_of, entries, eps_of
 from tests.common.ranks import (
     COMM,
+    NO_DIFFERENT,
     Contexts,
     Foreign,
     check_broken_half_way,
@@ -31,7 +32,6 @@ from tests.common.ranks import (
     raises_on_all_ranks,
     some_wrong,
 )
-from tests.harness.shares import NO_DIFFERENT
 
 P, RANK = COMM.size, COMM.rank
 T, I, O = 2 * P + 3, 3 * P - 1, 4 * P  # tokens and features in do not divide

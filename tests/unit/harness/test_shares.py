@@ -1,11 +1,11 @@
-"""A whole run leaves no case out: each one runs on some number of ranks, and those of small families on two."""
+"""A whole run leaves no case out: each one runs on a number of ranks that its marks allow, of a small family on two."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.harness.shares import LARGE, NO_DIFFERENT, NUMBERS, share, sizes_of
+from tests.harness.shares import LARGE, NUMBERS, numbers_of, share
 
 
 def copied(marks: dict[str, Any]) -> dict[str, Any]:
@@ -28,11 +28,12 @@ def test_each_case_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: i
     kept = {n: share(cases, n) for n in NUMBERS}
     for case in cases:
         found = [n for n in NUMBERS if case in kept[n]]
-        assert found == list(sizes_of(case.nodeid, count))
+        assert found == sorted(numbers_of(case.nodeid, count))
         assert len(found) == numbers
     assert count < 20 or all(kept.values())
 
 
+@pytest.mark.parametrize("count", [1, 60])
 @pytest.mark.parametrize(
     ("marks", "numbers"),
     [
@@ -42,21 +43,18 @@ def test_each_case_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: i
         ({"ranks": {"numbers": (1, 2, 3), "reason": "sleeps"}, "mpi": {"min_size": 3}}, (3,)),
     ],
 )
-def test_a_test_that_chooses_its_numbers_of_ranks_runs_on_these_and_is_left_out_on_others(
-    marks: dict[str, Any], numbers: tuple[int, ...]
+def test_the_cases_of_a_test_that_chooses_its_numbers_of_ranks_are_shared_out_to_these(
+    count: int, marks: dict[str, Any], numbers: tuple[int, ...]
 ) -> None:
-    cases = family("test_a", 60, **marks)
-    for n in NUMBERS:
-        assert share(cases, n) == (cases if n in numbers else [])
-
-
-def test_a_test_of_up_to_three_ranks_keeps_each_case_on_one_of_them() -> None:
-    cases = family("test_a", 60, ranks={"numbers": (1, 2, 3), "reason": NO_DIFFERENT}, mpi={"min_size": 2})
-    assert {case.nodeid for n in (2, 3) for case in share(cases, n)} == {case.nodeid for case in cases}
-    assert not any(share(cases, n) for n in (1, 4, 6))
+    cases = family("test_a", count, **marks)
+    kept = {n: share(cases, n) for n in NUMBERS}
+    each = 1 if count >= LARGE else min(2, len(numbers))
+    assert all(sum(case in kept[n] for n in numbers) == each for case in cases)
+    assert not any(kept[n] for n in {*NUMBERS} - {*numbers})
+    assert count == 1 or all(kept[n] for n in numbers)
 
 
 def test_a_test_that_would_run_nowhere_is_an_error() -> None:
-    cases = family("test_a", 1, ranks={"numbers": (1, 2, 3), "reason": NO_DIFFERENT}, mpi={"min_size": 4})
+    cases = family("test_a", 1, ranks={"numbers": (1, 2, 3), "reason": "slow"}, mpi={"min_size": 4})
     with pytest.raises(pytest.UsageError, match=r"test_a\[0\] would run on no number of ranks"):
         share(cases, 2)
