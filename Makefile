@@ -29,6 +29,8 @@ MPIEXEC_4 = $(BIN)/mpiexec -n 4 $(BIN)/python -m mpi4py
 export OPENBLAS_NUM_THREADS = 1
 export OMP_NUM_THREADS = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Python compiles what is imported, a small part, when it is. Pip wants a false value for an option that begins with `no`.
+export PIP_NO_COMPILE = no
 
 # $(call step,name,command): runs the command with its output in a log, which is shown if it fails.
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \

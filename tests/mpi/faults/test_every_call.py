@@ -243,7 +243,10 @@ ARRAYS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_one_rank_or_all_may_meet(settings: Settings, name: str) -> None:
-    """Of the odd values three for each argument: others for other arguments, and in other calls."""
+    """Each array is unlike in each way on one rank or on all, and each argument has two of the odd values.
+
+    Others for other arguments, and in other calls.
+    """
     with Trial(settings, name) as trial:
         for mood, inside in MOODS.items():
             trial.run(f"{mood}, plain", inside=inside())
@@ -252,10 +255,11 @@ def test_what_one_rank_or_all_may_meet(settings: Settings, name: str) -> None:
         arrays = [x for x, value in arguments.items() if isinstance(value, np.ndarray)]
         given = sorted(trial.call.given & {*arguments})
         del arguments
-        for argument, (text, change), everywhere in product(arrays, ARRAYS.items(), (False, True)):
-            trial.run(f"{argument} is {text}", partial(convert, argument, change), everywhere=everywhere)
-        for number, argument in enumerate(given, list(CALLS).index(name)):
-            for odd, everywhere in ((number, False), (number + 3, False), (number + 1, True)):
+        first = list(CALLS).index(name)
+        for number, (argument, (text, change)) in enumerate(product(arrays, ARRAYS.items()), first):
+            trial.run(f"{argument} is {text}", partial(convert, argument, change), everywhere=number % 2 == 0)
+        for number, argument in enumerate(given, first):
+            for odd, everywhere in ((number, False), (number + 1 + number // len(ODD), number % 2 == 0)):
                 text, make = list(ODD.items())[odd % len(ODD)]
                 trial.run(f"{argument} is {text}", partial(replace, argument, make), everywhere=everywhere)
 

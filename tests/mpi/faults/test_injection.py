@@ -372,15 +372,16 @@ def test_every_public_call_is_listed() -> None:
 def test_an_exception_in_any_local_step_is_raised_on_every_rank_and_the_context_goes_on(
     transport: Literal["auto", "message"], name: str, casts: Casts
 ) -> None:
-    """Step after step, until the call ends before the step. By messages, one exception in each step, in turn."""
+    """Step after step, until the call ends before the step. One exception in each step, or two, in turn."""
     call, cast = {**CALLS, **ALIKE}[name], casts(transport)
+    first = EVERY.index((transport, name))
     for wrong in WRONG[transport]:
         step = 0
         while True:
             hits = 0
-            kinds = list(FAULTS) if transport == "auto" and name in CALLS else [list(FAULTS)[step % len(FAULTS)]]
-            for fault, strike in ((kind, FAULTS[kind]) for kind in kinds):
-                with striking(step, strike, here=COMM.rank == wrong) as struck:
+            for which in (0, 3) if transport == "auto" and name in CALLS else (0,):
+                fault = list(FAULTS)[(first + step + which) % len(FAULTS)]
+                with striking(step, FAULTS[fault], here=COMM.rank == wrong) as struck:
                     kind, text = same_on_all_ranks(outcome_of(lambda: call(cast)))
                 hit = COMM.bcast(struck[0], wrong)
                 hits += hit
@@ -493,7 +494,7 @@ def test_an_exception_anywhere_on_one_rank_is_raised_on_every_rank_at_once(name:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore:.*still in use after the context was closed:pblas.errors.PblasWarning")
-@pytest.mark.parametrize("name", ["zeros", "A @ v", "pmatmul, gathered", "execute"])
+@pytest.mark.parametrize("name", ["zeros", "pmatmul, gathered"])
 def test_an_exception_anywhere_in_the_allocator_leaves_the_memory_of_the_ranks_alike(name: str, casts: Casts) -> None:
     for strike in range(count_calls(name, casts("auto"), "allocator.py")):
         check_strike(name, "auto", casts, strike, "allocator.py")

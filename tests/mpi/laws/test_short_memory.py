@@ -25,7 +25,7 @@ LEAKS = ("pmatmul: of 16 bits",)
 """A product that falls back in the middle leaves a cycle of references to its matrices."""
 SAME = re.compile(
     r"plan_(?!matmul)|__(?!matmul|add|iadd|setitem)|_factor: (det|logdet|slogdet|rcond|lu|r|apply_q)|: with C|Context"
-    r"|linalg.(cond|det|slogdet|orth|lstsq|inv|cg)$"
+    r"|: generalized|linalg.(cond|det|slogdet|orth|lstsq|inv|cg)$"
 )
 ALLOCATING = [*(name for name in OPERATIONS if not SAME.search(name)), "blas.syrk: with C", "Context.allreduce"]
 """Calls that allocate memory in ways of their own; the others are made of these."""
