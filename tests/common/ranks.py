@@ -15,7 +15,6 @@ import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.backends import liveness
 from pblas.runtime.runtime import Runtime
-from tests.common.gauge import NAMES
 from tests.common.window_engine import PushBackend
 
 Contexts = dict[str, pblas.Context]
@@ -29,7 +28,7 @@ one_host = pytest.mark.skipif(
 )
 """Mark for tests whose ranks must all run on one host."""
 
-waits = pytest.mark.ranks(2, 3, reason="sleeps until a deadline; with 2 ranks and with a third one")
+waits = pytest.mark.ranks(2, 3, once=True, reason="sleeps until a deadline; with 2 ranks or with a third one")
 """Mark for tests that mostly sleep for seconds: a late rank, a rank that waits for it, and a third one are enough."""
 
 waits_long = pytest.mark.ranks(3, reason="sleeps until several deadlines; with all parts that there are")
@@ -40,11 +39,6 @@ NO_DIFFERENT = "no different with more ranks, and slow"
 
 few = pytest.mark.ranks(1, 2, 3, reason=NO_DIFFERENT)
 """Mark for tests that do not depend on the grid: any of three ranks, the middle one too, may have the error."""
-
-
-DTYPES = NAMES if COMM.size <= 2 else ("float64", "complex64", "bfloat16")
-"""Every dtype that pblas multiplies; with more than 2 ranks one of each kind, since tests of random cases combine all
-dtypes with many ranks."""
 
 
 def open_context(transport: str = "auto", comm: MPI.Intracomm | None = None, **settings: Any) -> pblas.Context:
@@ -74,6 +68,13 @@ def culprits() -> list[frozenset[int]]:
 def some_wrong() -> list[frozenset[int]]:
     """The sets of `culprits` without the set of all ranks."""
     return [wrong for wrong in culprits() if len(wrong) < COMM.size]
+
+
+_WRONG = {"first": {0}, "middle": {COMM.size // 2}, "last": {COMM.size - 1}, "all": set(range(COMM.size))}
+_SETS = [pytest.param(frozenset(ranks), id=name) for name, ranks in _WRONG.items()]
+each_wrong, each_culprit = (pytest.mark.parametrize("wrong", sets) for sets in (_SETS[:-1], _SETS))
+"""Marks for tests of one wrong rank, and of one or all. A case has the same name on every number of ranks: by its name
+a whole run chooses the number."""
 
 
 def outcome_of(call: Callable[[], object]) -> tuple[str, str]:

@@ -6,7 +6,9 @@ Jobs of 2 ranks are the fastest, and most laws show on 2: two thirds of a large 
 one. With `run.py --every`, or where numbers of ranks or files are named, each number of ranks runs all cases.
 
 A test that needs particular numbers of ranks has the mark `ranks(*numbers, reason)`, or `mpi(min_size)`: its cases are
-shared out to these. So a test that is skipped in a whole run lacks something: a package, a tool, a network.
+shared out to these, or all run on the largest with `ranks(..., once=True)`. So a test that is skipped in a whole run
+lacks something: a package, a tool, a network. Names of cases are the same on all numbers of ranks: one that differs may
+run on none.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
         allowed = [n for n in NUMBERS if can_run(item, n)]
         if not allowed:
             raise pytest.UsageError(f"{item.nodeid} would run on no number of ranks of {NUMBERS}")
+        if any(mark.kwargs.get("once") for mark in item.iter_markers("ranks")):
+            allowed = allowed[-1:]
         return nprocs in numbers_of(item.nodeid, families[family_of(item.nodeid)], allowed)
 
     return list(filter(runs, items))

@@ -71,17 +71,20 @@ def test_demo_with_a_wrong_result_fails_on_every_rank(monkeypatch: pytest.Monkey
     "options",
     [
         "",
-        f"--grid 1x{NPROCS}",
-        f"--grid 1x{NPROCS},{NPROCS}x1",
-        f"--grid {NPROCS}x1 --block 3x5 --order C",
-        f"--grid 1x{NPROCS} --block 64x2 --transa T",
-        f"--grid {NPROCS}x1 --transa T --transb T --block 4x4",
-        f"--grid 1x{NPROCS} --transb C --alpha -1.5",
-        f"--grid {1 + NPROCS // 4}x{max(1, NPROCS // 2)}",  # 2 x 2 on four ranks
+        "--grid 1xP",
+        "--grid 1xP,Px1",
+        "--grid Px1 --block 3x5 --order C",
+        "--grid 1xP --block 64x2 --transa T",
+        "--grid Px1 --transa T --transb T --block 4x4",
+        "--grid 1xP --transb C --alpha -1.5",
+        "--grid PxQ",
     ],
 )
 def test_matmul_writes_the_product_of_numpy(options: str, folder: Path, capsys: Capture) -> None:
-    words = options.split()
+    """P stands for the number of ranks; P x Q is a grid of 2 x 2 on four."""
+    if "Q" in options:
+        options = f"--grid {1 + NPROCS // 4}x{max(1, NPROCS // 2)}"
+    words = options.replace("P", str(NPROCS)).split()
     a, b = random((23, 17)), random((17, 29)) - 0.5
     path_a = save(folder / "a.npy", a.T if "--transa" in words else a)
     path_b = save(folder / "b.npy", b.T if "--transb" in words else b)
@@ -217,7 +220,7 @@ def test_eigh_reports_errors(folder: Path, capsys: Capture) -> None:
             "; from the shell, --dataset A=NAME names that of A, and so on, --o",
         ),
         ("matmul a.npy a.npy -o d.npy --dataset D=x", "dataset='x' is for .h5 files"),
-        (f"matmul a.npy a.npy -o d.npy --grid {NPROCS + 1}x1", "use a smaller grid"),
+        ("matmul a.npy a.npy -o d.npy --grid 99x1", "use a smaller grid"),
     ],
 )
 def test_a_refusal_is_one_line_of_rank_0(

@@ -34,6 +34,7 @@ from tests.common.ranks import (
     COMM,
     check_product,
     culprits,
+    each_culprit,
     few,
     open_context,
     outcome_of,
@@ -725,7 +726,7 @@ BROKEN: dict[str, Callable[[Cast, Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("wrong", culprits(), ids=str)
+@each_culprit
 @pytest.mark.parametrize("name", BROKEN)
 def test_an_argument_that_raises_when_read_is_an_error_on_every_rank(
     ctx: Context, name: str, wrong: frozenset[int]

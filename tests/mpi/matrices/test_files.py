@@ -29,12 +29,13 @@ from pblas import (
 )
 from pblas.matrices import files
 from pblas.runtime.runtime import checked_dtype
+from tests.common.gauge import NAMES
 from tests.common.ranks import (
     COMM,
-    DTYPES,
     check_product,
     collected,
     culprits,
+    each_culprit,
     entries,
     layouts,
     one_host,
@@ -73,7 +74,7 @@ def contents(folder: Path) -> list[str]:
     return names
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_saved_matrix_is_a_standard_file_and_loads_again(
     ctx: Context, folder: Path, dtype: str, order: Order
@@ -410,7 +411,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused_on_every_rank(
     check_product(ctx)
 
 
-@pytest.mark.parametrize("wrong", culprits(), ids=str)
+@each_culprit
 def test_a_folder_unreadable_by_one_rank_is_an_error_on_every_rank(
     ctx: Context, folder: Path, wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

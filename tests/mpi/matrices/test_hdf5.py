@@ -27,9 +27,9 @@ from pblas import (
 from pblas.matrices import files
 from pblas.matrices import hdf5 as module
 from pblas.runtime.runtime import checked_dtype
+from tests.common.gauge import NAMES
 from tests.common.ranks import (
     COMM,
-    DTYPES,
     check_product,
     collected,
     culprits,
@@ -58,7 +58,7 @@ def written(path: Path, make: Callable[[Any], object]) -> None:
     COMM.Barrier()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_a_saved_matrix_is_a_standard_file_and_loads_again(ctx: Context, folder: Path, dtype: str) -> None:
     checked = checked_dtype("test", dtype)
     for m, n in ((8, 7), (1, 9), (0, 4)):
@@ -79,7 +79,7 @@ def test_a_saved_matrix_is_a_standard_file_and_loads_again(ctx: Context, folder:
     assert not list(folder.glob(".*"))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_views_are_saved_with_their_values(ctx: Context, folder: Path, dtype: str) -> None:
     for seed in range(6):
         a, elements = some_matrix(ctx, seed, dtype)

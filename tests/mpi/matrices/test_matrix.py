@@ -15,9 +15,9 @@ from pblas import ArgumentError, Context, ContextError, DistMatrix, MatrixDescri
 from pblas.backends.cpu.random import entries as random_entries
 from pblas.matrices import scatter_gather as transfer
 from pblas.runtime.runtime import checked_dtype
+from tests.common.gauge import NAMES
 from tests.common.ranks import (
     COMM,
-    DTYPES,
     check_broken_half_way,
     entries,
     layouts,
@@ -71,7 +71,7 @@ def check_dealing(ctx: Context, dtype: str, check_local: Callable[[DistMatrix, A
                 assert np.array_equal(everywhere, array)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_dealing_out_and_collecting_is_the_identity(dtype: str, transport: Literal["auto", "message"]) -> None:
     with Context(timeout=TIMEOUT, transport=transport) as ctx:
@@ -163,7 +163,7 @@ def test_extents_of_at_most_one_fit_either_order(ctx: Context) -> None:
                     assert whole.sum() == (0 if 0 in shape else sum(range(1, ctx.nprocs + 1)) * x.size)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_padding_below_lld_is_never_touched(ctx: Context, dtype: str) -> None:
     """Neither by making a matrix, nor by collecting it, nor by a product that writes it."""
     n = 6
@@ -178,7 +178,7 @@ def test_padding_below_lld_is_never_touched(ctx: Context, dtype: str) -> None:
         assert COMM.allreduce(int(buffer[:, :-3].size)) == n * n
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_zeros_are_zeros_and_empty_has_the_shape(ctx: Context, dtype: str) -> None:
     for order in ORDERS:
         for desc in layouts(8, 7, order):
@@ -200,7 +200,7 @@ def test_zeros_are_zeros_and_empty_has_the_shape(ctx: Context, dtype: str) -> No
                 assert np.all(zeros.local == 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_random_entries_depend_on_their_place_and_the_seed_only(ctx: Context, dtype: str) -> None:
     i, j = np.arange(8)[:, None], np.arange(7)[None, :]
     results = []
@@ -216,7 +216,7 @@ def test_random_entries_depend_on_their_place_and_the_seed_only(ctx: Context, dt
             assert not np.array_equal(results[first], results[second])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_random_entries_fill_the_interval(dtype: str) -> None:
     values = random_entries(np.arange(300)[:, None], np.arange(301)[None, :], 5, dtype_of(dtype))
     parts = [values.real, values.imag] if values.dtype.kind == "c" else [values.astype(np.float64)]

@@ -13,7 +13,7 @@ import pblas
 from pblas import ArgumentError, DescriptorError, DistMatrix, Grid, MatrixDescriptor
 from pblas._numpy import UFUNCS
 from tests.common.gauge import Array, entries
-from tests.common.ranks import COMM, collected, few, outcome_of, raises_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, collected, each_wrong, few, outcome_of, raises_on_all_ranks
 
 pytestmark = [pytest.mark.mpi, few]
 N = 7
@@ -161,7 +161,8 @@ def test_functions(ctx: pblas.Context, matrices: tuple[Any, Any], call: str) -> 
     check(eval(call, {"np": np, "v": v, **names}), expected)
 
 
-@pytest.mark.parametrize("wrong", some_wrong())
+@each_wrong
+@pytest.mark.mpi(min_size=2)
 def test_one_rank_that_calls_another_function(matrices: tuple[Any, Any], wrong: frozenset[int]) -> None:
     A, _ = matrices
     text = "numpy.cbrt: it takes no DistMatrix"

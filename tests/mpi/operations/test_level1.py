@@ -14,7 +14,7 @@ import pblas
 from pblas import Context, DistMatrix, blas
 from pblas.errors import ArgumentError, DescriptorError, DTypeError
 from tests.common.gauge import NAMES, Array, dtype_of, entries, eps_of
-from tests.common.ranks import Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import Contexts, collected, each_wrong, few, raises_on_all_ranks, same_on_all_ranks
 from tests.mpi.matrices.arrays import placed, some_descriptor, wide
 
 pytestmark = [pytest.mark.mpi, few]
@@ -108,7 +108,7 @@ def test_nrm2_neither_overflows_nor_underflows(ctx: Context, dtype: str) -> None
     assert index == 2
 
 
-@pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})])
+@each_wrong
 def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> None:
     n = max(6, 2 * ctx.nprocs)  # each rank has elements
     a, b = ctx.ones((n, 3)), ctx.ones((n, 1), "float32")

@@ -17,11 +17,11 @@ from tests.common.gauge import THRESHOLD, Array, applied, entries, gauge
 from tests.common.ranks import (
     Contexts,
     collected,
+    each_wrong,
     few,
     open_context,
     raises_on_all_ranks,
     same_on_all_ranks,
-    some_wrong,
 )
 from tests.mpi.matrices.arrays import placed, some_descriptor
 from tests.mpi.operations.test_level1 import some_vector
@@ -257,7 +257,7 @@ def test_sixteen_bits_are_multiplied_in_32(ctx: Context) -> None:
     raises_on_all_ranks(DTypeError, "astype", lambda: blas.ger(short[:3], short, a))
 
 
-@pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})])
+@each_wrong
 def test_one_wrong_rank_raises_on_all(ctx: Context, wrong: frozenset[int]) -> None:
     a, x, wide_ = ctx.ones((6, 6)), ctx.ones((6, 1)), ctx.ones((6, 7))
     is_wrong = ctx.rank in wrong

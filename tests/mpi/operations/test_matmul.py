@@ -21,7 +21,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.matrices.matrix import DistMatrix
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import DTYPES, Contexts, check_broken_half_way, collected, few, one_host, raises_on_all_ranks
+from tests.common.ranks import Contexts, check_broken_half_way, collected, few, one_host, raises_on_all_ranks
 
 POISON = -99
 TRANS = ("N", "T", "C")
@@ -263,7 +263,7 @@ EMPTY = [(0, 8, 9), (7, 0, 9), (7, 8, 0), (0, 0, 0), (0, 8, 0)]
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_product(ctx: pblas.Context, layout: str, name: str) -> None:
     """All trans, with sizes, orders, scalars, places and homes taken in turn."""

@@ -13,7 +13,7 @@ from examples.roll.api import roll
 from examples.roll.roll_plan import RollPlan
 from pblas import Grid, MatrixDescriptor
 from pblas.simulation.phase import View
-from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, Contexts, collected, each_wrong, few, raises_on_all_ranks
 
 pytestmark = [pytest.mark.mpi, few]
 SETTINGS = ("shared", "message", "mixed")
@@ -54,7 +54,8 @@ def test_rows_are_rolled(contexts: Contexts, setting: str, layout: str) -> None:
         assert np.array_equal(collected(roll(A[2:7].conj(), shift)), np.roll(x[2:7].conj(), shift, axis=0))
 
 
-@pytest.mark.parametrize("wrong", some_wrong(), ids=str)
+@each_wrong
+@pytest.mark.mpi(min_size=2)
 def test_a_mistake_of_one_rank_is_an_error_of_all(ctx: pblas.Context, wrong: frozenset[int]) -> None:
     A, is_wrong = ctx.ones(LAYOUTS["rows"]), ctx.rank in wrong
     raises_on_all_ranks(pblas.ArgumentError, "got 1.0", lambda: roll(A, 1.0 if is_wrong else 1))  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor, blas
 from pblas.matrices.matrix import DistMatrix
-from tests.common.gauge import THRESHOLD, Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import COMM, DTYPES, Contexts, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
+from tests.common.ranks import COMM, Contexts, few, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.conformance.problems import Problem
 from tests.conformance.structured import ROUTINES, UPDATES, error, extents, names, poison
 
@@ -89,7 +89,7 @@ def test_of_any_layouts(contexts: Contexts, routine: str, transport: str) -> Non
     """The gauge of PBLAS; NaN in all that must not be read; nothing else is written."""
     ctx, rng = contexts[transport], random.Random(f"{routine} {P}")
     for case in range(CASES):
-        name = rng.choice([x for x in DTYPES if routine[0] != "h" or x.startswith("complex")])
+        name = rng.choice([x for x in NAMES if routine[0] != "h" or x.startswith("complex")])
         problem = some_problem(rng, routine, name)
         subs: dict[str, Array] = {}
         for seed, operand in enumerate(names(routine)):

@@ -16,7 +16,7 @@ from pblas.triangular import choose as choice
 from pblas.triangular import trsm as operation
 from pblas.triangular.trsm_plan import TrsmPlan
 from tests.common.gauge import Array, applied, dtype_of, entries, gauge
-from tests.common.ranks import Contexts, check_product, collected, raises_on_all_ranks, some_wrong
+from tests.common.ranks import Contexts, check_product, collected, each_wrong, raises_on_all_ranks
 from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_matmul import part
 from tests.mpi.operations.test_redistribution import Guarded
@@ -188,7 +188,7 @@ def test_singular_triangles_raise_on_all_ranks(contexts: Contexts) -> None:
         check_product(ctx)
 
 
-@pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})])
+@each_wrong
 def test_wrong_arguments_raise_on_all_ranks(ctx: pblas.Context, wrong: frozenset[int]) -> None:
     """One wrong rank: the same exception with the same text everywhere, with the remedy; the context stays usable."""
     A, B = ctx.ones((6, 6)), ctx.ones((6, 4))

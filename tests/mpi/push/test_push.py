@@ -30,7 +30,7 @@ from tests.common.ranks import (
     broken_later,
     check_broken_half_way,
     check_product,
-    culprits,
+    each_culprit,
     few,
     no_memory,
     open_context,
@@ -726,7 +726,7 @@ def test_a_rank_without_memory_for_a_plan_is_an_error_on_every_rank(monkeypatch:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("wrong", culprits())
+@each_culprit
 @few
 def test_a_rank_without_memory_for_d_is_an_error_on_every_rank(
     wrong: frozenset[int], monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from pblas.layouts.grid import Grid
 from pblas.scalapack.descriptors import CTXT
 from tests.common.factors import MOST, general, narrow_panels, positive, qr_ratios  # noqa: F401
 from tests.common.gauge import Array
-from tests.common.ranks import COMM, few, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, each_wrong, few, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
 from tests.conformance import errors, orthogonal, programs
 from tests.conformance.problems import DTYPES, Matrix, Operand
 from tests.conformance.tables import ARGUMENTS, ERROR_EXITS, FACTORS, error_exits, letters_of
@@ -289,7 +289,7 @@ def test_queries_are_answered(ictxt: int) -> None:
     assert same_on_all_ranks(errors.info("pdpocon", ["U", N, *a.at, 1.0, work, -2])) == -10
 
 
-@pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})], ids=str)
+@each_wrong
 def test_one_wrong_rank_raises_on_all(ictxt: int, wrong: frozenset[int]) -> None:
     """IPIV, ANORM, LWORK and DESCIP; afterwards the grid is usable."""
     is_wrong, f8 = COMM.rank in wrong, np.dtype(np.float64)

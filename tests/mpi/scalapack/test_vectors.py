@@ -11,7 +11,7 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from pblas.layouts.grid import Grid
 from tests.common.gauge import entries
-from tests.common.ranks import COMM, few, grids, raises_on_all_ranks, same_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, each_wrong, few, grids, raises_on_all_ranks, same_on_all_ranks
 from tests.conformance import errors, vectors
 from tests.conformance.problems import DTYPES, Matrix, Operand
 from tests.conformance.tables import ERROR_EXITS, error_exits
@@ -50,7 +50,7 @@ def test_error_numbers_are_those_of_pblas(routine: str) -> None:
     scalapack.gridexit(row)
 
 
-@pytest.mark.parametrize("wrong", some_wrong() or [frozenset({0})])
+@each_wrong
 def test_one_wrong_rank_raises_on_all(ictxt: int, wrong: frozenset[int]) -> None:
     x = Operand(Matrix(8, 8, 2, 2), np.ones((8, 8)), GRID, COMM.rank)
     is_wrong = COMM.rank in wrong

@@ -40,6 +40,7 @@ def test_each_case_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: i
         ({"skipif": {"reason": "torch is not installed"}}, NUMBERS),
         ({"mpi": {"min_size": 4}}, (4, 6)),
         ({"ranks": {"numbers": (2, 3), "reason": "sleeps"}}, (2, 3)),
+        ({"ranks": {"numbers": (2, 3), "reason": "sleeps", "once": True}}, (3,)),
         ({"ranks": {"numbers": (1, 2, 3), "reason": "sleeps"}, "mpi": {"min_size": 3}}, (3,)),
     ],
 )
