@@ -77,6 +77,11 @@ each_wrong, each_culprit = (pytest.mark.parametrize("wrong", sets) for sets in (
 a whole run chooses the number."""
 
 
+def first_and_last(name: str) -> pytest.MarkDecorator:
+    """As `each_wrong`, for tests of one rank that is late, slow or poor: its number is the argument `name`."""
+    return pytest.mark.parametrize(name, [0, COMM.size - 1], ids=["first", "last"])
+
+
 def outcome_of(call: Callable[[], object]) -> tuple[str, str]:
     """(class, text) of the exception that `call` raises on this rank."""
     try:

@@ -18,7 +18,15 @@ from pblas import Context, ContextError, MatrixDescriptor
 from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.transport import MpiTransport
 from pblas.matrices import scatter_gather as transfer
-from tests.common.ranks import COMM, check_product, culprits, few, raises_on_all_ranks, same_on_all_ranks
+from tests.common.ranks import (
+    COMM,
+    check_product,
+    culprits,
+    few,
+    first_and_last,
+    raises_on_all_ranks,
+    same_on_all_ranks,
+)
 
 pytestmark = [pytest.mark.mpi, few]
 
@@ -71,7 +79,7 @@ def test_an_interrupt_in_a_call_is_raised_on_every_rank_by_the_next_agreement() 
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("wrong", [0, P - 1])
+@first_and_last("wrong")
 def test_an_interrupt_while_a_rank_waits_is_raised_when_the_others_have_arrived(wrong: int) -> None:
     def calls() -> None:
         for _ in range(2):
@@ -90,7 +98,7 @@ def test_an_interrupt_while_a_rank_waits_is_raised_when_the_others_have_arrived(
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("wrong", [0, P - 1])
+@first_and_last("wrong")
 def test_a_second_interrupt_breaks_the_context_which_says_so_on_every_rank(wrong: int) -> None:
     with Context(timeout=TIMEOUT) as ctx:
         start = time.monotonic()

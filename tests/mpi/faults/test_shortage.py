@@ -25,7 +25,7 @@ from pblas.matrices import creation
 from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.transfer import Movement
 from tests.common.gauge import Array
-from tests.common.ranks import COMM, check_product, few, one_host, outcome_of, raises_on_all_ranks
+from tests.common.ranks import COMM, check_product, few, first_and_last, one_host, outcome_of, raises_on_all_ranks
 from tests.common.shortage import Windows
 
 pytestmark = [pytest.mark.mpi(min_size=2), few]
@@ -197,7 +197,7 @@ def test_an_array_may_be_overwritten_though_memory_ran_out_for_the_result(monkey
 
 
 @pytest.mark.parametrize("transport", ["auto", "shared"])
-@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+@first_and_last("poor")
 def test_a_rank_without_addresses_for_a_window_is_as_one_without_memory(transport: Any, poor: int) -> None:
     """A limit of the address space, on one rank; MPI_Win_allocate_shared would fail there."""
     n = 3000
@@ -223,7 +223,7 @@ def test_a_rank_without_addresses_for_a_window_is_as_one_without_memory(transpor
         check_product(ctx)
 
 
-@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+@first_and_last("poor")
 def test_a_context_that_is_short_of_private_memory_too_keeps_its_shared_memory(
     poor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -246,7 +246,7 @@ def test_a_context_that_is_short_of_private_memory_too_keeps_its_shared_memory(
         check_product(ctx)
 
 
-@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+@first_and_last("poor")
 @pytest.mark.parametrize("transport", ["auto", "shared", "message"])
 def test_a_matrix_for_which_a_host_has_too_little_memory(
     transport: Any, poor: int, monkeypatch: pytest.MonkeyPatch
@@ -298,7 +298,7 @@ def test_a_window_that_mpi_refuses_is_an_error_of_workspace(transport: Any, monk
         check_product(ctx)
 
 
-@pytest.mark.parametrize("poor", sorted({0, P - 1}))
+@first_and_last("poor")
 def test_a_context_keeps_its_shared_memory_if_a_rank_has_no_private_memory(
     poor: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from pblas import ArgumentError, Context, ContextError, MatrixDescriptor, PeerTi
 from tests.common.ranks import (
     COMM,
     check_product,
+    first_and_last,
     open_context,
     outcome_of,
     raises_on_all_ranks,
@@ -41,7 +42,7 @@ def slow_function(slow: int, seconds: float) -> Callable[[Any, Any], Any]:
 
 
 @waits
-@pytest.mark.parametrize("slow", [0, P - 1])
+@first_and_last("slow")
 @pytest.mark.parametrize("transport", ["auto", "message"])
 def test_a_rank_that_computes_for_several_timeouts_is_waited_for(transport: str, slow: int) -> None:
     with open_context(transport, timeout=SHORT) as ctx:

@@ -23,7 +23,7 @@ from tests.common.operations.operation import (
     result_given,
     wrong_result,
 )
-from tests.common.ranks import COMM, Contexts, check_memory, delay_exchanges, few
+from tests.common.ranks import COMM, Contexts, check_memory, delay_exchanges, few, first_and_last
 
 SETTINGS = ("shared",)
 pytestmark = [pytest.mark.mpi(min_size=2), few]
@@ -62,12 +62,12 @@ def layouts(operation: Operation) -> list[Values]:
     return given
 
 
-@pytest.mark.parametrize("late", [0, -1])
+@first_and_last("late")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_late_rank_reads_what_there_was(
     contexts: Contexts, name: str, late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    delay_exchanges(monkeypatch, late % COMM.size)
+    delay_exchanges(monkeypatch, late)
     ctx, operation = contexts["shared"], OPERATIONS[name]
     failures = [run(ctx, operation, values) for values in layouts(operation)]
     everywhere = dict.fromkeys(text for texts in COMM.allgather(failures) for text in texts if text)

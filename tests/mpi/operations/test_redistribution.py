@@ -18,11 +18,11 @@ from pblas.redistribution.api import Redistribution, redistributed
 from pblas.redistribution.redistribution_run import RunRedistribution
 from tests.common.gauge import NAMES, Array, applied, dtype_of, entries, eps_of
 from tests.common.ranks import (
-    COMM,
     Contexts,
     check_product,
     collected,
     delay_exchanges,
+    first_and_last,
     interrupted,
     one_host,
     open_context,
@@ -346,7 +346,7 @@ def test_explain_lists_the_data_movement(contexts: Contexts) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-@pytest.mark.parametrize("late", sorted({0, COMM.size - 1}))
+@first_and_last("late")
 def test_a_second_step_of_one_plan_waits_for_readers_of_the_first(
     ctx: pblas.Context, late: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
