@@ -15,7 +15,8 @@ from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError,
 from pblas.backends.cpu.random import entries as random_entries
 from pblas.errors import PblasWarning
 from pblas.matrices.scatter_gather import part_of
-from tests.common.ranks import COMM, DTYPES, entries, layouts, raises_on_all_ranks, same_on_all_ranks
+from tests.common.gauge import NAMES
+from tests.common.ranks import COMM, entries, layouts, raises_on_all_ranks, same_on_all_ranks
 from tests.gpu.sharing import own_gpus
 from tests.mpi.matrices.test_matrix import ORDERS, SLICES, Order, check_dealing, dtype_of
 
@@ -56,7 +57,7 @@ def test_gpus_are_used_if_every_rank_has_one() -> None:
         assert isinstance(context.zeros(MatrixDescriptor.row_wise(8, 7, context.nprocs)).local, cupy.ndarray)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_distributing_and_collecting_is_the_identity(ctx: Context, dtype: str) -> None:
     check_dealing(ctx, dtype, check_local)
 
@@ -96,7 +97,7 @@ def test_from_local_aliases_the_array_and_leaves_the_gaps_alone(ctx: Context, or
         assert bool((part == 7.0).all())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize("order", ORDERS)
 def test_copies_come_from_any_memory_and_any_strides(ctx: Context, dtype: str, order: Order) -> None:
     array = entries(8, 7, dtype_of(dtype))
@@ -128,7 +129,7 @@ def test_an_invalid_shard_is_rejected_on_every_rank(ctx: Context) -> None:
     raises_on_all_ranks(ArgumentError, "not an array", partial(ctx.from_local, a_list_of_arrays, desc))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_zeros_are_zeros_and_empty_has_the_shape(ctx: Context, dtype: str) -> None:
     for order in ORDERS:
         for desc in layouts(8, 7, order):
@@ -155,7 +156,7 @@ def test_a_new_matrix_has_the_same_offset_on_every_rank(ctx: Context) -> None:
     assert backend.arena.locate(backend.address(own))[0] < 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", NAMES)
 def test_random_entries_have_the_bits_of_cpus(ctx: Context, dtype: str) -> None:
     expected = random_entries(np.arange(8)[:, None], np.arange(7)[None, :], 3, dtype_of(dtype))
     for order in ORDERS:

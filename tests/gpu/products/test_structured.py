@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import pblas
-from tests.common.gauge import Array, dtype_of, entries
-from tests.common.ranks import DTYPES
+from tests.common.gauge import NAMES, Array, dtype_of, entries
 from tests.conformance.structured import ROUTINES, error, extents, names, poison
 from tests.gpu.products.general import BACKENDS, context
 from tests.mpi.operations.test_structured import GUARD, call, placed, some_problem, whole
@@ -31,7 +30,7 @@ def test_of_any_layouts(ctx: pblas.Context, routine: str, monkeypatch: pytest.Mo
     monkeypatch.setattr("pblas.symmetric.choose._LEAF_ON_GPUS", 16)
     rng = random.Random(f"{routine} {ctx.nprocs}")
     for case in range(CASES):
-        name = rng.choice([x for x in DTYPES if routine[0] != "h" or x.startswith("complex")])
+        name = rng.choice([x for x in NAMES if routine[0] != "h" or x.startswith("complex")])
         problem = some_problem(rng, routine, name, sizes=(0, 1, 9, 33, 70))
         subs: dict[str, Array] = {}
         for seed, operand in enumerate(names(routine)):
