@@ -158,8 +158,7 @@ def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequen
     if exchange.stage():
         runtime.agree(f"{operation}: staged", {})
     runtime.kept.keep(key, exchange)
-    with runtime.collective_section(operation):
-        return exchange.collect().reshape(sum(rows), *row)
+    return exchange.collect().reshape(sum(rows), *row)
 
 
 class Exchange(Kept):
@@ -359,8 +358,7 @@ def _reduce_in_one_shot(
     outs, finish = [Flat(target.array)], spec.finish(by_columns=False, base=0)
     if spec.residual is not None:
         outs.append(Flat(spec.residual))
-    with runtime.collective_section(called):
-        one_shot.run(outs, finish)
+    one_shot.run(outs, finish)
     return target.result, finish
 
 
@@ -395,8 +393,7 @@ def _reduce_in_rounds(runtime: Runtime, called: str, text: str, spec: ReduceArgu
     finish = spec.finish(by_columns=reversed_, base=base)
     flat = Flat(spec.x.T if reversed_ else spec.x)
     if algorithm == "naive":
-        with runtime.collective_section(called):
-            run_naive(runtime.backend, steps._replace(rounds=form.rounds(by_messages=True)), flat, outs, finish)
+        run_naive(runtime.backend, steps._replace(rounds=form.rounds(by_messages=True)), flat, outs, finish)
     else:
         if staging is None:
             staging = _new_staging(runtime, nbytes)
@@ -406,8 +403,7 @@ def _reduce_in_rounds(runtime: Runtime, called: str, text: str, spec: ReduceArgu
             steps = steps._replace(rounds=form.rounds(by_messages=True), by_messages=True)
         else:
             steps = _direct(staging, steps, reads_x=not agreed[1], writes_out=not agreed[2] and len(outs) == 1)
-        with runtime.collective_section(called):
-            _begun(staging, steps, flat, job, unstaged=bool(agreed[3])).run(outs, finish)
+        _begun(staging, steps, flat, job, unstaged=bool(agreed[3])).run(outs, finish)
     return target.result, finish
 
 
@@ -472,8 +468,7 @@ def _gather_on_hosts(runtime: Runtime, x: object, out: object, requested_counts:
             steps = steps._replace(rounds=spec.rounds(counts, by_messages=True), by_messages=True)
         else:
             steps = _direct(staging, steps, reads_x=not agreed[0], writes_out=False)
-        with runtime.collective_section(operation):
-            _begun(staging, steps, flat, job, unstaged=bool(agreed[1])).run([Flat(result)], None)
+        _begun(staging, steps, flat, job, unstaged=bool(agreed[1])).run([Flat(result)], None)
     return target.result
 
 

@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from pblas import errors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.runtime import Runtime, shared_descriptor, spelled
 
@@ -98,8 +97,6 @@ class Operation(ABC, Generic[ResultT]):
     needs_agreement: ClassVar[bool] = False
     """Whether peers read what `publish` lays out in memory of the context, though the executor has none that is shared:
     each rank makes it without the others, and an agreement starts each execution."""
-    expected: ClassVar[tuple[type[BaseException], ...]] = (errors.WorkspaceError, KeyboardInterrupt)
-    """Errors that agreements within `run` raise while no message is under way: the context goes on."""
     derived: ClassVar[frozenset[str]] = frozenset()
     """Fields that follow from the scalars, so that the agreement does not name them."""
 

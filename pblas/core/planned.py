@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
@@ -240,15 +241,9 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         backend, executor = runtime.backend, self._executor
         if executor.prepare(scratch=scratch):
             backend.agree(f"{opname}: staged")
-        expected = self.operation.expected
-        if self._overlaps:
-            with backend.progressing(), runtime.collective_section(opname, expected=expected):
-                value = executor.run(begun.x)
-                backend.arrays.synchronize()
-        else:
-            with runtime.collective_section(opname, expected=expected):
-                value = executor.run(begun.x)
-                backend.arrays.synchronize()
+        with backend.progressing() if self._overlaps else nullcontext():
+            value = executor.run(begun.x)
+            backend.arrays.synchronize()
         if executor.peers_read and backend.shared and runtime.nprocs > 1:
             self._read_since = runtime.next_number()
             if not bound.is_temporary:

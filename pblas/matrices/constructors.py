@@ -220,7 +220,7 @@ class Constructors(Creation):
         runtime.agree(f"{opname}: sizes", {})
         local = self._memory(opname, desc, dtype, desc.max_local_nelements)
         source = runtime.backend.reading(part)
-        with runtime.backend.writing(local) as target, runtime.collective_section(opname):
+        with runtime.backend.writing(local) as target:
             split = desc.rows if axis == 0 else desc.columns
             exchange(runtime, *((source, target) if axis == 0 else (source.T, target.T)), lengths, split)
         return DistMatrix(desc, local, runtime)

@@ -118,13 +118,11 @@ class Creation:
             source = backend.reading(source)
         if by_function:
             self._fill_by(opname, array, local, desc)
-            return DistMatrix(desc, local, self.runtime)
-        with self.runtime.collective_section(opname):
-            if root is None:
-                assert source is not None, "every rank has the array"
-                backend.copy(transfer.part_of(source, desc, self.runtime.rank), local)
-            else:
-                transfer.scatter(self.runtime, source, desc, local, root)
+        elif root is None:
+            assert source is not None, "every rank has the array"
+            backend.copy(transfer.part_of(source, desc, self.runtime.rank), local)
+        else:
+            transfer.scatter(self.runtime, source, desc, local, root)
         return DistMatrix(desc, local, self.runtime)
 
     def _shape_of(self, opname: str, array: object, root: int | None) -> tuple[int, int]:

@@ -234,10 +234,9 @@ class DistMatrix(Operators):
             if root is None or root == runtime.rank:
                 whole = transfer.empty_whole("to_global", self.desc, self.dtype)
         runtime.agree("to_global", {"root": root, **self.signature()})
-        with runtime.collective_section("to_global"):
-            transfer.gather(runtime, self.stored("to_global"), self.desc, root or 0, whole)
-            if root is None and whole is not None:
-                transfer.broadcast(runtime, whole, self.desc.order)
+        transfer.gather(runtime, self.stored("to_global"), self.desc, root or 0, whole)
+        if root is None and whole is not None:
+            transfer.broadcast(runtime, whole, self.desc.order)
         runtime.check_open("to_global")  # on a GPU, an execution may have failed after the agreement
         return np.conjugate(whole, out=whole) if self.conjugated and whole is not None else whole
 

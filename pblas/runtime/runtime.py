@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakSet
 
@@ -15,7 +14,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends import log
 from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, Array, Dtype, dtype_of_name
-from pblas.backends.local_step import AgreedError, LocalStep, is_agreed, local_error
+from pblas.backends.local_step import AgreedError, LocalStep, local_error
 from pblas.backends.shared_workspace import WorkspacePool
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.runtime.calls import Calls, CollectiveCall
@@ -166,15 +165,6 @@ class Runtime:
         agreement = self.backend.agreement
         agreement.broken = agreement.broken or reason
 
-    def collective_section(
-        self, opname: str, *, expected: tuple[type[BaseException], ...] = ()
-    ) -> AbstractContextManager[None]:
-        """A with block in which ranks exchange messages; an exception in it breaks the context (local).
-
-        `expected` are exceptions that agreements raise in it before the first message.
-        """
-        return _CollectiveSection(self, opname, expected)
-
     def agree(
         self,
         opname: str,
@@ -299,20 +289,6 @@ def spelled(arguments: Mapping[str, object]) -> str:
     for name, value in arguments.items():
         text += f"\n{name}={value.item() if isinstance(value, np.generic) else value!r}"
     return text
-
-
-class _CollectiveSection(AbstractContextManager[None]):
-    """The result of `Runtime.collective_section`; a generator would cost as much time as a message."""
-
-    def __init__(self, runtime: Runtime, opname: str, expected: tuple[type[BaseException], ...]) -> None:
-        self._runtime, self._opname, self._expected = runtime, opname, expected
-
-    def __exit__(
-        self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # `Runtime.call` aborts the call for any other exception.
-        if caught is not None and is_agreed(caught) and not isinstance(caught, self._expected):
-            self._runtime.mark_broken(f"{self._opname}: {type(caught).__name__} in the middle of it")
 
 
 def check_root(opname: str, root: object, nprocs: int) -> None:

@@ -271,7 +271,6 @@ class MatrixVector(Operation[Any]):
     noun: ClassVar[str] = "product"
     may_overlap: ClassVar[bool] = True
     needs_agreement: ClassVar[bool] = True
-    expected: ClassVar[tuple[type[BaseException], ...]] = (errors.PblasError, KeyboardInterrupt)
     derived: ClassVar[frozenset[str]] = frozenset(("kind", "absolute", "reads_x", "reads_y"))
 
     kind: str  # "gemv", "symv", "hemv" or "trmv" (global)

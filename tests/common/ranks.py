@@ -14,7 +14,7 @@ from mpi4py import MPI
 import pblas
 from pblas import Grid, MatrixDescriptor
 from pblas.backends import liveness
-from pblas.runtime.runtime import Runtime
+from pblas.backends.host_ranks import HostRanks
 from tests.common.window_engine import PushBackend
 
 Contexts = dict[str, pblas.Context]
@@ -205,14 +205,15 @@ def check_product(ctx: pblas.Context) -> None:
 
 
 def delay_exchanges(patch: pytest.MonkeyPatch, late: int, seconds: float = 0.002) -> None:
-    """Let one rank sleep before each exchange of data."""
-    section = Runtime.collective_section
+    """Let one rank sleep after each agreement, before any exchange of data."""
+    agree = HostRanks.agree
 
-    def sleeping(runtime: Runtime, opname: str, **options: Any) -> Any:
+    def sleeping(backend: HostRanks, *arguments: Any, **options: Any) -> Any:
+        agreed = agree(backend, *arguments, **options)
         time.sleep(seconds if COMM.rank == late else 0.0)
-        return section(runtime, opname, **options)
+        return agreed
 
-    patch.setattr(Runtime, "collective_section", sleeping)
+    patch.setattr(HostRanks, "agree", sleeping)
 
 
 def check_memory(ctx: pblas.Context) -> None:

@@ -146,7 +146,7 @@ class WindowEngine:
             raise errors.ContextError(f"execute: the context is broken since this happened: {agreement.broken}")
         agreement.heed("execute")
         try:
-            with np.errstate(all="ignore"):  # as in `Runtime.collective_section`
+            with np.errstate(all="ignore"):  # as in a collective call
                 body()
         except BaseException as caught:
             self._poison(caught)

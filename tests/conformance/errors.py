@@ -14,6 +14,8 @@ from pblas.scalapack import routines
 from pblas.scalapack.routines import WORKSPACES
 from tests.conformance.problems import DTYPES
 
+_OPTIONS = dict.fromkeys(("TRANSA", "TRANSB", "TRANS", "DIAG"), "N")
+_OPTIONS |= {"UPLO": "U", "SIDE": "L", "NORM": "1", "JOBZ": "V", "RANGE": "A"}
 _NOTHING = object()
 """Stands for an output argument, which Python returns."""
 
@@ -30,7 +32,7 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
     for name in names:
         matrix = name.removeprefix("DESC")
         n = 1 if f"INC{matrix}" in names else 2
-        if name in ("A", "B", "C", "X", "Y"):
+        if name in ("A", "B", "C", "X", "Y", "Z"):
             columns = scalapack.numroc(n, 1, mycol, 0, npcol)
             x = np.ones((2, columns), DTYPES[letter.strip("sd") or letter], order="F")
             arguments.append(x.real.copy(order="F") if name in table.real else x)
@@ -40,6 +42,8 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(ictxt)
         elif name == "IPIV":
             arguments.append(np.ones(2, np.intc))
+        elif name == "W":
+            arguments.append(np.ones(2, DTYPES[letter]).real.copy())
         elif name == "TAU":
             arguments.append(np.ones(2, DTYPES[letter]))
         elif name in WORKSPACES or name[1:] in WORKSPACES:
@@ -47,8 +51,7 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
         elif name in table.returned:
             arguments.append(_NOTHING)
         else:
-            options = {"TRANSA": "N", "TRANSB": "N", "TRANS": "N", "UPLO": "U", "SIDE": "L", "DIAG": "N", "NORM": "1"}
-            arguments.append(options.get(name, 1))
+            arguments.append(_OPTIONS.get(name, 1))
     return arguments
 
 

@@ -82,6 +82,8 @@ class Soak:
         if any(everywhere):
             about = f"call {number}, {run.__name__}, {operation.name}, {text}, n={n}"
             self.failures.append(f"{about}: {next(filter(None, everywhere))}")
+            if COMM.rank == 0:
+                print(self.failures[-1], flush=True)
 
     def right(self, _: np.random.Generator, operation: Operation, __: str, values: Values, n: int) -> str:
         """**Collective.** What is wrong about a call that must give a result; "" for nothing."""
@@ -239,9 +241,10 @@ def main() -> int:
                 number += 1
             if COMM.bcast(time.monotonic() - start > SAMPLE_SECONDS * len(samples)):
                 samples.append(resources(soak.ctx))
-    texts = list(dict.fromkeys(text for part in COMM.allgather([*soak.failures, *grown(samples)]) for text in part))
+    more = [text for part in COMM.allgather(grown(samples)) for text in part]
+    texts = [*soak.failures, *more]
     if COMM.rank == 0:
-        for text in texts[:20]:
+        for text in more:
             print(text)
         said = ", ".join(f"{count} {name}" for name, count in soak.counts.most_common())
         print(f"{number - options.first} calls of seed {options.seed}: {said}")

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from mpi4py import MPI
 from pblas import Context, ContextError, MatrixDescriptor
 from pblas.backends.agreement import Agreement
 from pblas.backends.mpi.transport import MpiTransport
+from pblas.collectives.collective_plan import CollectiveAlgorithm
 from pblas.matrices import scatter_gather as transfer
 from tests.common.ranks import (
     COMM,
@@ -35,6 +36,7 @@ N = 2 * P  # each rank has two rows
 ROWS = MatrixDescriptor.row_wise(N, N, P)
 TIMEOUT = 30.0
 PROMPT = 10.0  # seconds
+Transport = Literal["auto", "message"]
 
 
 def interrupt() -> None:
@@ -95,6 +97,24 @@ def test_an_interrupt_while_a_rank_waits_is_raised_when_the_others_have_arrived(
         if COMM.rank == wrong:
             timer.join()
         check_product(ctx)
+
+
+@pytest.mark.parametrize("algorithm", ["naive", "one_shot", "two_shot"])
+@pytest.mark.parametrize("transport", ["auto", "message"])
+def test_an_interrupt_between_steps_of_a_collective_leaves_the_context_usable(
+    transport: Transport, algorithm: CollectiveAlgorithm
+) -> None:
+    with Context(timeout=TIMEOUT, transport=transport) as ctx:
+        for wrong in culprits():
+
+            def epilogue(x: Any, wrong: frozenset[int] = wrong) -> Any:
+                if COMM.rank in wrong:
+                    interrupt()
+                return x
+
+            call = partial(ctx.allreduce, np.ones(64 * P), epilogue=epilogue, algorithm=algorithm)
+            assert f"interrupted; found on rank {min(wrong)} of {P}" in same_on_all_ranks(interrupted(call))
+            check_product(ctx)
 
 
 @pytest.mark.mpi(min_size=2)
