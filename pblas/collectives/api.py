@@ -225,13 +225,14 @@ def _staging(runtime: Runtime, nbytes: int = SLOT_NBYTES) -> Staging | None:
 def _new_staging(runtime: Runtime, nbytes: int = SLOT_NBYTES) -> Staging:
     """**Collective.** Make that memory; fall back to messages if shared memory does not suffice."""
     staging = None
-    try:
-        staging = Staging(runtime.backend, nbytes)
-    except errors.WorkspaceError as caught:
-        if not (caught.shared and runtime.give_up_shared_memory()):
-            raise
-    if staging is None:  # not in the handler, whose exception keeps the memory of the first attempt
-        staging = Staging(runtime.backend, nbytes)
+    with runtime.building("staging memory"):
+        try:
+            staging = Staging(runtime.backend, nbytes)
+        except errors.WorkspaceError as caught:
+            if not (caught.shared and runtime.give_up_shared_memory()):
+                raise
+        if staging is None:  # not in the handler, whose exception keeps the memory of the first attempt
+            staging = Staging(runtime.backend, nbytes)
     runtime.staging = staging
     runtime.matrices.add(staging)
     return staging

@@ -160,9 +160,7 @@ def made(opname: str, runtime: Runtime, bound: Bound[Any], kind: type[PlannedT] 
     """**Collective.** The planned operation of agreed arguments."""
     with runtime.building(opname):
         operation = bound.operation.made(opname, bound.form, runtime.nprocs, runtime.topology)
-        planned = kind(operation, runtime, runtime.nprocs, runtime.topology, bound)
-    runtime.backend.agree(f"{opname}: workspace")
-    return planned
+        return kind(operation, runtime, runtime.nprocs, runtime.topology, bound)
 
 
 def planned(

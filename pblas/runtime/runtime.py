@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -202,12 +202,21 @@ class Runtime:
         """
         self.backend.reject(error)
 
-    def building(self, opname: str) -> AbstractContextManager[None]:
-        """A with block that allocates memory of a plan: a local step if no rank shares memory with another (local).
+    @contextmanager
+    def building(self, opname: str) -> Iterator[None]:
+        """**Collective.** A with block that takes memory of the context, and ends in an agreement.
 
-        Ranks that share memory allocate in the same order. A rank that fails in between has to break the context.
+        An exception of any rank is raised on all ranks, which give back all that they have taken.
         """
-        return nullcontext() if self.backend.shared else self.local_step(opname)
+        held = self.workspace_pool.held.copy()
+        try:
+            with self.backend.provisional():
+                with self.local_step(opname):
+                    yield
+                self.backend.agree(f"{opname}: workspace")
+        except BaseException:
+            self.workspace_pool.held = held
+            raise
 
     def rejecting(self, opname: str) -> LocalStep:
         """As `local_step`, in a call that starts without an agreement: see `reject` (local)."""

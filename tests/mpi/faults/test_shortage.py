@@ -21,11 +21,22 @@ import pblas
 from pblas import Grid, MatrixDescriptor, blas, linalg
 from pblas.backends import shared_windows as arena
 from pblas.backends.mpi.transport import WindowMemory
+from pblas.collectives.staging_run import Staging
+from pblas.core.planned import Planned
 from pblas.matrices import creation
 from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.transfer import Movement
 from tests.common.gauge import Array
-from tests.common.ranks import COMM, check_product, few, first_and_last, one_host, outcome_of, raises_on_all_ranks
+from tests.common.ranks import (
+    COMM,
+    check_memory,
+    check_product,
+    few,
+    first_and_last,
+    one_host,
+    outcome_of,
+    raises_on_all_ranks,
+)
 from tests.common.shortage import Windows
 
 pytestmark = [pytest.mark.mpi(min_size=2), few]
@@ -359,3 +370,45 @@ def test_a_kept_plan_that_fails_holds_no_memory(monkeypatch: pytest.MonkeyPatch)
         assert ctx.runtime.backend.arena.live_nbytes <= before
         add()
         assert (out.local == 2).all()
+
+
+@pytest.mark.parametrize("wrong", sorted({0, P - 1}))
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_without_memory_for_a_plan_gives_back_what_the_others_have_taken(
+    late: bool, wrong: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has made its executor, or after that. Layers share memory, collectives have memory of their own."""
+
+    def failing(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(*arguments: Any) -> Any:
+            result = make(*arguments) if late or COMM.rank != wrong else None
+            if COMM.rank == wrong:
+                raise MemoryError("none left")
+            return result
+
+        return made
+
+    with pblas.Context(timeout=20) as ctx:
+        A, b, w = ctx.from_global(X[0], GRID, None), np.arange(1.0, N + 1), np.ones((N, N))
+        layer = pblas.tp.Linear(w, "reduce_scatter", ctx=ctx)
+
+        def use(tokens: int) -> None:
+            assert np.array_equal(layer(np.ones((P * tokens, N))), np.full((tokens, N), float(P * N)))
+
+        calls: dict[str, Callable[[], Any]] = {
+            "layer": lambda: use(640),  # the first that takes memory of the layers
+            "product": lambda: np.testing.assert_array_equal((A @ A).to_global(None), X[0] @ X[0]),
+            "sum": lambda: np.testing.assert_array_equal(ctx.allreduce(b), P * b),
+            "gather": lambda: np.testing.assert_array_equal(A @ b, X[0] @ b),
+        }
+        for call in calls.values():
+            ctx.runtime.kept.close()
+            ctx.runtime.staging = None
+            with monkeypatch.context() as patch:
+                patch.setattr(Planned, "_new_executor", failing(Planned._new_executor))
+                patch.setattr("pblas.collectives.api.Staging", failing(Staging))
+                raises_on_all_ranks(pblas.WorkspaceError, "none left", call)
+            assert all(getattr(memory, "slot", 0) >= 0 for memory in ctx.runtime.workspace_pool.held.values())
+            for again in calls.values():
+                again()
+            check_memory(ctx)
