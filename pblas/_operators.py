@@ -3,7 +3,7 @@
 from pblas._numpy import numpy_function, ufunc
 from pblas.arrays.elementwise import combined
 from pblas.arrays.reductions import diagonal, norm, reduction, trace
-from pblas.arrays.stacking import assign
+from pblas.arrays.selection import assign, select
 from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import product_with_array
 from pblas.matrices.operators import Operations, Operators
@@ -17,6 +17,7 @@ Operators.register(
         ufunc=ufunc,
         numpy_function=numpy_function,
         redistribute=redistribute,
+        select=select,
         assign=assign,
         reduction=reduction,
         trace=trace,

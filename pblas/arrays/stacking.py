@@ -1,29 +1,22 @@
-"""tril, triu, vstack and hstack: new matrices made of parts of others; and assignment, A[i0:i1, j0:j1] = value."""
+"""tril, triu, vstack and hstack: new matrices made of parts of others."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas import errors
-from pblas.arrays.elementwise import Elementwise
-from pblas.arrays.elementwise_arguments import is_number
 from pblas.arrays.reductions import described
-from pblas.core.call import call, checked_call, step
-from pblas.core.checks import check_context, check_matrix, check_writable, common_dtype
-from pblas.layouts.descriptor import MatrixDescriptor, resized
-from pblas.matrices.indexing import selection
+from pblas.core.call import call, checked_call
+from pblas.core.checks import check_matrix, common_dtype
+from pblas.layouts.descriptor import resized
 from pblas.matrices.matrix import DistMatrix
-from pblas.matrices.scatter_gather import part_of
 from pblas.redistribution.api import Redistribution, redistributed
-from pblas.runtime.arrays import converted_array, equal_array
 from pblas.runtime.runtime import Runtime, fail_without_context
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array
     from pblas.core.operation import Bound
 
 
@@ -137,85 +130,3 @@ def _checked_bounds(opname: str, runtime: Runtime, parts: Mapping[str, Any], axi
             raise errors.DescriptorError(f"{opname}: matrices of {sizes} do not fit each other")
     bounds: list[int] = np.cumsum([0, *(x.shape[axis] for x in parts.values())]).tolist()
     return bounds
-
-
-_VERB = "DistMatrix[...] = value"
-
-
-def assign(a: DistMatrix, key: object, value: object) -> None:
-    """**Collective.** A[key] = value; see `DistMatrix.__setitem__`."""
-    if isinstance(key, DistMatrix) or (isinstance(key, np.ndarray) and key.ndim == 2):
-        call(_VERB, _bind_masked, {"A": a}, a, key, value)
-        return
-    runtime = a.runtime
-    with runtime.local_step(_VERB):
-        bounds = selection(a.shape, key)
-        view = a[bounds.i0 : bounds.i1, bounds.j0 : bounds.j1]
-        check_writable(_VERB, view, "A")
-        if isinstance(value, DistMatrix):
-            _check_matrix(value, view)
-            operands = described(value=value, A=a)
-        else:
-            elements = _checked_elements(runtime, value, view)
-            operands = f"{described(A=a)}\nvalue={elements.shape}"
-        agrees = f"\nrows={bounds.i0}:{bounds.i1}\ncolumns={bounds.j0}:{bounds.j1}{operands}"
-    if not isinstance(value, DistMatrix):
-        runtime.agree(_VERB, agrees)
-    elif value.shape == view.shape:
-        # A conjugated view gets the conjugate in memory.
-        expression = "conj(x)" if view.conjugated and value.dtype.kind == "c" else "x"
-        stored = DistMatrix(view.desc, view.stored(_VERB), runtime)
-        bind = partial(Elementwise.bind, _VERB, runtime, expression, {"x": value}, stored, None)
-        step(_VERB, runtime, bind, agrees=agrees)
-        return
-    else:
-        whole = MatrixDescriptor.replicated(*value.shape, runtime.nprocs)
-        copy = redistributed(_VERB, value, whole, agrees=agrees)
-        runtime.end_reading(_VERB)  # the view may overlap the value, which peers read
-        elements = runtime.backend.reading(copy.local).astype(view.dtype, copy=False)
-    part = part_of(np.broadcast_to(elements, view.shape), view.desc, runtime.rank)
-    with runtime.backend.writing(view.stored(_VERB)) as target:
-        target[...] = np.conj(part) if view.conjugated else part
-
-
-def _bind_masked(opname: str, runtime: Runtime, a: DistMatrix, mask: Any, value: object) -> Bound[DistMatrix]:
-    """The arguments of A[mask] = number, checked on this rank."""
-    if not isinstance(mask, DistMatrix) and mask.dtype != bool:
-        raise errors.ArgumentError(f"{opname}: a mask must be a DistMatrix, as A > 0, or an array of bools")
-    if mask.shape != a.shape:
-        raise errors.DescriptorError(
-            f"{opname}: the mask is {mask.shape[0]} x {mask.shape[1]}, A {a.shape[0]} x {a.shape[1]}; make them agree"
-        )
-    if not is_number(value):
-        raise errors.ArgumentError(
-            f"{opname}: with a mask the value must be a number, got {type(value).__name__}; pblas.where(mask, x, A) "
-            f"takes matrices and arrays"
-        )
-    return Elementwise.bind(
-        opname, runtime, "where(mask != 0, value, a)", {"a": a, "mask": mask, "value": value}, a, None
-    )
-
-
-def _check_matrix(value: DistMatrix, view: DistMatrix) -> None:
-    """Raise an error unless a matrix can be assigned to a view (local)."""
-    check_context(_VERB, value, view.runtime)
-    if not all(k in (1, size) for k, size in zip(value.shape, view.shape, strict=True)):
-        raise errors.DescriptorError(
-            f"{_VERB}: the value is {value.shape[0]} x {value.shape[1]}, the submatrix "
-            f"{view.shape[0]} x {view.shape[1]}; make them agree"
-        )
-    if value.dtype.kind == "c" and view.dtype.kind != "c":
-        raise errors.DTypeError(f"{_VERB}: the value is {value.dtype.name}, the matrix {view.dtype.name}; take a part")
-
-
-def _checked_elements(runtime: Runtime, value: object, view: DistMatrix) -> Array:
-    """A scalar or an array, in the dtype of a view and of a shape that broadcasts to its (local)."""
-    array = equal_array(_VERB, "the value", value, runtime)
-    array = converted_array(_VERB, "the value", array, view.dtype, rounds=True)
-    try:
-        np.broadcast_to(array, view.shape)
-    except ValueError:
-        raise errors.DescriptorError(
-            f"{_VERB}: the value has shape {array.shape}, the submatrix is {view.shape[0]} x {view.shape[1]}"
-        ) from None
-    return array

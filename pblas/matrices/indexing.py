@@ -1,13 +1,18 @@
-"""Keys of A[...]: slices and indices, as half-open ranges."""
+"""Keys of A[...]: slices and indices as half-open ranges; lists and slices with steps as lists of indices."""
 
 from __future__ import annotations
 
 import operator
-from typing import Any, NamedTuple
+import reprlib
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from pblas import errors
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
 
 
 class Selection(NamedTuple):
@@ -24,6 +29,24 @@ class Selection(NamedTuple):
         return self.i1 - self.i0, self.j1 - self.j0
 
 
+class Lists(NamedTuple):
+    """Rows and columns of a matrix in any order, as arrays of indices from 0 on (global)."""
+
+    rows: Array
+    columns: Array
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the selection."""
+        return self.rows.size, self.columns.size
+
+    @property
+    def text(self) -> str:
+        """The indices as text for agreements."""
+        rows, columns = (f"{x.size} indices with checksum {zlib.crc32(x.tobytes()):08x}" for x in self)
+        return f"\nrows={rows}\ncolumns={columns}"
+
+
 def selection(shape: tuple[int, int], key: object) -> Selection:
     """The rows and columns that a key selects.
 
@@ -36,13 +59,47 @@ def selection(shape: tuple[int, int], key: object) -> Selection:
     if not all(isinstance(part, slice) or _is_index(part) for part in parts):
         raise errors.ArgumentError(
             f"DistMatrix: expected integers and slices, A[i, j] or A[i0:i1, j0:j1], got A[{_shown(key)}]; "
-            f"A.to_global() gives an array, which takes other keys"
+            f"lists of integers and A[mask] are others"
         )
     (i0, i1), (j0, j1) = (
         _bounds(key, part, size, name)
         for part, size, name in zip((*parts, slice(None))[:2], shape, ("row", "column"), strict=True)
     )
     return Selection(i0, i1, j0, j1)
+
+
+def lists(shape: tuple[int, int], key: object) -> Lists:
+    """The rows and columns that a key with lists or steps selects.
+
+    >>> lists((4, 6), ([3, 0], slice(None, None, 3))), lists((2, 3), np.ix_([1], [2, 2])).columns
+    (Lists(rows=array([3, 0]), columns=array([0, 3])), array([2, 2]))
+    """
+    parts = _without_ellipsis(key)
+    if not 1 <= len(parts) <= 2:
+        raise errors.ArgumentError(f"DistMatrix: expected one or two indices, slices or lists, got A[{_shown(key)}]")
+    if len(parts) == 2 and all(map(_is_list, parts)):
+        i, j = map(np.asarray, parts)
+        if i.shape != (i.size, 1) or j.shape != (1, j.size):
+            raise errors.ArgumentError(
+                f"DistMatrix: two lists select single elements in NumPy, got A[{_shown(key)}]; "
+                f"A[np.ix_(rows, columns)] selects the submatrix"
+            )
+        parts = i[:, 0], j[0]
+    return Lists(
+        *(
+            _indices(key, part, size, name)
+            for part, size, name in zip((*parts, slice(None))[:2], shape, ("row", "column"), strict=True)
+        )
+    )
+
+
+def is_listed(key: object) -> bool:
+    """Whether a key has a list, an array or a slice with another step than 1, so that no view has its elements.
+
+    >>> is_listed(([0, 3], slice(None))), is_listed(slice(None, None, -1)), is_listed((1, slice(2, 3, 1)))
+    (True, True, False)
+    """
+    return any(_is_list(part) or _has_step(part) for part in _without_ellipsis(key))
 
 
 def is_element(key: object) -> bool:
@@ -62,6 +119,15 @@ def _without_ellipsis(key: object) -> tuple[object, ...]:
         return parts
     (place,) = places
     return (*parts[:place], *[slice(None)] * (3 - len(parts)), *parts[place + 1 :])
+
+
+def _is_list(part: object) -> bool:
+    """Whether a part of a key is a list or an array."""
+    return isinstance(part, list | range) or (isinstance(part, np.ndarray) and part.ndim > 0)
+
+
+def _has_step(part: object) -> bool:
+    return isinstance(part, slice) and _is_index(part.step) and operator.index(part.step) != 1
 
 
 def _is_index(part: Any) -> bool:
@@ -86,7 +152,7 @@ def _shown(key: object) -> str:
     if key is Ellipsis:
         return "..."
     if not isinstance(key, slice):
-        return repr(key)
+        return reprlib.repr(key)
     start, stop, step = ("" if bound is None else repr(bound) for bound in (key.start, key.stop, key.step))
     return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
 
@@ -96,16 +162,47 @@ def _bounds(key: object, part: Any, size: int, name: str) -> tuple[int, int]:
     if not isinstance(part, slice):
         index = operator.index(part)
         if not -size <= index < size:
-            raise errors.OutOfRangeError(
-                f"DistMatrix: {name} {index} does not exist, the matrix has {size} {name}s; got A[{_shown(key)}]"
-            )
+            raise _out_of_range(key, index, size, name)
         return index % size, index % size + 1
+    start, stop, _ = _slice_indices(key, part, size)
+    return start, max(start, stop)
+
+
+def _indices(key: object, part: Any, size: int, name: str) -> Array:
+    """The indices of one part of a key."""
+    if isinstance(part, slice):
+        return np.arange(*_slice_indices(key, part, size))
+    if _is_index(part):
+        return np.arange(*_bounds(key, part, size, name))
     try:
-        start, stop, step = part.indices(size)
+        array = np.asarray(part)
+    except ValueError:  # lists of unequal lengths
+        array = np.empty((), object)
+    if array.dtype == bool and array.ndim == 1:
+        if array.size != size:
+            raise errors.OutOfRangeError(
+                f"DistMatrix: a list of {array.size} bools does not select {name}s, of which the matrix has {size}"
+            )
+        return np.flatnonzero(array)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise errors.ArgumentError(
+            f"DistMatrix: a list of {name}s must have integers or bools in one dimension, got A[{_shown(key)}]"
+        )
+    for index in (array.min(), array.max()) if array.size else ():
+        if not -size <= index < size:
+            raise _out_of_range(key, int(index), size, name)
+    indices = array.astype(np.intp)
+    return np.where(indices < 0, indices + size, indices)
+
+
+def _slice_indices(key: object, part: slice, size: int) -> tuple[int, int, int]:
+    try:
+        return part.indices(size)
     except (TypeError, ValueError) as caught:  # not integers; a step of 0
         raise errors.ArgumentError(f"DistMatrix: {caught}; got A[{_shown(key)}]") from None
-    if step != 1:
-        raise errors.ArgumentError(
-            f"DistMatrix: slices must have step 1, got A[{_shown(key)}]; A.to_global() gives an array, which has others"
-        )
-    return start, max(start, stop)
+
+
+def _out_of_range(key: object, index: int, size: int, name: str) -> errors.OutOfRangeError:
+    return errors.OutOfRangeError(
+        f"DistMatrix: {name} {index} does not exist, the matrix has {size} {name}s; got A[{_shown(key)}]"
+    )

@@ -17,7 +17,7 @@ from pblas.runtime.calls import collective
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_flag, name_of, shared_descriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, Vector
     from pblas.layouts.descriptor import MatrixDescriptor
 
 _INTERNAL = frozenset({"computed", "conjugated", "detach", "key", "register", "runtime", "signature", "stored"})
@@ -162,30 +162,44 @@ class DistMatrix(Operators):
     @overload
     def __getitem__(self, key: tuple[int, int]) -> float | complex: ...
     @overload
+    def __getitem__(self, key: DistMatrix) -> Vector: ...
+    @overload
     def __getitem__(self, key: Any) -> DistMatrix: ...
     def __getitem__(self, key: Any) -> Any:
-        """A[i0:i1, j0:j1]: the submatrix, a view with a descriptor of its own (local). **Collective** for A[i, j].
+        """A[i0:i1, j0:j1]: the submatrix, a view with a descriptor of its own (local). **Collective** for other keys.
 
         An integer selects one row or column, and the view keeps two dimensions: A[i] is A[i:i+1, :], and A[:, j] is
-        m x 1. Only A[i, j] is collective: it reads one element.
+        m x 1. Slices with other steps and lists select a copy: A[::2, ::-1], A[[0, 3]], A[:, columns] and
+        A[np.ix_(rows, columns)] are collective, as are A[i, j], which reads one element, and A[mask].
 
         Args:
-            key: one or two integers or slices with step 1, of which an Ellipsis takes the place of the others;
-                negative integers count from the end (global).
+            key: one or two integers, slices, or lists and arrays of integers, of which an Ellipsis takes the place of
+                the others; negative integers count from the end. A list of m or n bools selects where it is true. Or a
+                mask of A's shape: a matrix, as `A > 0`, which is true where it is not 0, or an array of bools. All are
+                equal on all ranks (global).
 
         Returns:
-            A view; for A[i, j] a Python float or complex number, equal on all ranks.
+            A view; with a list or a step a new matrix on A's grid, in A's blocks or even ones, as `pblas.vstack` has
+            them. For A[i, j] a Python float or complex number, and for A[mask] an array of one dimension, of the
+            elements by rows; both are equal on all ranks.
 
         Raises:
-            ArgumentError: the key is not integers and slices of integers with step 1.
-            OutOfRangeError: an index out of range; an IndexError too.
+            ArgumentError: another key, or two lists that are not made by np.ix_.
+            DescriptorError: a mask of another shape.
+            OutOfRangeError: an index out of range, or another number of bools; an IndexError too.
 
         >>> import pblas
         >>> with pblas.Context() as ctx:
         ...     a = ctx.from_function(lambda i, j: 10.0 * i + j, (4, 3))
         ...     a[1].shape, a[:, -1].shape, a[1:3, 1:].shape, a[2, 1]
         ((1, 3), (4, 1), (2, 2), 21.0)
+        >>> with pblas.Context() as ctx:
+        ...     a = ctx.from_function(lambda i, j: 10.0 * i + j, (4, 3))
+        ...     a[[3, 0], ::2].to_global(root=None).tolist(), a[a > 30].tolist()
+        ([[30.0, 32.0], [0.0, 2.0]], [31.0, 32.0])
         """
+        if isinstance(key, DistMatrix) or indexing.is_listed(key):
+            return self._operations.select(self, key)
         if indexing.is_element(key):
             return self._element(key)
         i0, i1, j0, j1 = indexing.selection(self.shape, key)

@@ -35,6 +35,7 @@ class Operations(NamedTuple):
     ufunc: Callable[..., object]
     numpy_function: Callable[..., object]
     redistribute: Callable[..., object]
+    select: Callable[..., Any]
     assign: Callable[..., None]
     reduction: Callable[..., object]
     trace: Callable[..., Any]
@@ -277,16 +278,16 @@ class Operators:
 
     @collective
     def __setitem__(self, key: object, value: object) -> None:
-        """**Collective.** A[i0:i1, j0:j1] = value, where an index may take the place of a slice; or A[mask] = number.
+        """**Collective.** A[key] = value, for all keys of `__getitem__`.
 
         Args:
-            key: as in `__getitem__`; or a mask of A's shape: a matrix, as `A > 0`, or an array of bools (global).
+            key: as in `__getitem__`. If a list repeats an index, the last value counts (global).
             value: a matrix or an array of the shape of the submatrix, or of a shape that NumPy would broadcast to it; a
-                scalar. Arrays and scalars are equal on all ranks. If a matrix shares memory with this one, the result
-                is as if it had been copied first (global).
+                scalar; with a mask only a scalar. Arrays and scalars are equal on all ranks. If a matrix shares memory
+                with this one, the result is as if it had been copied first (global).
 
         Raises:
-            ArgumentError: not integers and slices with step 1, or no matrix, array or number.
+            ArgumentError: a key that `__getitem__` does not take, or no matrix, array or number.
             DescriptorError: a value of another shape.
             DTypeError: complex values for a real matrix.
             OutOfRangeError: an index out of range.

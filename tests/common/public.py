@@ -17,8 +17,8 @@ _WITHOUT_CONTEXT = {"init_nvshmem"}
 """Collective functions that start before any context."""
 _VALUES = {"Epilogue", "Event", "Grid", "Hardware", "Link", "MatrixDescriptor", "Pool", "Simulation", "Trace"}
 """Classes whose methods are no calls of a context."""
-_NOT_COMPUTING = {"__getitem__", "__len__", "__bool__", "__array__", "__array_function__", "__array_ufunc__"}
-"""Special methods of a matrix that make views, or raise, or call others."""
+_NOT_COMPUTING = {"__len__", "__bool__", "__array__", "__array_function__", "__array_ufunc__"}
+"""Special methods of a matrix that raise, or call others."""
 
 
 def every_function() -> Iterator[tuple[str, Callable[..., Any]]]:

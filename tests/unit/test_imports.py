@@ -89,7 +89,7 @@ MOST_MODULES = {
     "import pblas.blas, pblas.linalg, pblas.tp": 5,
     "from pblas.linalg import solve": 141,
     "from pblas.blas import trsm": 114,
-    "from pblas import Context": 118,
+    "from pblas import Context": 119,
     "import pblas; pblas.plan_matmul(64, 64, 64, nprocs=4)": 82,
 }
 """Most modules of pblas that a statement may load: fewer are fewer files between a call and its loop."""

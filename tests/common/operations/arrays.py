@@ -237,7 +237,40 @@ ELEMENTWISE = [
         views=("mask",),
         shares=(("mask", "a"),),
     ),
+    Operation(
+        "DistMatrix.__setitem__: of lists",
+        lambda _, a, b, rows: a.__setitem__((rows, np.s_[::2]), b[: len(rows), ::2]) or a,
+        lambda a, b, rows: _listed(a, rows, b),
+        least=5,
+        values={"a": A, "b": B, "rows": [4, 0]},
+        options={"rows": ([0, 4], [1, 2, 3])},
+        views=("b",),
+        shares=(("b", "a"),),
+    ),
+    Operation(
+        "DistMatrix.__getitem__: of lists",
+        lambda _, a, rows, columns: a[np.ix_(rows, columns)],
+        lambda a, rows, columns: a[np.ix_(rows, columns)],
+        least=5,
+        values={"a": A, "rows": [4, 0, 0], "columns": [1, 2]},
+        options={"rows": ([0, 4, 0],), "columns": ([2, 1], [3])},
+        views=("a",),
+    ),
+    Operation(
+        "DistMatrix.__getitem__: by a mask",
+        lambda _, a, mask: a[mask],
+        lambda a, mask: a[mask != 0],
+        values={"a": A, "mask": B},
+        views=("a", "mask"),
+        shares=(("mask", "a"),),
+    ),
 ]
+
+
+def _listed(a: Array, rows: list[int], b: Array) -> Array:
+    result = a.copy()
+    result[rows, ::2] = b[: len(rows), ::2]
+    return result
 
 
 def _assigned(a: Array, i: int, j: int, block: Array, rows: int = 0) -> Array:

@@ -87,6 +87,8 @@ _INSIDE: dict[str, set[str]] = {
     **{f"blas.plan_{name}": {"a"} for name in ("syrk", "herk")},  # of a descriptor no other rank takes part
     "DistMatrix.__setitem__": {"a", "b", "i", "j"},
     "DistMatrix.__setitem__: of a row": {"a", "b", "i", "j"},
+    "DistMatrix.__setitem__: of lists": {"a", "b", "rows"},
+    "DistMatrix.__getitem__: of lists": {"a", "rows", "columns"},
 }
 """Arguments of entries of the catalogue that are no arguments of the call itself."""
 

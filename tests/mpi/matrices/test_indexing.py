@@ -101,6 +101,50 @@ def test_assignment_is_that_of_numpy(contexts: Contexts, setting: str, dtype: st
             assert np.array_equal(collected(a), reference if seed % 2 else reference.conj())
 
 
+def some_list(rng: Random, size: int) -> Any:
+    """A list of indices, a slice with a step, or a list of bools."""
+    kind = rng.randrange(4)
+    if kind == 0:
+        return slice(None, None, rng.choice([-2, -1, 2, 3]))
+    if kind == 1:
+        return np.array([rng.random() < 0.5 for _ in range(size)])
+    return [rng.randrange(-size, size) for _ in range(rng.randint(0, 5) if kind == 2 else 2 * size)]
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "bfloat16"])
+def test_lists_and_steps_are_those_of_numpy(contexts: Contexts, setting: str, dtype: str) -> None:
+    ctx = contexts[setting]
+    for seed in range(16):
+        rng, (a, x) = Random(seed), some_matrix(ctx, seed, dtype, (8, 9))
+        rows, columns = some_list(rng, 8), some_list(rng, 9)
+        i, j = np.arange(8)[rows], np.arange(9)[columns]
+        open_mesh = np.ix_(i, j) if seed % 2 else (rows, slice(2, None))
+        key: Any = (rows, slice(3, 4)) if seed % 4 == 0 else (..., columns) if seed % 4 == 2 else open_mesh
+        assert np.array_equal(collected(a[key]), x[key])
+        assert np.array_equal(collected(a[rows]), x[rows])
+        b, y = some_matrix(ctx, seed + 50, dtype, x[key].shape)
+        row, line = some_matrix(ctx, seed + 60, dtype, (1, y.shape[1]))
+        values: list[tuple[Any, Any]] = [(b, y), (y, y), (2.5, 2.5)] + [(row, line)] * (0 not in y.shape)
+        for value, numpys in values:
+            a[key] = value
+            x[key] = numpys
+            assert np.array_equal(collected(a), x)
+        a[key] = a[key].copy()
+        assert np.array_equal(collected(a), x)
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_mask_selects_elements_by_rows(contexts: Contexts, setting: str) -> None:
+    for seed, shape in enumerate(((7, 8), (0, 4), (1, 9), (9, 1))):
+        a, x = some_matrix(contexts[setting], seed, "complex128" if seed % 2 else "float32", shape)
+        b, y = some_matrix(contexts[setting], seed + 9, "float64", shape)
+        for mask, numpys in ((b > 0, y > 0), (y > 0, y > 0), (b.T.T * 0 + b, y != 0), (b > 9, y > 9)):
+            elements: Any = a[mask]
+            assert elements.dtype == x.dtype
+            assert np.array_equal(elements, x[numpys])
+
+
 def test_an_index_selects_what_is_assigned(contexts: Contexts) -> None:
     a, x = filled(contexts["shared"], 2, (7, 8))
     for key, value in ((3, 1.0), ((2, 5), -4.0), ((slice(None), -1), 3.0), (..., 7.0), ((1, slice(2, 4)), np.ones(2))):
@@ -177,8 +221,19 @@ WRONG: dict[str, Mistake[Cast]] = {
     "an element of a column": (OutOfRangeError, "column -9", lambda c: c.a[0, -9], lambda c: c.a[0, -8]),
     "another element": (MismatchError, "i differs", lambda c: c.a[1, 0], lambda c: c.a[2, 0]),
     "a row to assign": (OutOfRangeError, "the matrix has 7 rows", put(7, 1.0), put(6, 1.0)),
-    "a step": (ArgumentError, "step 1", put(slice(0, 4, 2), 1.0), FINE),
-    "a list": (ArgumentError, "integers and slices", put([0, 1], 1.0), FINE),
+    "another step": (MismatchError, "rows differs", put(slice(0, 4, 2), 1.0), put(slice(0, 4, 3), 1.0)),
+    "a list of text": (ArgumentError, "integers or bools", put(["0"], 1.0), put([0], 1.0)),
+    "a list out of range": (OutOfRangeError, "row 7 does not exist", lambda c: c.a[[0, 7]], lambda c: c.a[[0, 6]]),
+    "a list of bools": (OutOfRangeError, "2 bools", lambda c: c.a[:, [True] * 2], lambda c: c.a[:, [True] * 8]),
+    "another list": (MismatchError, "columns differs", lambda c: c.a[:, [0, 7]], lambda c: c.a[:, [7, 0]]),
+    "two lists": (ArgumentError, "np.ix_", put(([0], [1]), 1.0), put(np.ix_([0], [1]), 1.0)),
+    "the shape of a list": (DescriptorError, "make them agree", put([0, 1], ".short"), put([0] * 7, ".b")),
+    "the shape of a mask": (DescriptorError, "make them agree", lambda c: c.a[c.short], lambda c: c.a[c.b]),
+    "a mask of integers": (
+        *(ArgumentError, "an array of bools"),
+        *(lambda c: c.a[np.ones((7, 8), int)], lambda c: c.a[np.ones((7, 8), bool)]),
+    ),
+    "a mask of another context": (ArgumentError, "different contexts", lambda c: c.a[c.foreign], lambda c: c.a[c.b]),
     "another place": (MismatchError, "rows differs", put(1, 1.0), put(2, 1.0)),
     "a shape": (DescriptorError, "make them agree", put(..., ".short"), FINE),
     "the shape of an array": (DescriptorError, "the value has shape", put(..., np.ones(7)), put(..., np.ones(8))),

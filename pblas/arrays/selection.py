@@ -1,0 +1,282 @@
+"""A[rows, columns] and A[mask] by lists, steps and masks: reading; and assignment of every kind, A[key] = value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.elementwise import Elementwise
+from pblas.arrays.elementwise_arguments import is_number
+from pblas.arrays.reductions import described
+from pblas.core.call import call, step
+from pblas.core.checks import check_context, check_writable
+from pblas.layouts.descriptor import MatrixDescriptor, resized
+from pblas.matrices.indexing import Lists, is_listed, lists, selection
+from pblas.matrices.matrix import DistMatrix
+from pblas.matrices.scatter_gather import global_indices, holds_first_copy, part_of
+from pblas.redistribution.api import redistributed
+from pblas.runtime.arrays import compare_array, converted_array, equal_array
+from pblas.runtime.runtime import Runtime
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array, Dtype, Vector
+    from pblas.core.operation import Bound
+
+_READ = "DistMatrix[...]"
+_WRITE = "DistMatrix[...] = value"
+
+
+def is_mask(key: object) -> bool:
+    """Whether a key is a mask of the matrix's elements."""
+    return isinstance(key, DistMatrix) or (isinstance(key, np.ndarray) and key.ndim == 2)
+
+
+def select(a: DistMatrix, key: Any) -> DistMatrix | Vector:
+    """**Collective.** A[key] for lists, steps and masks; see `DistMatrix.__getitem__`."""
+    runtime = a.runtime
+    with runtime.call(_READ):
+        if is_mask(key):
+            return _masked(a, key)
+        with runtime.local_step(_READ):
+            a.stored(_READ)
+            chosen = lists(a.shape, key)
+            desc = resized(a.desc, chosen.shape)
+        runtime.agree(_READ, chosen.text + described(A=a))
+        out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, a.dtype)), runtime)
+        _copy(_READ, a, chosen, out, _everything(out))
+        return out
+
+
+def _masked(a: DistMatrix, mask: Any) -> Vector:
+    """**Collective.** The elements of A where a mask is not 0, in the order of rows, on all ranks."""
+    runtime = a.runtime
+    with runtime.local_step(_READ):
+        a.stored(_READ)
+        _check_mask(_READ, a, mask)
+        is_matrix = isinstance(mask, DistMatrix)
+        if is_matrix:
+            check_context(_READ, mask, runtime)
+            mask.stored(_READ)
+        else:
+            compare_array("the mask", mask, runtime)
+        text = described(A=a, mask=mask) if is_matrix else described(A=a)
+    if is_matrix and mask.desc.without_lld != a.desc.without_lld:
+        mask = redistributed(_READ, mask, a.desc.without_lld, agrees=text)
+        text = ""
+    runtime.agree(_READ, text)
+    with runtime.local_step(_READ):
+        elements = runtime.backend.reading(a.stored(_READ))
+        flags = runtime.backend.reading(mask.stored(_READ)) if is_matrix else part_of(mask, a.desc, runtime.rank)
+        i_loc, j_loc = np.nonzero(flags if holds_first_copy(a.desc, runtime.rank) else flags[:0])
+        rows, columns = global_indices(a.desc, runtime.rank)
+        places, values = rows[i_loc] * a.shape[1] + columns[j_loc], elements[i_loc, j_loc]
+    runtime.agree(f"{_READ}: the elements of each rank", "")
+    counts = runtime.gathered(places.size)
+    with runtime.local_step(_READ):
+        gathered = [np.empty(sum(counts), x.dtype) for x in (places, values)]
+    runtime.agree(f"{_READ}: memory", "")
+    with runtime.collective_section(_READ):
+        for x, out in zip((places, values), gathered, strict=True):
+            runtime.backend.wait(runtime.backend.plain_channel.all_gather(x, out, counts).done, f"{_READ}: elements")
+    all_places, all_values = gathered
+    result = all_values[np.argsort(all_places)]
+    return np.conj(result) if a.conjugated else result
+
+
+def assign(a: DistMatrix, key: Any, value: object) -> None:
+    """**Collective.** A[key] = value; see `DistMatrix.__setitem__`."""
+    if is_mask(key):
+        call(_WRITE, _bind_masked, {"A": a}, a, key, value)
+    elif is_listed(key):
+        _assign_lists(a, key, value)
+    else:
+        _assign_range(a, key, value)
+
+
+def _assign_range(a: DistMatrix, key: object, value: object) -> None:
+    """**Collective.** A[i0:i1, j0:j1] = value."""
+    runtime = a.runtime
+    with runtime.local_step(_WRITE):
+        bounds = selection(a.shape, key)
+        view = a[bounds.i0 : bounds.i1, bounds.j0 : bounds.j1]
+        agrees = f"\nrows={bounds.i0}:{bounds.i1}\ncolumns={bounds.j0}:{bounds.j1}"
+        checked = _checked_value(value, a, view.shape)
+    if isinstance(value, DistMatrix) and value.shape == view.shape:
+        # A conjugated view gets the conjugate in memory.
+        expression = "conj(x)" if view.conjugated and value.dtype.kind == "c" else "x"
+        stored = DistMatrix(view.desc, view.stored(_WRITE), runtime)
+        bind = partial(Elementwise.bind, _WRITE, runtime, expression, {"x": value}, stored, None)
+        step(_WRITE, runtime, bind, agrees=agrees + checked.text)
+        return
+    part = part_of(_elements(checked, a, agrees, view.shape), view.desc, runtime.rank)
+    with runtime.backend.writing(view.stored(_WRITE)) as target:
+        target[...] = np.conj(part) if view.conjugated else part
+
+
+def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
+    """**Collective.** A[rows, columns] = value; of indices that are repeated the last one counts."""
+    runtime = a.runtime
+    with runtime.local_step(_WRITE):
+        chosen = lists(a.shape, key)
+        checked = _checked_value(value, a, chosen.shape)
+    if isinstance(value, DistMatrix) and value.shape == chosen.shape:
+        runtime.agree(_WRITE, chosen.text + checked.text)
+        last = Lists(*map(_last, chosen))
+        _copy(_WRITE, value, last, a, Lists(chosen.rows[last.rows], chosen.columns[last.columns]))
+        return
+    elements = _elements(checked, a, chosen.text, chosen.shape)
+    (rows, i_loc), (columns, j_loc) = _held(a, chosen, runtime.rank)
+    part = elements[np.ix_(rows, columns)]
+    with _rewriting(runtime, a.stored(_WRITE)) as target:
+        target[np.ix_(i_loc, j_loc)] = np.conj(part) if a.conjugated else part
+
+
+class _Value(NamedTuple):
+    """A value that can be assigned."""
+
+    value: DistMatrix | Array  # an array in the dtype of the matrix (global)
+    text: str  # for the agreement (global)
+
+
+def _checked_value(value: object, a: DistMatrix, shape: tuple[int, int]) -> _Value:
+    """The value of an assignment to elements of A of a shape (local)."""
+    check_writable(_WRITE, a, "A")
+    if isinstance(value, DistMatrix):
+        _check_matrix(value, a, shape)
+        return _Value(value, described(value=value, A=a))
+    array = _checked_elements(a.runtime, value, shape, a.dtype)
+    return _Value(array, f"{described(A=a)}\nvalue={array.shape}")
+
+
+def _elements(checked: _Value, a: DistMatrix, agrees: str, shape: tuple[int, int]) -> Array:
+    """**Collective.** The agreement on an assignment; all elements of its value on all ranks, in a shape."""
+    value, runtime = checked.value, a.runtime
+    if isinstance(value, DistMatrix):
+        whole = MatrixDescriptor.replicated(*value.shape, runtime.nprocs)
+        copy = redistributed(_WRITE, value, whole, agrees=agrees + checked.text)
+        runtime.end_reading(_WRITE)  # A may overlap the value, which peers read
+        value = runtime.backend.reading(copy.local).astype(a.dtype, copy=False)
+    else:
+        runtime.agree(_WRITE, agrees + checked.text)
+    return np.broadcast_to(value, shape)
+
+
+@contextmanager
+def _rewriting(runtime: Runtime, x: Array) -> Iterator[Array]:
+    """A with block that yields x in host memory, with its elements, which become those of x at the end (local)."""
+    with runtime.backend.writing(x) as host:
+        if host is not x:
+            host[...] = runtime.backend.reading(x)
+        yield host
+
+
+def _everything(a: DistMatrix) -> Lists:
+    return Lists(*map(np.arange, a.shape))
+
+
+def _last(indices: Array) -> Array:
+    """The position of the last of each index, in the order of indices.
+
+    >>> _last(np.array([3, 0, 3]))
+    array([1, 2])
+    """
+    return indices.size - 1 - np.unique(indices[::-1], return_index=True)[1]
+
+
+def _held(a: DistMatrix, chosen: Lists, rank: int, *, first_copy: bool = False) -> list[tuple[Array, Array]]:
+    """For rows and columns: the positions in `chosen` whose elements a rank holds, and their local indices (local).
+
+    Of elements that several ranks hold, `first_copy` counts those of the first of the ranks only.
+    """
+    held = []
+    for split, indices, p in zip((a.desc.rows, a.desc.columns), chosen, a.desc.grid.coordinates(rank), strict=True):
+        owner = p if split.is_replicated and p >= 0 and not first_copy else split.owner(indices)
+        positions = np.flatnonzero(np.broadcast_to(owner == p, indices.shape))
+        held.append((positions, split.local_from_global(indices[positions])))
+    return held
+
+
+def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Lists) -> None:
+    """**Collective.** out[target] := a[source]: each rank sends its elements to the ranks that store them."""
+    runtime, backend = a.runtime, a.runtime.backend
+    with runtime.local_step(opname):
+        held = [_held(a, source, peer, first_copy=True) for peer in range(runtime.nprocs)]
+        stored = [_held(out, target, peer) for peer in range(runtime.nprocs)]
+
+        def common(sender: int, receiver: int, of: int) -> tuple[Array, Array]:
+            """Local rows and columns at the sender (of=0) or the receiver (of=1) of the elements between them."""
+            pairs = zip(held[sender], stored[receiver], strict=True)
+            found = [np.intersect1d(x, y, assume_unique=True, return_indices=True)[1 + of] for (x, _), (y, _) in pairs]
+            (_, i_loc), (_, j_loc) = stored[receiver] if of else held[sender]
+            return i_loc[found[0]], j_loc[found[1]]
+
+        rank, ranks = runtime.rank, range(runtime.nprocs)
+        part = backend.reading(a.stored(opname))
+        packed = [part[np.ix_(*common(rank, peer, 0))].ravel() for peer in ranks]
+        places = [np.ix_(*common(peer, rank, 1)) for peer in ranks]
+        shapes = [(i.size, j.size) for i, j in places]
+        counts = [m * n for m, n in shapes]
+        sent, received = np.concatenate(packed), np.empty(sum(counts), a.dtype)
+    runtime.agree(f"{opname}: memory", "")
+    with runtime.collective_section(opname):
+        transfer = backend.plain_channel.all_to_all(sent, [x.size for x in packed], received, counts)
+        backend.wait(transfer.done, f"{opname}: elements")
+    if a.conjugated != out.conjugated:
+        np.conj(received, out=received)
+    with _rewriting(runtime, out.stored(opname)) as local:
+        for place, shape, block in zip(places, shapes, np.split(received, np.cumsum(counts)[:-1]), strict=True):
+            local[place] = block.reshape(shape)
+
+
+def _bind_masked(opname: str, runtime: Runtime, a: DistMatrix, mask: Any, value: object) -> Bound[DistMatrix]:
+    """The arguments of A[mask] = number, checked on this rank."""
+    _check_mask(opname, a, mask)
+    if not is_number(value):
+        raise errors.ArgumentError(
+            f"{opname}: with a mask the value must be a number, got {type(value).__name__}; pblas.where(mask, x, A) "
+            f"takes matrices and arrays"
+        )
+    return Elementwise.bind(
+        opname, runtime, "where(mask != 0, value, a)", {"a": a, "mask": mask, "value": value}, a, None
+    )
+
+
+def _check_mask(opname: str, a: DistMatrix, mask: Any) -> None:
+    """Raise an error unless a mask is one of A's elements (local)."""
+    if not isinstance(mask, DistMatrix) and mask.dtype != bool:
+        raise errors.ArgumentError(f"{opname}: a mask must be a DistMatrix, as A > 0, or an array of bools")
+    if mask.shape != a.shape:
+        raise errors.DescriptorError(
+            f"{opname}: the mask is {mask.shape[0]} x {mask.shape[1]}, A {a.shape[0]} x {a.shape[1]}; make them agree"
+        )
+
+
+def _check_matrix(value: DistMatrix, a: DistMatrix, shape: tuple[int, int]) -> None:
+    """Raise an error unless a matrix can be assigned to elements of A of a shape (local)."""
+    check_context(_WRITE, value, a.runtime)
+    value.stored(_WRITE)
+    if not all(k in (1, size) for k, size in zip(value.shape, shape, strict=True)):
+        raise errors.DescriptorError(
+            f"{_WRITE}: the value is {value.shape[0]} x {value.shape[1]}, the submatrix {shape[0]} x {shape[1]}; "
+            f"make them agree"
+        )
+    if value.dtype.kind == "c" and a.dtype.kind != "c":
+        raise errors.DTypeError(f"{_WRITE}: the value is {value.dtype.name}, the matrix {a.dtype.name}; take a part")
+
+
+def _checked_elements(runtime: Runtime, value: object, shape: tuple[int, int], dtype: Dtype) -> Array:
+    """A scalar or an array, in a dtype and of a shape that broadcasts to another (local)."""
+    array = equal_array(_WRITE, "the value", value, runtime)
+    array = converted_array(_WRITE, "the value", array, dtype, rounds=True)
+    try:
+        np.broadcast_to(array, shape)
+    except ValueError:
+        raise errors.DescriptorError(
+            f"{_WRITE}: the value has shape {array.shape}, the submatrix is {shape[0]} x {shape[1]}"
+        ) from None
+    return array
