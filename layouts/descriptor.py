@@ -202,7 +202,7 @@ class MatrixDescriptor:
         return cls(m, n, max(1, m), max(1, n), Grid.row(nprocs), -1, -1, order)
 
     @classmethod
-    def default(cls, m: int, n: int, nprocs: int) -> MatrixDescriptor:
+    def default(cls, m: int, n: int, nprocs: int, *, order: Order = "F") -> MatrixDescriptor:
         """The layout of a matrix whose creator names none: row-wise in even blocks, as `row_wise`.
 
         A matrix with fewer rows than ranks, and with more columns than rows, is column-wise instead.
@@ -211,6 +211,7 @@ class MatrixDescriptor:
             m: rows (global).
             n: columns (global).
             nprocs: ranks (global).
+            order: storage order of the local arrays, "F" or "C" (global).
 
         >>> MatrixDescriptor.default(10, 40, 4) == MatrixDescriptor.row_wise(10, 40, 4)
         True
@@ -219,8 +220,8 @@ class MatrixDescriptor:
         """
         m, n = checked_int("default", "m", m, 0), checked_int("default", "n", n, 0)
         if m < nprocs and m < n:
-            return cls.column_wise(m, n, nprocs)
-        return cls.row_wise(m, n, nprocs)
+            return cls.column_wise(m, n, nprocs, order=order)
+        return cls.row_wise(m, n, nprocs, order=order)
 
     @property
     def shape(self) -> tuple[int, int]:

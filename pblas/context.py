@@ -15,12 +15,14 @@ from pblas.backends.select import open_backend
 from pblas.backends.settings import TIMEOUT, Movement, Name, Tuning, check_tuning
 from pblas.collectives.api import Collectives
 from pblas.matrices.constructors import Constructors
-from pblas.runtime.runtime import OPEN, Runtime, checked_flag
+from pblas.runtime.runtime import OPEN, Runtime, checked_flag, checked_order
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
+
+    from pblas.layouts.descriptor import Order
 
 
 _EXIT_SECONDS = 1.0
@@ -57,6 +59,9 @@ class Context(Constructors, Collectives):
             more than 16 KiB is compared, and none in the memory of GPUs (global).
         tuning: "measured": plans take the rate of the network between nodes, which a context of several nodes measures
             once (2 MiB are sent); "fixed": plans depend on the layouts alone, and are the same in every run (global).
+        order: storage order of matrices that are made without a descriptor, and of the results of products and
+            expressions: "C", by rows as in NumPy, or "F", by columns. None: "F", and for results that of their operands
+            (global).
         process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for
             ranks that `torchrun` starts, on CPUs and on GPUs with "nvshmem". It needs no MPI (global).
 
@@ -89,6 +94,7 @@ class Context(Constructors, Collectives):
         device: int | None = None,
         debug: bool = False,
         tuning: Tuning = "measured",
+        order: Order | None = None,
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.runtime: Runtime = Runtime(
@@ -108,9 +114,11 @@ class Context(Constructors, Collectives):
             with self.runtime.local_step("Context"):
                 self.runtime.debug = checked_flag("Context", "debug", debug)
                 check_tuning(tuning)
+                self.runtime.order = checked_order("Context", order)
                 nvtx = recorder.ranges_wanted()
             file = os.environ.get("PBLAS_TRACE", "")
-            settings = {"debug": self.runtime.debug, "tuning": tuning, "PBLAS_TRACE": file, recorder.VARIABLE: nvtx}
+            settings = {"debug": self.runtime.debug, "tuning": tuning, "order": order, "PBLAS_TRACE": file}
+            settings[recorder.VARIABLE] = nvtx
             self.runtime.agree("Context", settings)
             if tuning == "measured":
                 self.runtime.bandwidth = self.runtime.backend.measured_bandwidth()

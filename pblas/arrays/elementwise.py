@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Dtype, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.simulation.hardware import Topology
 
@@ -40,6 +40,7 @@ class Elementwise(Operation[DistMatrix]):
     out: tuple[MatrixDescriptor, Dtype] | None
     converted: Dtype | None  # dtype to which a new result is converted, or None (global)
     overlaps: bool  # whether the result overwrites memory of an operand that is redistributed, on any rank (global)
+    order: Order | None  # storage order of new results of the context; None for that of the operands (global)
     analysis: Analysis  # all that follows from these (global)
 
     @classmethod
@@ -58,19 +59,20 @@ class Elementwise(Operation[DistMatrix]):
         check_out(opname, out, layouts=False)
         target = None if out is None else (out.desc.without_lld, out.dtype)
         kinds = tuple([Kind.of(name, z, asked) for name, z in checked.items()])
-        form = expression, kinds, target, asked if runtime is not None else None, False
+        converted, order = (None, None) if runtime is None else (asked, runtime.order)
+        form = expression, kinds, target, converted, False, order
         numbers = {name: z for name, z in checked.items() if is_number(z)}
         return Bound(cls, form, numbers, checked, out)
 
     @classmethod
     def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
-        expression, kinds, out, converted, overlaps = form
-        analysis = analysed(opname, expression, kinds, out, converted)
-        return cls(expression, kinds, out, converted, overlaps, analysis)
+        expression, kinds, out, converted, overlaps, order = form
+        analysis = analysed(opname, expression, kinds, out, converted, order)
+        return cls(expression, kinds, out, converted, overlaps, order, analysis)
 
     @classmethod
     def agreed(cls, form: tuple[object, ...], fact: int) -> tuple[object, ...]:
-        return (*form[:4], bool(fact))
+        return (*form[:4], bool(fact), form[5])
 
     @property
     def text(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeGuard
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise_plan import ElementwiseOperand, ElementwisePlan
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, Array, Dtype, accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, STORED, Array, Dtype, Order, accumulator_dtype
 from pblas.backends.interop import has_memory
 from pblas.core.checks import is_same_memory, shares_memory
 from pblas.epilogues import FUNCTIONS, NAMED, NEED_REAL, PARTS, REAL_VALUED, Apply, Name, Node, Number, nodes, parse
@@ -145,6 +146,7 @@ def analysed(
     kinds: tuple[Kind, ...],
     out: tuple[MatrixDescriptor, Dtype] | None,
     converted: Dtype | None,
+    order: Order | None,
 ) -> Analysis:
     """The analysis of an operation."""
     tree = _parsed(opname, expression)
@@ -165,6 +167,8 @@ def analysed(
         _check_conversion(opname, dtype, converted)
         dtype = converted
     target = _target(kinds, None if out is None else out[0], shape)
+    if out is None and order not in (None, target.order):
+        target = replace(target, order=order)
     plan = ElementwisePlan(
         NAMED.get(expression, expression),
         tuple(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.backends.dtypes import RESULTS, Dtype, ProductDtypes, accumulator_dtype, wire_of
+from pblas.backends.dtypes import RESULTS, Dtype, Order, ProductDtypes, accumulator_dtype, wire_of
 from pblas.backends.engine_limits import MAX_QUEUES
 from pblas.core import checks
 from pblas.core.options import Trans
@@ -171,6 +171,7 @@ class ProductForm(NamedTuple):
     expression: str | None = None  # of the epilogue; None for none
     kinds: tuple[tuple[str, str], ...] = ()  # name of each operand of the epilogue, and its dtype or "a number"
     scales: tuple[bool, bool] | None = None  # whether the scales of A and B are arrays; None without scales
+    order: Order | None = None  # storage order of new results of the context; None for that of the operands
 
     @property
     def op_a(self) -> MatrixDescriptor:
@@ -215,7 +216,7 @@ class ProductForm(NamedTuple):
         if given is not None:
             checks.check_ranks(opname, given, nprocs)
             return given
-        order: Literal["F", "C"] = "C" if self.a.order == self.b.order == "C" else "F"
+        order = self.order or ("C" if self.a.order == self.b.order == "C" else "F")
         return choose_output(self.dtypes.a.name, self.op_a, self.op_b, nprocs=nprocs, order=order, others=self._others)
 
     def choose(

@@ -80,6 +80,7 @@ class Product(Operation[DistMatrix]):
             conj_views=(False, False) if runtime is None else (a.conjugated, b.conjugated),
             multiplies=alpha != 0,
             adds=beta != 0,
+            order=None if runtime is None else runtime.order,
         )
         scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta}
         written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS

@@ -52,7 +52,7 @@ class Replication(Operation[DistMatrix]):
         compare_array("the array", elements, runtime)
         elements = converted_array(opname, "the array", elements, like.dtype)
         m, n = elements.shape
-        desc = MatrixDescriptor.replicated(m, n, runtime.nprocs)
+        desc = MatrixDescriptor.replicated(m, n, runtime.nprocs, order=runtime.order or like.desc.order)
         return Bound(
             cls, (desc, like.dtype, like.desc.without_lld, like.conjugated), {}, {"A": like}, None, local=elements
         )

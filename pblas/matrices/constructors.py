@@ -9,12 +9,12 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import STORED, Array, Scalar
-from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.descriptor import MatrixDescriptor, Order
 from pblas.matrices.creation import Creation, Layout
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import diagonal_places
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import Runtime, checked_dtype, checked_scalar
+from pblas.runtime.runtime import Runtime, checked_dtype, checked_order, checked_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,7 +154,7 @@ class Constructors(Creation):
             array: m x n array, equal on all ranks (global).
 
         Returns:
-            The matrix, whose descriptor is `MatrixDescriptor.replicated(m, n, nprocs)`.
+            The matrix, whose descriptor is `MatrixDescriptor.replicated(m, n, nprocs)` in the context's order.
 
         Raises:
             ArgumentError: not a matrix.
@@ -164,11 +164,11 @@ class Constructors(Creation):
         with self.runtime.local_step(opname):
             source = self._checked_matrix(opname, array)
             m, n = source.shape
-            desc = MatrixDescriptor.replicated(m, n, self.runtime.nprocs)
+            desc = MatrixDescriptor.replicated(m, n, self.runtime.nprocs, order=self.runtime.order or "F")
         return self._distributed(opname, source, desc, None, None)
 
     @collective
-    def from_parts(self, x_local: Array, axis: int = 0) -> DistMatrix:
+    def from_parts(self, x_local: Array, axis: int = 0, *, order: Order | None = None) -> DistMatrix:
         """**Collective.** The arrays of all ranks one below the other, or side by side, divided evenly among the ranks.
 
         The arrays may differ in length. A block-cyclic layout has blocks of one size, so rows move to an even layout:
@@ -179,6 +179,7 @@ class Constructors(Creation):
             x_local: this rank's rows as an array m_loc x n; with axis=1 its columns, m x n_loc; may be empty
                 (local).
             axis: 0 or 1 (global).
+            order: storage order of the matrix, "F" or "C"; None for that of the context (global).
 
         Returns:
             The matrix.
@@ -200,8 +201,9 @@ class Constructors(Creation):
             dtype = checked_dtype(opname, part.dtype, stored=True)
             if isinstance(requested, bool) or not isinstance(requested, int | np.integer) or axis not in (0, 1):
                 raise errors.ArgumentError(f"{opname}: axis must be 0 (rows) or 1 (columns), got {axis!r}")
+            stored = checked_order(opname, order) or runtime.order or "F"
             length, width = int(part.shape[axis]), int(part.shape[1 - axis])
-        runtime.agree(opname, {"axis": int(axis), "dtype": dtype.name})
+        runtime.agree(opname, {"axis": int(axis), "dtype": dtype.name, "order": stored})
         sizes = runtime.backend.gather((length, width))
         with runtime.local_step(opname):
             lengths = [size[0] for size in sizes]
@@ -214,9 +216,9 @@ class Constructors(Creation):
                 )
             total, across = sum(lengths), max(widths)
             if axis == 0:
-                desc = MatrixDescriptor.row_wise(total, across, runtime.nprocs)
+                desc = MatrixDescriptor.row_wise(total, across, runtime.nprocs, order=stored)
             else:
-                desc = MatrixDescriptor.column_wise(across, total, runtime.nprocs)
+                desc = MatrixDescriptor.column_wise(across, total, runtime.nprocs, order=stored)
         runtime.agree(f"{opname}: sizes", {})
         local = self._memory(opname, desc, dtype, desc.max_local_nelements)
         source = runtime.backend.reading(part)

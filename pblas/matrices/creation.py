@@ -12,14 +12,14 @@ from pblas.backends import log
 from pblas.backends.cpu.memory import free_nbytes
 from pblas.backends.dtypes import DTYPES, STORED, Array, Dtype
 from pblas.backends.local_step import text_of
-from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.descriptor import MatrixDescriptor, Order
 from pblas.matrices import files
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import checked_array, compare_array
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import Runtime, check_root, checked_dtype, shared_descriptor
+from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_order, shared_descriptor
 
 if TYPE_CHECKING:
     import os
@@ -60,6 +60,7 @@ class Creation:
         root: int | None = 0,
         *,
         dtype: DTypeLike | None = None,
+        order: Order | None = None,
     ) -> DistMatrix:
         """**Collective.** Distribute an array of one rank or of all ranks, or the values of a function of the indices.
 
@@ -71,6 +72,7 @@ class Creation:
                 the array (global).
             root: rank that has the array; None if every rank has it (global).
             dtype: dtype of the matrix; None: that of the array, or float64 for a function (global).
+            order: storage order, "F" or "C", of a matrix without a descriptor; None for that of the context (global).
 
         Returns:
             The matrix.
@@ -80,10 +82,16 @@ class Creation:
             DescriptorError: the array does not have the shape of the descriptor.
             DTypeError: a dtype that pblas does not multiply.
         """
-        return self._distributed("from_global", array, desc, root, dtype)
+        return self._distributed("from_global", array, desc, root, dtype, order)
 
     def _distributed(
-        self, opname: str, array: object, desc: object, root: int | None, dtype: DTypeLike | None
+        self,
+        opname: str,
+        array: object,
+        desc: object,
+        root: int | None,
+        dtype: DTypeLike | None,
+        order: Order | None = None,
     ) -> DistMatrix:
         """**Collective.** `from_global`, under the name of the call that the user made."""
         by_function, backend = callable(array), self.runtime.backend
@@ -91,7 +99,7 @@ class Creation:
         if desc is None and not by_function:
             desc = self._shape_of(opname, array, root)
         with self.runtime.local_step(opname):
-            desc = self._checked_desc(opname, desc)
+            desc = self._checked_desc(opname, desc, order)
             check_root(opname, root, self.runtime.nprocs)
             if by_function or dtype is not None:
                 wanted = np.float64 if dtype is None else dtype
@@ -253,6 +261,7 @@ class Creation:
         dtype: DTypeLike | None = None,
         *,
         dataset: str | None = None,
+        order: Order | None = None,
     ) -> DistMatrix:
         """**Collective.** A matrix from a .npy or .h5 file; every rank reads only the elements that it owns.
 
@@ -262,6 +271,7 @@ class Creation:
             desc: distribution, of the shape of the matrix in the file; None for `MatrixDescriptor.default` (global).
             dtype: dtype of the matrix; None for that of the file (global).
             dataset: name of the dataset in an HDF5 file; None for the only one (global).
+            order: storage order, "F" or "C", of a matrix without a descriptor; None for that of the context (global).
 
         Returns:
             The matrix.
@@ -275,7 +285,7 @@ class Creation:
         """
         opname = "load"
         with self.runtime.local_step(opname):
-            desc = None if desc is None else self._checked_desc(opname, desc)
+            desc = None if desc is None else self._checked_desc(opname, desc, order)
             path = checked_path(opname, path)
             dataset = files.checked_dataset(opname, path, dataset)
             header = files.read_header(path, dataset)
@@ -299,7 +309,7 @@ class Creation:
             if not raw:
                 _check_conversion(f"{opname} {path}", header.dtype, wanted)
             if desc is None:
-                desc = self._checked_desc(opname, header.shape)
+                desc = self._checked_desc(opname, header.shape, order)
             if header.shape != desc.shape:
                 shape = f"{header.shape[0]} x {header.shape[1]}"
                 raise errors.DescriptorError(
@@ -411,11 +421,14 @@ class Creation:
             if backend.address(part) % part.dtype.alignment:
                 raise errors.LayoutError("from_local: the local array is not aligned to its elements; pass copy=True")
 
-    def _checked_desc(self, opname: str, desc: object) -> MatrixDescriptor:
-        """A descriptor that a new matrix of this context can have; the default one for a shape (m, n)."""
+    def _checked_desc(self, opname: str, desc: object, order: Order | None = None) -> MatrixDescriptor:
+        """A descriptor that a new matrix of this context can have; the default one, in an order, for a shape (m, n)."""
+        checked_order(opname, order)
+        if isinstance(desc, MatrixDescriptor) and order not in (None, desc.order):
+            raise errors.ArgumentError(f"{opname}: order is {order!r}, the descriptor has {desc.order!r}; leave it out")
         if isinstance(desc, tuple | list) and len(desc) == 2:
             m, n = desc
-            desc = MatrixDescriptor.default(m, n, self.runtime.nprocs)
+            desc = MatrixDescriptor.default(m, n, self.runtime.nprocs, order=order or self.runtime.order or "F")
         if not isinstance(desc, MatrixDescriptor):
             got = repr(desc)[:60] if isinstance(desc, int | tuple | list) else type(desc).__name__
             raise errors.ArgumentError(

@@ -16,7 +16,7 @@ from pblas.backends import log
 from pblas.backends.dtypes import DTYPES, FLOAT8, STORED, Array, Dtype, dtype_of_name
 from pblas.backends.local_step import AgreedError, LocalStep, local_error
 from pblas.backends.shared_workspace import WorkspacePool
-from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.descriptor import MatrixDescriptor, Order
 from pblas.runtime.calls import Calls, CollectiveCall
 from pblas.runtime.kept_plans import KeptPlans
 from pblas.simulation.hardware import Topology, Transport
@@ -49,6 +49,7 @@ class Runtime:
         self.backend = backend
         self.bandwidth: float = 0.0  # measured bytes per second of messages between nodes; 0: not measured (global)
         self.debug = False  # whether ranks also agree on executions of push plans, which need no agreement (global)
+        self.order: Order | None = None  # of new matrices without a descriptor; None: as their operands (global)
         self.nstreams = 0  # streams of random numbers that calls without a seed have drawn (global)
         self.matrices: WeakSet[Any] = WeakSet()
         self.kept: KeptPlans = KeptPlans()
@@ -298,6 +299,13 @@ def spelled(arguments: Mapping[str, object]) -> str:
     for name, value in arguments.items():
         text += f"\n{name}={value.item() if isinstance(value, np.generic) else value!r}"
     return text
+
+
+def checked_order(opname: str, order: object) -> Order | None:
+    """A storage order, or None for the default; ArgumentError for any other value."""
+    if order is None or (isinstance(order, str) and order in ("F", "C")):
+        return order  # type: ignore[return-value]  # one of the three
+    raise errors.ArgumentError(f"{opname}: order must be 'F' (by columns) or 'C' (by rows), got {order!r}")
 
 
 def check_root(opname: str, root: object, nprocs: int) -> None:

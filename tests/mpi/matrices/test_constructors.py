@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+import pblas
 from pblas import Context, DistMatrix, Grid, MatrixDescriptor
 from pblas.backends.cpu.random import entries as random_entries
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, LayoutError, MismatchError
@@ -90,6 +91,42 @@ def test_every_constructor_has_the_same_default_layout(contexts: Contexts, folde
         path = folder / f"{m}x{n}.npy"
         ctx.from_global(x).save(path)
         check(ctx.load(path), x, default)
+
+
+def test_a_context_of_c_order_makes_no_other_matrix(contexts: Contexts, folder: Path) -> None:
+    x = index_values(8, 7)
+    with Context(order="C") as ctx:
+        a, path = ctx.from_global(x, root=None), folder / "order.npy"
+        a.save(path)
+        assert not np.load(path).flags.f_contiguous
+        made = {
+            "load": (ctx.load(path), x),
+            "from_parts": (ctx.from_parts(x), np.vstack([x] * ctx.nprocs)),
+            "replicate": (ctx.replicate(x), x),
+            "zeros": (ctx.zeros((8, 7)), 0 * x),
+            "products": (a.T @ a, x.T @ x),
+            "products with arrays": (np.ones((2, 8)) @ a, np.ones((2, 8)) @ x),
+            "expressions": (a.T + a.T, 2 * x.T),
+            "copies": (a.T.copy(), x.T),
+            "lists": (a[::2], x[::2]),
+            "shapes": (ctx.from_global(x, (8, 7)), x),
+        }
+        for name, (b, expected) in made.items():
+            assert np.array_equal(collected(b), expected)
+            assert b.desc.order == "C", name
+        assert ctx.load(path, order="F").desc.order == ctx.from_global(x, order="F").desc.order == "F"
+        planned = pblas.plan_matmul(a, a.T)
+        plain = contexts["shared"].from_global(x, root=None)
+        same = pblas.plan_matmul(plain, plain.T)
+        for nbytes in ("max_received_nbytes", "workspace_nbytes", "memory_nbytes"):  # no copy more
+            assert getattr(planned.plan, nbytes) == getattr(same.plan, nbytes)
+    ctx = contexts["shared"]
+    for made_one in (ctx.load(path, order="C"), ctx.from_global(x, order="C"), ctx.from_parts(x, order="C")):
+        assert made_one.desc.order == "C"
+    desc = MatrixDescriptor.default(8, 7, ctx.nprocs)
+    raises_on_all_ranks(ArgumentError, "order is 'C', the descriptor has 'F'", lambda: ctx.load(path, desc, order="C"))
+    wrong: Any = "A"
+    raises_on_all_ranks(ArgumentError, "by columns", lambda: Context(order=wrong))
 
 
 def test_default_layouts_give_every_rank_something_if_they_can() -> None:
