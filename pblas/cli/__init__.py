@@ -11,15 +11,17 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 import pblas
-from pblas.cli import bench, demo, files, info, layout, plan
+from pblas.cli import bench, demo, files, info, layout, plan, scripts
 from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
 from pblas.errors import DTypeError, FileFormatError, PblasError, PeerTimeout
 
 _COMMANDS = (
     *(demo.add_parser, bench.add_parser, files.add_matmul, files.add_solve, files.add_eigh),
+    *(files.add_convert, scripts.add_parser),
     *(plan.add_plan, plan.add_trace, layout.add_parser, info.add_parser),
 )
 _EPILOG = """\
+A script of your own runs on 4 ranks by `pblas run -n 4 script.py`, or by `mpiexec -n 4 python -m pblas script.py`.
 Under MPI start every command as
 
   mpiexec -n 4 python -m mpi4py -m pblas demo
@@ -51,7 +53,10 @@ def make_parser(rank: int) -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command of the command line."""
     rank = launcher_rank()
-    arguments: Namespace = make_parser(rank).parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if scripts.is_script(words):
+        return scripts.run_script(words)
+    arguments: Namespace = make_parser(rank).parse_args(words)
     try:
         status: int = arguments.run(arguments, make_console(rank))
     except (PblasError, OSError) as error:
@@ -72,13 +77,13 @@ def _remedy(arguments: Namespace, error: Exception) -> str:
     """The option that helps, where the error's text names a Python argument."""
     if (
         isinstance(error, DTypeError)
-        and arguments.command in ("demo", "matmul", "solve", "eigh")
+        and arguments.command in ("demo", "matmul", "solve", "eigh", "convert")
         and arguments.dtype is None
     ):
         return "; from the shell, --dtype gives all matrices one"
     if (
         isinstance(error, FileFormatError)
-        and arguments.command in ("matmul", "solve", "eigh")
+        and arguments.command in ("matmul", "solve", "eigh", "convert")
         and "dataset=" in str(error)
     ):
         option = ", --overwrite replaces it" if "overwrite=" in str(error) else ""

@@ -1,4 +1,4 @@
-"""`matmul`: multiply the matrices of two files; `solve`: solve equations; `eigh`: eigenvalues and eigenvectors."""
+"""`matmul`: multiply the matrices of two files; `solve`: equations; `eigh`: eigenvalues; `convert`: other formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from pblas.backends.settings import TIMEOUT
 from pblas.cli.layout import on_grids
-from pblas.cli.output import Console, add_command, dtype, make_progress, pairs, scalar, trans
+from pblas.cli.output import Console, add_command, bounds, dtype, extent, make_progress, pair, pairs, scalar, trans
 from pblas.config import bytes_text
 from pblas.errors import ArgumentError, BackendError, FileFormatError
 from pblas.matrices import files, hdf5
@@ -140,6 +140,55 @@ def run_matmul(arguments: Namespace, console: Console) -> int:
         f"({flops / max(seconds, 1e-9) / 1e9:.1f} GFLOP/s)",
         soft_wrap=True,
     )
+    return 0
+
+
+_CONVERT_DETAILS = """\
+The formats are those of the suffixes: .npy, .h5, and .bin for the elements alone, as Fortran writes them. A .bin file
+does not tell what it holds: give --shape, --dtype and, if it is stored by rows, --order C. Every rank reads and writes
+only its own part. Under MPI start it as
+
+  mpiexec -n 4 python -m mpi4py -m pblas convert A.bin A.h5 --shape 4000x3000 --dtype float64
+"""
+
+
+def add_convert(commands: Commands, rank: int) -> None:
+    parser = add_command(
+        commands, "convert", rank, run_convert, "Write the matrix of a file to one of another format.", _CONVERT_DETAILS
+    )
+    parser.add_argument("a", metavar="IN")
+    parser.add_argument("output", metavar="OUT")
+    parser.add_argument("--dtype", type=dtype, help="dtype of OUT, and of a .bin file IN")
+    parser.add_argument("--shape", type=pair, metavar="MxN", help="rows and columns of a .bin file IN")
+    parser.add_argument("--offset", type=extent, default=0, help="bytes before the elements of a .bin file IN")
+    parser.add_argument("--order", choices=("F", "C"), default="F", help="storage order of both files (%(default)s)")
+    parser.add_argument("--rows", type=bounds, metavar="I0:I1", help="the rows to take, from 0 on, without I1")
+    parser.add_argument("--columns", type=bounds, metavar="J0:J1", help="the columns to take")
+    _add_datasets(parser, "AD")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
+
+
+def run_convert(arguments: Namespace, console: Console) -> int:
+    """Read, write."""
+    from pblas.context import Context
+
+    datasets = dict(arguments.dataset)
+    _check_output(arguments, datasets.get("D"), (arguments.a,))
+    with Context(timeout=arguments.timeout, order=arguments.order) as ctx, make_progress(console) as progress:
+        bar = progress.add_task("read", total=2)
+        a = ctx.load(
+            *(arguments.a, None, arguments.dtype),
+            dataset=datasets.get("A"),
+            rows=arguments.rows,
+            columns=arguments.columns,
+            shape=arguments.shape,
+            offset=arguments.offset,
+        )
+        progress.update(bar, advance=1, description="write")
+        a.save(arguments.output, dataset=datasets.get("D"), overwrite=arguments.overwrite)
+        progress.update(bar, advance=1)
+    m, n = a.shape
+    console.print(f"{arguments.output}: {m} x {n} {a.dtype.name}, {bytes_text(a.nbytes)}", soft_wrap=True)
     return 0
 
 

@@ -161,6 +161,19 @@ def extent(text: str) -> int:
     return integer(text, 0)
 
 
+def bounds(text: str) -> slice:
+    """A range of indices, as 10:20; either end may be missing.
+
+    >>> bounds("10:20"), bounds(":5")
+    (slice(10, 20, None), slice(None, 5, None))
+    """
+    first, colon, last = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"expected a range of indices, as 10:20, got {text!r}")
+    start, stop = (extent(part) if part else None for part in (first, last))
+    return slice(start, stop)
+
+
 def pair(text: str) -> tuple[int, int]:
     """Two integers of at least 1, as 2x3.
 

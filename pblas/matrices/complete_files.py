@@ -31,6 +31,7 @@ class Header:
     order: str  # storage order, "F" or "C" (global)
     offset: int | None  # bytes before the first element; None if the elements are not one contiguous piece (global)
     dataset: str = ""  # name of the matrix in the file; "" in a format of one matrix (global)
+    first: tuple[int, int] = (0, 0)  # row and column of the first element that is read (global)
 
     @property
     def is_raw(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,10 +11,10 @@ import numpy as np
 from pblas import errors
 from pblas.backends import log
 from pblas.backends.cpu.memory import free_nbytes
-from pblas.backends.dtypes import DTYPES, STORED, Array, Dtype
+from pblas.backends.dtypes import DTYPES, STORED, Array, Dtype, dtype_of_name
 from pblas.backends.local_step import text_of
 from pblas.layouts.descriptor import MatrixDescriptor, Order
-from pblas.matrices import files
+from pblas.matrices import files, indexing
 from pblas.matrices import scatter_gather as transfer
 from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
@@ -262,16 +263,29 @@ class Creation:
         *,
         dataset: str | None = None,
         order: Order | None = None,
+        rows: slice | None = None,
+        columns: slice | None = None,
+        shape: tuple[int, int] | None = None,
+        offset: int = 0,
     ) -> DistMatrix:
-        """**Collective.** A matrix from a .npy or .h5 file; every rank reads only the elements that it owns.
+        """**Collective.** A matrix from a .npy, .h5 or .bin file; every rank reads only the elements that it owns.
+
+        An array of one dimension is read as n x 1. Memory for the elements of this rank and for 4 MiB suffices, however
+        large the file is; only datasets in chunks take the chunks of 16 MiB, or of a row of chunks.
 
         Args:
             path: path of a file that all ranks can read; HDF5, read by h5py (the extra `hdf5`), if it ends in .h5 or
-                .hdf5 (global).
-            desc: distribution, of the shape of the matrix in the file; None for `MatrixDescriptor.default` (global).
-            dtype: dtype of the matrix; None for that of the file (global).
+                .hdf5; elements alone if it ends in .bin (global).
+            desc: distribution, of the shape of the matrix that is read; None for `MatrixDescriptor.default` (global).
+            dtype: dtype of the matrix; None for that of the file. A .bin file has this dtype, as "float64" or ">f8"
+                (global).
             dataset: name of the dataset in an HDF5 file; None for the only one (global).
-            order: storage order, "F" or "C", of a matrix without a descriptor; None for that of the context (global).
+            order: storage order, "F" or "C", of a matrix without a descriptor; None for that of the context. A .bin
+                file has this order too, "F" as Fortran writes, unless the context has another (global).
+            rows: the rows to read, as slice(10, 20); None for all (global).
+            columns: the columns to read; None for all (global).
+            shape: rows and columns of a .bin file; None for those of `desc` (global).
+            offset: bytes before the first element of a .bin file (global).
 
         Returns:
             The matrix.
@@ -285,10 +299,17 @@ class Creation:
         """
         opname = "load"
         with self.runtime.local_step(opname):
-            desc = None if desc is None else self._checked_desc(opname, desc, order)
             path = checked_path(opname, path)
+            raw_file = self._raw(opname, path, desc, dtype, order, shape, offset)
+            if raw_file is not None:
+                dtype = raw_file.dtype.newbyteorder("=")
+                if isinstance(desc, MatrixDescriptor):
+                    order = None  # the descriptor has that of the matrix
+            desc = None if desc is None else self._checked_desc(opname, desc, order)
             dataset = files.checked_dataset(opname, path, dataset)
-            header = files.read_header(path, dataset)
+            header = files.read_header(path, dataset, raw_file)
+            chosen = _chosen_part(opname, header.shape, rows, columns)
+            header = replace(header, first=(chosen.i0, chosen.j0))
             raw = header.is_raw
             if raw and dtype is None:
                 nbytes = header.dtype.itemsize
@@ -309,15 +330,22 @@ class Creation:
             if not raw:
                 _check_conversion(f"{opname} {path}", header.dtype, wanted)
             if desc is None:
-                desc = self._checked_desc(opname, header.shape, order)
-            if header.shape != desc.shape:
-                shape = f"{header.shape[0]} x {header.shape[1]}"
+                desc = self._checked_desc(opname, chosen.shape, order)
+            if chosen.shape != desc.shape:
+                found = f"{header.shape[0]} x {header.shape[1]} matrix"
+                if chosen.shape != header.shape:
+                    found += f", of which {chosen.shape[0]} x {chosen.shape[1]} are read"
                 raise errors.DescriptorError(
-                    f"{opname}: {path} holds a {shape} matrix, the descriptor is {desc.m} x {desc.n}; make them agree"
+                    f"{opname}: {path} holds a {found}, the descriptor is {desc.m} x {desc.n}; make them agree"
                 )
         stored = f"{header.dtype.str} in order {header.order}, from byte {header.offset}"  # of a copy on another node
-        arguments = {"path": path, "dataset": dataset, "desc": shared_descriptor(desc), "dtype": wanted.name}
-        arguments["stored"] = stored
+        arguments: dict[str, Any] = {
+            "path": path,
+            "dataset": dataset,
+            "desc": shared_descriptor(desc),
+            "dtype": wanted.name,
+        }
+        arguments |= {"stored": stored, "first row": chosen.i0, "first column": chosen.j0}
         largest = self.runtime.agree(opname, arguments, maxima=(self.runtime.nelements(desc),))[0]
         local = self._memory(opname, desc, wanted, largest)
         with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
@@ -326,6 +354,32 @@ class Creation:
         matrix = DistMatrix(desc, local, self.runtime)
         log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)
         return matrix
+
+    def _raw(
+        self, opname: str, path: str, desc: object, dtype: object, order: Order | None, shape: object, offset: object
+    ) -> files.Raw | None:
+        """What the arguments say of a file of elements alone; None for other files (local)."""
+        if not files.is_raw(path):
+            if shape is not None or offset != 0:
+                raise errors.ArgumentError(
+                    f"{opname}: shape= and offset= are for .bin files; leave them out for {path}"
+                )
+            return None
+        shape = shape or (desc.shape if isinstance(desc, MatrixDescriptor) else desc)
+        if shape is None or dtype is None:
+            raise errors.ArgumentError(
+                f"{opname}: {path} does not tell what it holds; pass its rows and columns as shape=(m, n), its dtype= "
+                f"and its order="
+            )
+        if isinstance(offset, bool) or not isinstance(offset, int | np.integer) or offset < 0:
+            raise errors.ArgumentError(f"{opname}: offset must be a number of bytes, got {offset!r}")
+        with suppress(TypeError, ValueError, SyntaxError):
+            dtype = dtype_of_name(dtype)
+        native = dtype.newbyteorder("=") if isinstance(dtype, np.dtype) else dtype
+        checked = checked_dtype(opname, native, is_argument=True, stored=True)
+        stored = checked_order(opname, order) or self.runtime.order or "F"
+        kept = dtype if isinstance(dtype, np.dtype) else checked
+        return files.Raw(self._checked_desc(opname, shape).shape, kept, stored, int(offset))
 
     def _new(
         self, opname: str, desc: Layout, dtype: DTypeLike, arguments: Callable[[], dict[str, Any]] = dict
@@ -436,6 +490,15 @@ class Creation:
             )
         self.runtime.check_place(opname, desc, "the matrix")
         return desc
+
+
+def _chosen_part(opname: str, shape: tuple[int, int], rows: Any, columns: Any) -> indexing.Selection:
+    """The rows and columns of a file that are read."""
+    key = tuple(slice(None) if x is None else x for x in (rows, columns))
+    for name, part in zip(("rows", "columns"), key, strict=True):
+        if not isinstance(part, slice) or indexing.is_listed(part):
+            raise errors.ArgumentError(f"{opname}: {name} must be a slice of step 1, as slice(10, 20), got {part!r}")
+    return indexing.selection(shape, key)
 
 
 def _checked_seed(seed: object) -> int:

@@ -1,11 +1,11 @@
-"""Matrices in files: .npy and .h5, by the suffix of the path. Each rank reads and writes its own elements only."""
+"""Matrices in files: .npy, .h5 and .bin, by the suffix of the path. Each rank reads and writes its own elements."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -20,28 +20,46 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
 
 _HDF5 = (".h5", ".hdf5")
+_RAW = ".bin"
 _PANEL_NBYTES = 4 << 20
 """Memory for the elements that are read at a time, unless one line is longer."""
 _GAP_NBYTES = 1 << 14
 """Elements of other ranks are read too where they are fewer between two of this rank: a call takes as long."""
 
 
-def format_of(opname: str, path: str) -> Literal["npy", "hdf5"]:
+class Raw(NamedTuple):
+    """The properties of a matrix in a file of elements alone, as Fortran writes it (global)."""
+
+    shape: tuple[int, int]
+    dtype: Dtype
+    order: Literal["F", "C"]
+    offset: int = 0  # bytes before the first element
+
+
+def is_raw(path: str | os.PathLike[str]) -> bool:
+    """Whether a file has elements alone, by the suffix of its path."""
+    return Path(path).suffix.lower() == _RAW
+
+
+def format_of(opname: str, path: str) -> Literal["npy", "hdf5", "raw"]:
     """The format of a new file, by the suffix of its path.
 
     >>> format_of("save", "a/b.h5")
     'hdf5'
     >>> format_of("save", "b.txt")
     Traceback (most recent call last):
-    pblas.errors.ArgumentError: save: b.txt ends in '.txt'; a matrix is saved as .npy or .h5: pass 'b.npy'
+    pblas.errors.ArgumentError: save: b.txt ends in '.txt'; a matrix is saved as .npy, .h5 or .bin: pass 'b.npy'
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".npy":
         return "npy"
     if suffix in _HDF5:
         return "hdf5"
+    if suffix == _RAW:
+        return "raw"
     name, ends = Path(path).name, f"ends in {suffix!r}" if suffix else "has no ending"
-    raise ArgumentError(f"{opname}: {path} {ends}; a matrix is saved as .npy or .h5: pass {Path(name).stem + '.npy'!r}")
+    remedy = f"a matrix is saved as .npy, .h5 or .bin: pass {Path(name).stem + '.npy'!r}"
+    raise ArgumentError(f"{opname}: {path} {ends}; {remedy}")
 
 
 def checked_dataset(opname: str, path: str, dataset: Any) -> str | None:
@@ -56,8 +74,10 @@ def checked_dataset(opname: str, path: str, dataset: Any) -> str | None:
     return str(dataset)
 
 
-def read_header(path: str | os.PathLike[str], dataset: str | None = None) -> Header:
-    """Shape, dtype and place of the matrix in a file: HDF5 if the path ends in .h5 or .hdf5, else .npy."""
+def read_header(path: str | os.PathLike[str], dataset: str | None = None, raw: Raw | None = None) -> Header:
+    """Shape, dtype and place of the matrix in a file: `raw`, HDF5 if the path ends in .h5 or .hdf5, else .npy."""
+    if raw is not None:
+        return _raw_header(path, raw)
     return hdf5.read_header(path, dataset) if Path(path).suffix.lower() in _HDF5 else _read_npy_header(path)
 
 
@@ -75,8 +95,11 @@ def create(
     try:
         temporary, file = begin(path)
         with file:
-            if format_of("save", path) == "npy":
+            kind = format_of("save", path)
+            if kind == "npy":
                 header = _write_npy_header(file, shape, dtype, order)
+            elif kind == "raw":
+                header = Header(shape, _stored(dtype), order, 0)
             else:
                 if Path(path).exists():
                     shutil.copyfile(path, temporary)
@@ -116,6 +139,8 @@ def _read_npy_header(path: str | os.PathLike[str]) -> Header:
             raise FileFormatError(f"{path}: not a .npy file: {type(error).__name__}: {error}") from None
     if not all(type(extent) is int and 0 <= extent <= _MOST for extent in shape):
         raise FileFormatError(f"{path}: not a .npy file: its shape is not of integers in 0..2**63 - 1")
+    if len(shape) == 1:
+        shape, fortran = (*shape, 1), True
     if len(shape) != 2 or dtype.hasobject or dtype.subdtype is not None:
         raise FileFormatError(f"{path}: expected a matrix of numbers, got shape {shape}, dtype {dtype}")
     needed = offset + shape[0] * shape[1] * dtype.itemsize
@@ -124,9 +149,27 @@ def _read_npy_header(path: str | os.PathLike[str]) -> Header:
     return Header(shape, dtype, "F" if fortran else "C", offset)
 
 
+def _raw_header(path: str | os.PathLike[str], raw: Raw) -> Header:
+    """The header of a file of elements alone, which must be long enough."""
+    with reading(path) as file:
+        size = os.fstat(file.fileno()).st_size
+    (m, n), needed = raw.shape, raw.offset + raw.shape[0] * raw.shape[1] * raw.dtype.itemsize
+    if size < needed:
+        raise FileFormatError(
+            f"{path}: truncated: {m} x {n} elements of {raw.dtype.name} from byte {raw.offset} on need {needed} bytes, "
+            f"got {size}; check shape, dtype and offset"
+        )
+    return Header(raw.shape, raw.dtype, raw.order, raw.offset)
+
+
+def _stored(dtype: Dtype) -> Dtype:
+    """A dtype of NumPy's own with the elements of another."""
+    return np.dtype(f"V{dtype.itemsize}") if dtype in (BFLOAT16, *FLOAT8) else dtype
+
+
 def _write_npy_header(file: BinaryIO, shape: tuple[int, int], dtype: Dtype, order: str) -> Header:
     """Write the header of a new .npy file."""
-    stored = np.dtype(f"V{dtype.itemsize}") if dtype in (BFLOAT16, *FLOAT8) else dtype
+    stored = _stored(dtype)
     header = {"descr": npy.dtype_to_descr(stored), "fortran_order": order == "F", "shape": shape}
     npy.write_array_header_1_0(file, header)
     file.flush()
@@ -142,8 +185,13 @@ def _read_boxes(path: str | os.PathLike[str], header: Header, desc: MatrixDescri
         return
     assert header.offset is not None, "the elements are one contiguous piece"
     by_columns = header.order == "F"  # a line is contiguous in the file: a column in this order, else a row
-    along, lines = desc.global_ranges(rank)[:: 1 if by_columns else -1]
-    own, mine = global_indices(desc, rank)[:: 1 if by_columns else -1]
+    ranges = [
+        [(start + first, stop + first) for start, stop in runs]
+        for runs, first in zip(desc.global_ranges(rank), header.first, strict=True)
+    ]
+    indices = [x + first for x, first in zip(global_indices(desc, rank), header.first, strict=True)]
+    along, lines = ranges[:: 1 if by_columns else -1]
+    own, mine = indices[:: 1 if by_columns else -1]
     target = local.T if by_columns else local
     length, itemsize = header.shape[0 if by_columns else 1], header.dtype.itemsize
     spans = [(0, length)] if length * itemsize <= _GAP_NBYTES else _joined(along, _GAP_NBYTES // itemsize)

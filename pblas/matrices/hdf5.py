@@ -52,6 +52,8 @@ def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:
             raise
         except Exception as error:  # noqa: BLE001 - h5py raises many kinds for a damaged file
             raise FileFormatError(f"{path}: not an HDF5 file: {type(error).__name__}: {error}") from None
+    if shape is not None and len(shape) == 1:
+        shape = (*shape, 1)
     if shape is None or len(shape) != 2 or dtype.hasobject or dtype.subdtype is not None:
         raise FileFormatError(f"{path}: expected a matrix of numbers, got {name!r} of shape {shape}, dtype {dtype}")
     m, n = shape
@@ -69,7 +71,7 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
     if not local.size:
         return
     h5py = library()
-    rows, columns = global_indices(desc, rank)
+    rows, columns = (x + first for x, first in zip(global_indices(desc, rank), header.first, strict=True))
     first, stop = int(columns[0]), int(columns[-1]) + 1
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
@@ -79,7 +81,8 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
             for start in range(int(rows[0]) // step * step, int(rows[-1]) + 1, step):
                 i0, i1 = np.searchsorted(rows, (start, start + step))
                 if i0 < i1:
-                    panel = dataset[int(rows[i0]) : int(rows[i1 - 1]) + 1, first:stop]
+                    inside = slice(int(rows[i0]), int(rows[i1 - 1]) + 1)
+                    panel = dataset[inside, first:stop] if dataset.ndim == 2 else dataset[inside][:, None]
                     local[i0:i1] = panel[np.ix_(rows[i0:i1] - rows[i0], columns - first)]
     except Exception as error:  # noqa: BLE001 - h5py raises many kinds for a damaged file
         raise FileFormatError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None

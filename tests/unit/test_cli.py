@@ -21,7 +21,7 @@ from pblas.matmul.api import plan_matmul
 from tests.harness.run import ROOT
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ("demo", "bench", "matmul", "solve", "eigh", "plan", "trace", "layout", "info")
+COMMANDS = ("demo", "bench", "matmul", "solve", "eigh", "convert", "run", "plan", "trace", "layout", "info")
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 LAUNCHERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 NO_MPI = "import sys; sys.modules['mpi4py'] = None; from pblas.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -244,6 +244,36 @@ def test_module_runs_as_a_program() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith("AllGatherGemm")
     assert done.stderr == ""
+
+
+@pytest.mark.skipif(not MPIEXEC.exists(), reason="needs the mpiexec of this environment")
+@pytest.mark.parametrize("command", ["run -n 2", str(MPIEXEC) + " -n 2 script"])
+def test_scripts_run_on_ranks_and_an_error_of_one_ends_the_job(command: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, pblas\nctx = pblas.Context()\n"
+        "sys.stdout.write(f'rank {ctx.rank} of {ctx.nprocs} {sys.argv[1:]} {__name__}\\n')\n"
+        "sys.stdout.flush()\n"
+        "if sys.argv[1] == 'fails' and ctx.rank == 1:\n    raise KeyError('mine')\n"
+        "ctx.zeros((2, 2))\nctx.close()\n"
+    )
+    program = [sys.executable, "-m", "pblas"]
+    words = command.split()
+    start = [*program, *words] if words[0] == "run" else [*words[:3], *program]
+    for argument, status in (("--works", 0), ("fails", 1)):
+        done = subprocess.run(
+            [*start, str(script), argument],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode != 0) == status, done.stderr
+        assert sorted(done.stdout.splitlines())[:2] == [
+            f"rank {rank} of 2 ['{argument}'] __main__" for rank in range(2)
+        ]
+    assert "KeyError: 'mine'" in done.stderr
 
 
 @pytest.mark.skipif(not MPIEXEC.exists(), reason="needs the mpiexec of this environment")

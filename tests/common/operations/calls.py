@@ -184,6 +184,12 @@ OTHERS: dict[str, Call] = {
     "Context.from_parts: of an array": _with(lambda s, **x: s.ctx.from_parts(**x), x_local=_rows(3), axis=lambda _: 0),
     "Context.replicate: of an array": _with(lambda s, **x: s.ctx.replicate(**x), array=_rows(N)),
     "Context.load": _with(lambda s, **x: s.ctx.load(**x), path=lambda s: s.folder / "eye.npy", desc=lambda _: None),
+    "Context.load: of a part": _with(
+        lambda s, **x: s.ctx.load(**x),
+        path=lambda s: s.folder / "eye.npy",
+        rows=lambda _: slice(1, 3),
+        columns=lambda _: slice(0, 2),
+    ),
     "Context.load: of HDF5": _with(lambda s, **x: s.ctx.load(**x), path=lambda s: s.folder / "eye.h5"),
     "DistMatrix.save": _with(
         lambda _, self, **x: self.save(overwrite=True, **x), self=_matrix, path=lambda s: s.folder / "saved.npy"

@@ -288,6 +288,22 @@ def test_datasets_of_one_file_are_operands_and_results(folder: Path) -> None:
     MPI.COMM_WORLD.Barrier()
 
 
+def test_convert_writes_other_formats(folder: Path, capsys: Capture) -> None:
+    x, names = np.arange(56.0).reshape(8, 7), [str(folder / name) for name in ("a.bin", "b.h5", "c.npy")]
+    if COMM.rank == 0:
+        (folder / "a.bin").write_bytes(x.tobytes())
+    COMM.Barrier()
+    assert main(["convert", names[0], names[1], "--shape", "8x7", "--dtype", "float64", "--order", "C"]) == 0
+    assert main(["convert", names[1], names[2], "--rows", "2:6", "--columns", "3:"]) == 0
+    assert np.array_equal(np.load(names[2]), x[2:6, 3:])
+    assert main(["convert", names[0], names[2], "--dtype", "float64"]) == 1
+    assert main(["convert", names[2], names[2]]) == 1
+    if COMM.rank == 0:
+        printed = capsys.readouterr()
+        assert "c.npy: 4 x 4 float64" in printed.out
+        assert "pass its rows and columns" in printed.err
+
+
 def test_an_input_is_replaced_on_demand(folder: Path) -> None:
     x = random((8, 8))
     path = save(folder / "a.npy", x)

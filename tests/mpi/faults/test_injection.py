@@ -138,6 +138,8 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "vstack": lambda x: pblas.vstack([x.rows, x.columns]),
     "tril": lambda x: pblas.tril(x.grid),
     "load": lambda x: x.ctx.load(x.folder / "matrix.npy", ROWS),
+    "load, a part": lambda x: x.ctx.load(x.folder / "matrix.npy", rows=slice(1, 3)),
+    "save, raw": lambda x: x.rows.save(x.folder / "saved.bin"),
     "save": lambda x: x.rows.save(x.folder / "saved.npy"),
     "load, HDF5": lambda x: x.ctx.load(x.folder / "matrix.h5"),
     "save, HDF5": lambda x: x.grid.save(x.folder / "saved.h5", overwrite=True),

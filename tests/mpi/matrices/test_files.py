@@ -130,6 +130,60 @@ def test_files_of_any_numbers_in_any_byte_order_load_as_their_values(
         )
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_parts_of_files_are_read(ctx: Context, folder: Path, order: Order) -> None:
+    x = entries(8, 7, np.dtype("float64"))
+    a = ctx.from_global(x, root=None, order=order)
+    for name in ("a.npy", "a.bin", "a.h5"):
+        a.save(folder / name)
+        of_raw: dict[str, Any] = {"dtype": "float64", "shape": (8, 7), "order": order} if name == "a.bin" else {}
+        for rows, columns in (
+            (slice(2, 5), None),
+            (None, slice(-3, None)),
+            (slice(1, 7), slice(2, 6)),
+            (slice(9, 9),) * 2,
+        ):
+            expected = x[rows or slice(None), columns or slice(None)]
+            m, n = expected.shape
+            for desc in (None, *layouts(m, n, "F")):
+                part = ctx.load(folder / name, desc, rows=rows, columns=columns, **of_raw)
+                assert np.array_equal(collected(part), expected)
+    on_one_rank(lambda: save(x[0])(folder / "vector.npy"))
+    assert np.array_equal(collected(ctx.load(folder / "vector.npy", rows=slice(2, 6))), x[0, 2:6, None])
+    steps: tuple[Any, ...] = slice(0, 8, 2), 3, [1, 2]
+    for wrong in steps:
+        load = partial(ctx.load, folder / "a.npy", rows=wrong)
+        raises_on_all_ranks(ArgumentError, "rows must be a slice of step 1", load)
+    desc = MatrixDescriptor.row_wise(8, 7, ctx.nprocs)
+    raises_on_all_ranks(DescriptorError, "3 x 7 are read", lambda: ctx.load(folder / "a.npy", desc, rows=slice(3)))
+    if ctx.nprocs > 1:
+        rows = slice(0, 2) if ctx.rank else slice(1, 3)
+        raises_on_all_ranks(MismatchError, "first row differs", lambda: ctx.load(folder / "a.npy", rows=rows))
+
+
+def test_elements_alone_are_read_and_written(ctx: Context, folder: Path) -> None:
+    path, x = folder / "a.bin", entries(8, 7, np.dtype("float64"))
+    on_one_rank(lambda: path.write_bytes(b"head" + x.astype(">f8").tobytes("F")))
+    for desc in layouts(8, 7, "C"):
+        again = ctx.load(path, desc, ">f8", order="F", offset=4)
+        assert again.desc == desc
+        assert np.array_equal(collected(again), x)
+    assert np.array_equal(collected(ctx.load(path, (8, 7), ">f8", offset=4)), x)
+    again.astype("bfloat16").save(folder / "b.bin")
+    assert (folder / "b.bin").stat().st_size == 2 * 56
+    assert ctx.load(folder / "b.bin", (8, 7), "bfloat16", order="C").dtype == "bfloat16"
+    load: Any = partial(ctx.load, path)
+    for kind, text, call in (
+        (ArgumentError, "pass its rows and columns", partial(load, dtype="float64")),
+        (ArgumentError, "pass its rows and columns", partial(load, (8, 7))),
+        (FileFormatError, "need 456 bytes, got 452", partial(load, (8, 7), "float64", offset=8)),
+        (ArgumentError, "a number of bytes", partial(load, (8, 7), "float64", offset=-1)),
+        (DTypeError, "dtype must be one of", partial(load, (8, 7), "int32")),
+        (ArgumentError, "for .bin files", partial(ctx.load, folder / "a.npy", shape=(8, 7))),
+    ):
+        raises_on_all_ranks(kind, text, call)
+
+
 def write_bytes(text: bytes) -> Callable[[Path], object]:
     return lambda path: path.write_bytes(text)
 
@@ -166,7 +220,7 @@ FOREIGN: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
     "a future version": (FileFormatError, "version", write_bytes(b"\x93NUMPY\x09\x00\x10\x00                ")),
     "truncated by a byte": (FileFormatError, "truncated", save_and_cut(1)),
     "header only": (FileFormatError, "truncated", save_and_cut(8 * 56)),
-    "a vector": (FileFormatError, "expected a matrix", save(np.ones(56))),
+    "a vector": (DescriptorError, "holds a 56 x 1 matrix", save(np.ones(56))),
     "a scalar": (FileFormatError, "expected a matrix", save(np.float64(1))),
     "three dimensions": (FileFormatError, "expected a matrix", save(np.ones((2, 4, 7)))),
     "objects": (FileFormatError, "expected a matrix of numbers", save(np.full((8, 7), None), allow_pickle=True)),

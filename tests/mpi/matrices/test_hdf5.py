@@ -113,6 +113,17 @@ def test_datasets_of_other_programs_load_as_their_values(
         raises_on_all_ranks(DTypeError, "pass dtype='float64' to", partial(ctx.load, path))
 
 
+@pytest.mark.parametrize("chunks", [None, (3,)])
+def test_a_dataset_of_one_dimension_is_a_column(ctx: Context, folder: Path, chunks: Any) -> None:
+    written(folder / "x.h5", lambda file: file.create_dataset("x", data=np.arange(9.0), chunks=chunks))
+    assert np.array_equal(collected(ctx.load(folder / "x.h5")), np.arange(9.0)[:, None])
+    assert np.array_equal(collected(ctx.load(folder / "x.h5", rows=slice(2, 7))), np.arange(2.0, 7)[:, None])
+    if chunks:
+        written(folder / "y.h5", lambda file: file.create_dataset("y", data=np.eye(9), chunks=(2, 2)))
+        part = ctx.load(folder / "y.h5", rows=slice(1, 6), columns=slice(2, None))
+        assert np.array_equal(collected(part), np.eye(9)[1:6, 2:])
+
+
 def test_an_external_or_absent_storage_is_read_by_hdf5(ctx: Context, folder: Path) -> None:
     def make(file: Any) -> None:
         file.create_dataset("x", (8, 7), "f8", external=[(folder / "x.raw", 0, 8 * 56)])
@@ -132,7 +143,7 @@ def several(file: Any) -> None:
 FOREIGN: dict[str, tuple[type[Exception], str, Callable[[Any], object]]] = {
     "several": (FileFormatError, "expected one dataset, the file holds 'a', 'b', 'c/d'; pass dataset='a'", several),
     "nothing": (FileFormatError, "expected one dataset, the file holds no dataset", lambda file: None),  # noqa: ARG005
-    "a vector": (FileFormatError, "expected a matrix", lambda file: file.create_dataset("x", data=np.ones(56))),
+    "a vector": (DescriptorError, "holds a 56 x 1", lambda file: file.create_dataset("x", data=np.ones(56))),
     "a number": (FileFormatError, "expected a matrix", lambda file: file.create_dataset("x", data=1.0)),
     "no value": (FileFormatError, "expected a matrix", lambda file: file.create_dataset("x", data=h5py.Empty("f8"))),
     "words": (FileFormatError, "expected a matrix", lambda file: file.create_dataset("x", data=[["abc"] * 7] * 8)),
@@ -210,7 +221,7 @@ def test_names_that_do_not_fit_are_refused_on_every_rank(ctx: Context, folder: P
 def test_another_ending_is_refused_with_the_remedy(ctx: Context, folder: Path, name: str) -> None:
     a = ctx.ones((8, 7))
     text = raises_on_all_ranks(
-        ArgumentError, "a matrix is saved as .npy or .h5: pass '", partial(a.save, folder / name)
+        ArgumentError, "a matrix is saved as .npy, .h5 or .bin: pass '", partial(a.save, folder / name)
     )
     assert not list(folder.iterdir())
     COMM.Barrier()
