@@ -80,9 +80,8 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
     with runtime.local_step(_READ):
         gathered = [np.empty(sum(counts), x.dtype) for x in (places, values)]
     runtime.agree(f"{_READ}: memory", "")
-    with runtime.collective_section(_READ):
-        for x, out in zip((places, values), gathered, strict=True):
-            runtime.backend.wait(runtime.backend.plain_channel.all_gather(x, out, counts).done, f"{_READ}: elements")
+    for x, out in zip((places, values), gathered, strict=True):
+        runtime.backend.wait(runtime.backend.plain_channel.all_gather(x, out, counts).done, f"{_READ}: elements")
     all_places, all_values = gathered
     result = all_values[np.argsort(all_places)]
     return np.conj(result) if a.conjugated else result
@@ -223,9 +222,8 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
         counts = [m * n for m, n in shapes]
         sent, received = np.concatenate(packed), np.empty(sum(counts), a.dtype)
     runtime.agree(f"{opname}: memory", "")
-    with runtime.collective_section(opname):
-        transfer = backend.plain_channel.all_to_all(sent, [x.size for x in packed], received, counts)
-        backend.wait(transfer.done, f"{opname}: elements")
+    transfer = backend.plain_channel.all_to_all(sent, [x.size for x in packed], received, counts)
+    backend.wait(transfer.done, f"{opname}: elements")
     if a.conjugated != out.conjugated:
         np.conj(received, out=received)
     with _rewriting(runtime, out.stored(opname)) as local:

@@ -308,13 +308,6 @@ def checked_order(opname: str, order: object) -> Order | None:
     raise errors.ArgumentError(f"{opname}: order must be 'F' (by columns) or 'C' (by rows), got {order!r}")
 
 
-def checked_order(opname: str, order: object) -> Order | None:
-    """A storage order, or None for the default; ArgumentError for any other value."""
-    if order is None or (isinstance(order, str) and order in ("F", "C")):
-        return order  # type: ignore[return-value]  # one of the three
-    raise errors.ArgumentError(f"{opname}: order must be 'F' (by columns) or 'C' (by rows), got {order!r}")
-
-
 def check_root(opname: str, root: object, nprocs: int) -> None:
     """Raise ArgumentError unless root is None or a rank, 0 to nprocs - 1."""
     is_rank = isinstance(root, int | np.integer) and not isinstance(root, bool) and 0 <= root < nprocs
