@@ -225,7 +225,7 @@ class EighPlan(Plan):
         """W and Z, S of two halves and their products, and the messages of redistributions."""
         n, elements = self.a.n, self.w.max_stored_nelements
         if self.direct:  # and the routine's own
-            elements += (1 + self.vectors) * n * n
+            elements += (1 + self.vectors) * n * n * (2 if self.library == "cuSOLVER" else 1)
         else:
             elements += 4 * self.w.nb * n
         if self.vectors and not self.direct:

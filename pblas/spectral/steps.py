@@ -18,7 +18,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.spectral.divide_and_conquer_run import RunDivideAndConquer, Tridiagonal
 from pblas.spectral.eigh_plan import EighPlan
-from pblas.spectral.tridiagonalization_run import RunTridiagonalization, largest, scale_of
+from pblas.spectral.tridiagonalization_run import RunTridiagonalization, largest
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -62,6 +62,17 @@ def _not_finite(opname: str, plan: EighPlan) -> errors.ArgumentError:
     return errors.ArgumentError(f"{opname}: A has NaN or infinite elements in its {triangle} triangle; replace them")
 
 
+def _scale_up(size: float, n: int, real: np.dtype[Any]) -> float:
+    """The power of 2 by which n x n elements of at most this size get as large as squares of their sums allow.
+
+    cuSOLVER has no scale of its own. The columns that it reduces may become smaller by eps each, as those of a constant
+    matrix do; where their squares underflow, reflectors are not orthogonal.
+    """
+    limits = np.finfo(real)
+    most = int(np.frexp(limits.eps / limits.smallest_normal)[1]) // 2 - n.bit_length()
+    return float(np.ldexp(1.0, min(most - int(np.frexp(size)[1]), limits.maxexp - 1)))
+
+
 def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) -> Array:
     """**Collective.** The eigenvalues of the lower triangle of W, by one routine on rank 0; W := V, or is lost."""
     runtime, values, info = w.runtime, np.zeros(0), 0
@@ -71,11 +82,11 @@ def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) ->
             arrays.begin()
             arrays.lower(a)
             arrays.synchronize()
-            scale = scale_of([largest(arrays, a)], a.real.dtype)
-            if np.isnan(scale):
+            size = largest(arrays, a)
+            if not np.isfinite(size):
                 raise _not_finite(opname, plan)
-            if scale != 1:
-                arrays.scale(scale, a)
+            scale = _scale_up(size, len(a), a.real.dtype)
+            arrays.scale(scale, a)
             values, info = arrays.eigh(a, vectors=plan.vectors)
             values /= values.dtype.type(scale)
     runtime.agree(f"{opname}: eigenvalues", {})

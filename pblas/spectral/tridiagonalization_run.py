@@ -44,12 +44,6 @@ def largest(arrays: Device, a: Array) -> float:
     return float(np.abs(extremes).max())
 
 
-def scale_of(sizes: list[float], real: np.dtype[Any]) -> float:
-    """The power of 2 that brings elements into the range in which no square overflows; NaN if one is not finite."""
-    size = real.type(np.max(sizes))
-    return range_scale(size, 0.5) if np.isfinite(size) else np.nan
-
-
 class RunTridiagonalization:
     """Runs the reduction of an EighPlan on one rank: W := V and T of its reflectors."""
 
@@ -104,7 +98,8 @@ class RunTridiagonalization:
 
     def _scale(self, a: Array) -> float:
         """The power of 2 that brings A into the range in which no square overflows; NaN if A is not finite."""
-        return scale_of(self._backend.gather(largest(self._arrays, a)), self.d.dtype)
+        size = self.d.dtype.type(np.max(self._backend.gather(largest(self._arrays, a))))
+        return range_scale(size, 0.5) if np.isfinite(size) else np.nan
 
     def _reduce(self, a: Array, tau: Array) -> None:
         """T := Q^H A Q on all ranks, Q over the columns of their owners."""
