@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from scipy.linalg import cython_lapack
@@ -154,11 +154,12 @@ def larfg(x: Array) -> Any:
     return tau[0]
 
 
-def sytrd(x: Array, d: Array, e: Array, tau: Array) -> None:
-    """X := V with T = Q^H X Q tridiagonal, of which D is the diagonal and E the one below; reads the lower triangle.
+def sytrd(x: Array, d: Array, e: Array, tau: Array, uplo: Literal["L", "U"] = "L") -> None:
+    """X := V with T = Q^H X Q tridiagonal, of which D is the diagonal and E the one beside; uses one triangle of X.
 
     Q = H_1 H_2 ... H_(n-1), H_j = I - tau_j v_j v_j^H; v_j is stored below the diagonal of column j, without
-    its 1 at the top.
+    its 1 at the top. With "U" Q = H_(n-1) ... H_1, and v_j is above the diagonal of column j + 1, without its 1 at the
+    end.
 
     >>> d, e, tau = np.zeros(2), np.zeros(1), np.zeros(1)
     >>> sytrd(np.array([[1.0, 9.0], [2.0, 3.0]], order="F"), d, e, tau); d.tolist(), e.tolist()
@@ -167,7 +168,7 @@ def sytrd(x: Array, d: Array, e: Array, tau: Array) -> None:
     n, nb = len(x), 64
     if n:
         name = "hetrd" if x.dtype.kind == "c" else "sytrd"
-        _call(x, name, b"L", n, x, _lda(x), d, e, tau, np.empty(nb * n, x.dtype), nb * n, ctypes.c_int())
+        _call(x, name, uplo.encode(), n, x, _lda(x), d, e, tau, np.empty(nb * n, x.dtype), nb * n, ctypes.c_int())
 
 
 def syevd(x: Array, values: Array, *, vectors: bool) -> int:

@@ -41,7 +41,7 @@ EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
 ROUTINES: dict[str, Callable[..., object]] = {}  # the routines of all types by their names; each module adds its own
 
-_OWN = {"TOP", *RETURNED, "NOUT", "ICTXT", "IPIV", "TAU", "W", "IFAIL", "ICLUSTR", "GAP", *WORKSPACES}
+_OWN = {"TOP", *RETURNED, "NOUT", "ICTXT", "IPIV", "D", "E", "TAU", "W", "IFAIL", "ICLUSTR", "GAP", *WORKSPACES}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # greater than all positions

@@ -41,7 +41,7 @@ _SIZES = tuple(f"L{name}" for name in WORKSPACES)
 _TYPES = {
     **dict.fromkeys((*OPTIONS, "TOP", "CMATNM"), "str"),
     **dict.fromkeys(("ALPHA", "BETA"), "complex"),
-    **dict.fromkeys((*"ABCXY", "IPIV", "TAU"), "Array"),
+    **dict.fromkeys((*"ABCDEXY", "IPIV", "TAU"), "Array"),
     **dict.fromkeys((*WORKSPACES, "RA", "CA"), "Array | None"),
     **dict.fromkeys(_SIZES, "int | None"),
     **dict.fromkeys(("ANORM", "VL", "VU"), "float"),
@@ -175,7 +175,7 @@ class Routine:
                 return "NT"
             if self.name in ("herk", "her2k"):
                 return "NC"
-        if option == "TRANS" and self.name in ("ormqr", "ormlq", "unmqr", "unmlq", "gels"):
+        if option == "TRANS" and self.name in ("ormqr", "ormlq", "ormtr", "unmqr", "unmlq", "unmtr", "gels"):
             return "NC" if is_complex else "NT"
         return OPTIONS[option]
 
@@ -514,6 +514,50 @@ _PENCIL = {
 SYGST, HEGST = (
     _routine(name, "IBTYPE UPLO N A B SCALE", _PENCIL, prefixes=types, outputs="A", A="N N", B="N N")
     for name, types in (("sygst", _REAL), ("hegst", _COMPLEX))
+)
+_SYGVX = "IBTYPE JOBZ RANGE UPLO N A B VL VU IL IU ABSTOL M NZ W ORFAC Z"
+SYGVX, HEGVX = (
+    _routine(
+        *(name, f"{_SYGVX} {others} IFAIL ICLUSTR GAP"),
+        {
+            "IBTYPE": _PENCIL["IBTYPE"],
+            "UPLO": '"U" or "L": the triangle of sub(A) and sub(B) that is read, and in sub(B) written (global)',
+            "IFAIL": "not needed; its first M elements become 0: all eigenvectors converge; or its first one k if the "
+            "leading k x k block of sub(B) is not positive definite (local)",
+        },
+        prefixes=types,
+        outputs="B Z",
+        real="VL VU",
+        A="N N",
+        B="N N",
+        Z="N N",
+    )
+    for name, types, others in (
+        ("sygvx", _REAL, "WORK LWORK IWORK LIWORK"),
+        ("hegvx", _COMPLEX, "WORK LWORK RWORK LRWORK IWORK LIWORK"),
+    )
+)
+_TIED = "distributed as the columns of A, with a copy in each process row"
+_REDUCED = {
+    **_TRIANGLE,
+    "D": f"NumPy array of real numbers, {_TIED}: the diagonal of T (local)",
+    "E": f"NumPy array of real numbers, {_TIED}: the diagonal of T below it, at columns JA..JA+N-2, or with UPLO "
+    '"U" the one above it, at columns JA+1..JA+N-1 (local)',
+    "TAU": f"NumPy array of the type of A, {_TIED}: the factors of the reflectors, at the columns of E (local)",
+}
+SYTRD, HETRD = (
+    _routine(name, "UPLO N A D E TAU WORK LWORK", _REDUCED, prefixes=types, outputs="A", A="N N")
+    for name, types in (("sytrd", _REAL), ("hetrd", _COMPLEX))
+)
+ORMTR, UNMTR = (
+    _routine(
+        *(name, "SIDE UPLO TRANS M N A TAU C WORK LWORK"),
+        {**_APPLIED, "UPLO": "as of p?sytrd (global)", "TAU": _REDUCED["TAU"]},
+        prefixes=types,
+        A="SIDE SIDE",
+        C="M N",
+    )
+    for name, types in (("ormtr", _REAL), ("unmtr", _COMPLEX))
 )
 
 _MESSAGE = {

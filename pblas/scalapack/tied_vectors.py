@@ -18,10 +18,9 @@ from pblas.scalapack import descriptors
 from pblas.scalapack.arguments import Call, Findings
 from pblas.scalapack.descriptors import BLOCK_CYCLIC_2D_INB, Entries, Part
 from pblas.scalapack.grids import ProcessGrid, find
+from pblas.vectors.matrix_vector import real_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pblas.backends.dtypes import Array
 
 INTEGERS = ("int32", "int64")  # dtypes of IPIV
@@ -246,16 +245,49 @@ class ReflectorsCall(Call):
         if k > most:
             findings.add(f"K must be at most {name} = {most}, got {k}", position)
 
+    def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
+        """The arrays by their names, and the dtypes that they may have (local)."""
+        vectors: list[tuple[str, TiedVector, tuple[str, ...]]] = [("TAU", self._tau(), (self.dtype.name,))]
+        if "IPIV" in self._values:
+            vectors.append(("IPIV", self._ipiv(), INTEGERS))
+        return vectors
+
     def _check_rest(self, findings: Findings) -> None:
         """Check this process's arrays."""
-        is_factored = "K" not in self._values
-        vectors: list[tuple[str, Callable[[], TiedVector], tuple[str, ...]]] = [
-            ("TAU", self._tau, (np.dtype(self.dtype).name,))
-        ]
-        if "IPIV" in self._values:
-            vectors.insert(0, ("IPIV", self._ipiv, INTEGERS))
-        for name, vector, dtypes in vectors:
+        is_factored = not {"K", "C"} & self._values.keys()
+        for name, vector, dtypes in self._vectors():
             try:
-                vector().check(name, self[name], dtypes, written=is_factored)
+                vector.check(name, self[name], dtypes, written=is_factored)
             except ArgumentError as caught:
                 findings.add(str(caught), self.routine.arguments.index(name) + 1)
+
+
+class TridiagonalCall(ReflectorsCall):
+    """A call with the reflectors of a tridiagonalization, and perhaps with D and E, tied to columns as TAU is."""
+
+    @property
+    def has_elements(self) -> bool:
+        return not self.is_empty
+
+    def store_t(self, d: Array, e: Array) -> None:
+        """Write D and E (local)."""
+        self._diagonal().store(self["D"], d)
+        self._tau().store(self["E"], e)
+
+    def _tau(self) -> TiedVector:
+        return TiedVector.of(*self._tied, self["JA"] + (self["UPLO"] == "U"), self._count())
+
+    def _diagonal(self) -> TiedVector:
+        """The elements of D that belong to sub(A) (local)."""
+        return TiedVector.of(*self._tied, self["JA"], self["N"])
+
+    @property
+    def _tied(self) -> tuple[ProcessGrid, Entries, int, int]:
+        return self._grids["A"], self._entries["A"], 1, 0
+
+    def _count(self) -> int:
+        return max(0, int(self["M" if self._values.get("SIDE") == "L" else "N"]) - 1)
+
+    def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
+        vectors, real = super()._vectors(), (real_of(self.dtype).name,)
+        return [("D", self._diagonal(), real), ("E", self._tau(), real), *vectors] if "D" in self._values else vectors

@@ -102,7 +102,7 @@ def test_queries(ictxt: int) -> None:
 
 
 def test_no_convergence_is_info(ictxt: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pblas.backends.cpu.lapack.stedc", lambda *_: 4)
+    monkeypatch.setattr("pblas.backends.cpu.lapack.syevd", lambda *_, **__: 4)
     assert scalapack.pdsyevr(**arguments(ictxt)) == (0, 0, 4)
 
 
@@ -111,3 +111,40 @@ def test_ibtype(ictxt: int) -> None:
     for kind in (0, 4):
         call = partial(scalapack.pdsygst, kind, "L", N, *a.at, *b.at)
         raises_on_all_ranks(PblasArgumentError, "IBTYPE must be", call)
+
+
+def test_b_that_is_not_positive_definite(ictxt: int) -> None:
+    """INFO is 16, IFAIL has the order of the block, and sub(B) stays as it is."""
+    a, b, z = Placed(ictxt, np.eye(N)), Placed(ictxt, np.diag([1.0, 1, 1, -1, 1, 1])), Placed(ictxt, np.zeros((N, N)))
+    w, ifail = np.full(N, -7.0), np.full(N, -7)
+    given = "A", "L", N, *a.at, *b.at, 0, 0, 0, 0, 0.0, w, 0.0, *z.at
+    call = partial(scalapack.pdsygvx, 1, "V", *given)
+    assert call(ifail=ifail) == (0, 0, 16)
+    assert (ifail[:2].tolist(), w[0]) == ([4, -7], -7)
+    assert b.operand.is_untouched()
+    assert call(lwork=-1) == (0, 0, 0)
+    for kind, jobz, position in ((0, "V", 1), (1, "X", 2)):
+        with pytest.raises(PblasArgumentError) as caught:
+            scalapack.pdsygvx(kind, jobz, *given)
+        assert caught.value.info == -position
+
+
+def test_reductions_of_few_rows_and_their_errors(ictxt: int) -> None:
+    """T of one row is A, and Q of it is 1; D, E and TAU are checked on this process."""
+    (a, c), t = (Placed(ictxt, np.full((N, N), 3.0)) for _ in "AC"), np.full(N + 2, -7.0)
+    for uplo in "LU":
+        d, e = t.copy(), t.copy()
+        scalapack.pdsytrd(uplo, 1, *a.at, d, e, e)
+        assert set(d) <= {-7, 3}
+        assert (e == -7).all()
+        scalapack.pdormtr("L", uplo, "N", 1, N, *a.at, e, *c.at)
+        scalapack.pdormtr("L", uplo, "N", 0, N, *a.at, e, *c.at)
+    assert a.operand.is_untouched()
+    assert c.operand.is_untouched()
+    for wrong, position in (((t[:0], t, t), 7), ((t, t[:0], t), 8), ((t, t, t.astype("f4")), 9)):
+        with pytest.raises(PblasArgumentError) as caught:
+            scalapack.pdsytrd("L", N, *a.at, *wrong)
+        assert caught.value.info == -position
+    with pytest.raises(PblasArgumentError) as caught:
+        scalapack.pdormtr("L", "L", "C", N, N, *a.at, t, *c.at)
+    assert caught.value.info == -3

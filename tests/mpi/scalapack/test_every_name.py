@@ -249,6 +249,65 @@ def check_pencil(routine: str, letter: str, ictxt: int) -> None:
             assert error <= 100 * N * np.linalg.cond(y) * float(np.finfo(dtype).eps) * np.abs(exact).max()
 
 
+def check_generalized(routine: str, letter: str, ictxt: int) -> None:
+    """Parts of the spectrum of two matrices; eigenvectors are orthonormal with B, which becomes its factor."""
+    dtype = np.dtype(DTYPES[letter])
+    x, y = general(N, N, dtype), positive(N, dtype)
+    x, wide, call = x + x.conj().T, np.dtype("c16"), getattr(scalapack, f"p{letter}{routine}")
+    eps = 100 * N * np.linalg.cond(y) * float(np.finfo(dtype).eps)
+    for kind, jobz, triangle in ((1, "V", np.tril), (2, "V", np.triu), (3, "V", np.tril), (1, "N", np.triu)):
+        uplo = "L" if triangle is np.tril else "U"
+        a, b, z = Placed(ictxt, triangle(x)), Placed(ictxt, triangle(y)), Placed(ictxt, np.zeros((N, N), dtype))
+        w = np.full(N, -7, x.real.dtype)
+        result = call(kind, jobz, "I", uplo, N, *a.at, *b.at, 0, 0, 2, 4, 0.0, w, 1e-3, *z.at)
+        assert result == (3, 3 if jobz == "V" else 0, 0)
+        exact = np.linalg.eigvals(np.linalg.solve(y.astype(wide), x) if kind == 1 else x.astype(wide) @ y)
+        size = np.abs(exact).max()
+        assert np.abs(same_on_all_ranks(w.tolist())[:3] - np.sort(exact.real)[1:4]).max() <= eps * size
+        assert a.operand.is_untouched()
+        factor = b.collected()
+        left = factor if uplo == "L" else factor.conj().T
+        assert np.abs(np.tril(left) @ np.tril(left).conj().T - y).max() <= eps * np.abs(y).max()
+        v = z.collected().astype(wide)
+        assert not v[:, 3 if jobz == "V" else 0 :].any()
+        if jobz == "V":
+            v = v[:, :3]
+            left, right = (x @ v, y @ v) if kind == 1 else (x @ y @ v, v) if kind == 2 else (y @ x @ v, v)
+            assert np.abs(left - right * w[:3]).max() <= eps * size * np.abs(right).max()
+            metric = y if kind < 3 else np.linalg.inv(y.astype(wide))
+            assert np.abs(v.conj().T @ metric @ v - np.eye(3)).max() <= eps
+
+
+def check_tridiagonal(kind: str, letter: str, ictxt: int) -> None:
+    """Q^H A Q = T by p?ormtr on both sides; D and E are in A too, in the order of ScaLAPACK."""
+    dtype = np.dtype(DTYPES[letter])
+    x = general(N, N, dtype)
+    x, reduce = x + x.conj().T, getattr(scalapack, f"p{letter}{kind}trd")
+    multiply = getattr(scalapack, f"p{letter}{'or' if kind == 'sy' else 'un'}mtr")
+    adjoint, eps = "C" if kind == "he" else "T", 30 * N * float(np.finfo(dtype).eps)
+    for uplo, triangle in (("L", np.tril), ("U", np.triu)):
+        a, c = Placed(ictxt, triangle(x)), Placed(ictxt, x)
+        n_loc = a.operand.part().shape[1] + a.matrix.nb
+        d, e, tau = np.full(n_loc, -7, x.real.dtype), np.full(n_loc, -7, x.real.dtype), np.full(n_loc, -7, dtype)
+        assert reduce(uplo, N, *a.at, d, e, tau) is None
+        multiply("L", uplo, adjoint, N, N, *a.at, tau, *c.at)
+        multiply("R", uplo, "N", N, N, *a.at, tau, *c.at)
+        t, v = c.collected(), a.collected()
+        assert a.operand.is_untouched_outside((N, N))
+        shift = -1 if uplo == "L" else 1
+        beside = np.diagonal(v, shift).real
+        expected = np.diag(np.diagonal(v)) + np.diag(beside, 1) + np.diag(beside, -1)
+        assert np.abs(t - expected).max() <= eps * np.abs(x).sum(0).max()
+        assert not np.where(triangle(np.ones((N, N))), 0, v).any()
+        # D and E have those of the columns of A that this process has
+        _, columns, (_, places) = a.operand.inside((N, N))
+        assert np.array_equal(d[places.ravel()], np.diagonal(v).real[columns])
+        has_e = (columns < N - 1) if uplo == "L" else (columns > 0)
+        assert np.array_equal(e[places.ravel()[has_e]], beside[columns[has_e] - (uplo == "U")])
+        assert (d != -7).sum() == len(columns)
+        assert (e != -7).sum() == (tau != -7).sum() == has_e.sum()
+
+
 def check_redistribution(routine: str, letter: str, ictxt: int) -> None:
     """Between grids of a row and of a column, with submatrices; the other triangle and all around stay as they are."""
     del ictxt
@@ -273,6 +332,9 @@ CHECKS_BY_TYPE: dict[str, Callable[[str, int], None]] = {
         for name in ("ev", "evd", "evr", "evx")
     },
     **{name: partial(check_pencil, name) for name in ("sygst", "hegst")},
+    **{name: partial(check_generalized, name) for name in ("sygvx", "hegvx")},
+    **{name: partial(check_tridiagonal, "sy") for name in ("sytrd", "ormtr")},
+    **{name: partial(check_tridiagonal, "he") for name in ("hetrd", "unmtr")},
     **{name: partial(check_redistribution, name) for name in ("gemr2d", "trmr2d")},
 }
 
