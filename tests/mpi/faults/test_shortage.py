@@ -372,7 +372,7 @@ def test_a_kept_plan_that_fails_holds_no_memory(monkeypatch: pytest.MonkeyPatch)
         assert (out.local == 2).all()
 
 
-@pytest.mark.parametrize("wrong", sorted({0, P - 1}))
+@first_and_last("wrong")
 @pytest.mark.parametrize("late", [False, True])
 def test_a_rank_without_memory_for_a_plan_gives_back_what_the_others_have_taken(
     late: bool, wrong: int, monkeypatch: pytest.MonkeyPatch
