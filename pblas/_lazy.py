@@ -8,21 +8,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from opcode import opmap
 
 
-def missing(package: str, name: str, names: Iterable[str]) -> AttributeError:
-    """The error of a name that a package lacks, with the names that are most like it.
+def missing(package: str, name: str, names: Iterable[str]) -> AttributeError | ImportError:
+    """The error of a name that a package lacks, with the names that are most like it; to be raised in `__getattr__`.
+
+    `from package import name` would replace an AttributeError by an error without them.
 
     >>> print(missing("pblas.linalg", "cholesky_factor", ["cho_factor", "cholesky", "det"]))
     module 'pblas.linalg' has no attribute 'cholesky_factor'; it has cho_factor, cholesky; dir(pblas.linalg) lists all
     """
-    text = f"module {package!r} has no attribute {name!r}"
+    caller, more = sys._getframe(2), ""  # noqa: SLF001 - the code that asks `__getattr__`
     if not name.startswith("_"):  # Python asks for such names
         from difflib import get_close_matches
 
         near = ", ".join(get_close_matches(name, names, 5))
-        text += f"; {f'it has {near}; ' if near else ''}dir({package}) lists all"
-    return AttributeError(text, name=name, obj=sys.modules.get(package))
+        more = f"; {f'it has {near}; ' if near else ''}dir({package}) lists all"
+    if caller.f_code.co_code[caller.f_lasti] == opmap["IMPORT_FROM"]:
+        return ImportError(f"cannot import name {name!r} from {package!r}{more}", name=package)
+    return AttributeError(
+        f"module {package!r} has no attribute {name!r}{more}", name=name, obj=sys.modules.get(package)
+    )
 
 
 def lazy(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from math import frexp, inf, isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -22,20 +24,20 @@ from pblas.factor.with_factor_plan import Triangle
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import diagonal_places
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import Runtime, checked_scalar, spelled
+from pblas.runtime.runtime import Runtime, checked_flag, checked_scalar, spelled
 from pblas.triangular.trsm import first_zero, trsv
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Number, Real
     from pblas.layouts.descriptor import MatrixDescriptor
 
-Solve = Callable[[Any, Trans], Any]  # solve(b, trans) is op(A)^-1 b for an array b; equal on all ranks
+Operator = Callable[[Any, Trans], Any]  # operator(b, trans) for an array b: with "C" its adjoint; equal on all ranks
 _NO_PIVOT = -(1 << 20)  # in place of an exponent, on ranks without pivots
 _MOST_STEPS = 5  # as in LAPACK
 _ADJOINT: dict[Trans, Trans] = {"N": "C", "C": "N"}
 
 
-def reciprocal_condition(solve: Solve, n: int, dtype: Dtype, norm: float, p: float = 1) -> float:
+def reciprocal_condition(solve: Operator, n: int, dtype: Dtype, norm: float, p: float = 1) -> float:
     """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)), by about five solves with A and A^H.
 
     Source: LAPACK xGECON, xLACN2; Higham, FORTRAN codes for estimating the one-norm, 1988.
@@ -49,8 +51,8 @@ def reciprocal_condition(solve: Solve, n: int, dtype: Dtype, norm: float, p: flo
     if norm == 0:
         return 0.0
     # The inf-norm of A^-1 is the 1-norm of its adjoint
-    chosen: Solve = (lambda b, trans: solve(b, _ADJOINT[trans])) if p == inf else solve
-    condition = norm * _inverse_norm(chosen, n, dtype)
+    chosen: Operator = (lambda b, trans: solve(b, _ADJOINT[trans])) if p == inf else solve
+    condition = norm * _one_norm(chosen, n, dtype)
     return 1 / condition if isfinite(condition) and condition > 0 else 0.0
 
 
@@ -58,6 +60,18 @@ def are_suspicious(opname: str, runtime: Runtime, pivots: tuple[int, int], dtype
     """**Collective.** Whether pivots differ by 3/4 of the dtype's digits; agrees, so that peers read no more."""
     smallest, largest = runtime.end_reading(opname, pivots)
     return smallest + largest > 0.75 * np.finfo(dtype).nmant
+
+
+def warn_if_small(opname: str, rcond: float, dtype: Dtype, stacklevel: int = 3) -> None:
+    """Warn, outside of the call, of a reciprocal condition number below eps, which is equal on all ranks."""
+    eps = np.finfo(dtype).eps
+    if rcond < eps:
+        warnings.warn(
+            f"{opname}: A is ill-conditioned: its reciprocal condition number is {rcond:.2g}, less than eps = "
+            f"{eps:.2g} of {dtype.name}, so the result may have no correct digit; check=False leaves out this check",
+            errors.PblasWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: float, p: float = 1) -> float:
@@ -73,26 +87,26 @@ def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: fl
     return reciprocal_condition(solve, a.shape[0], a.dtype, 0 if is_singular else norm, p)
 
 
-def _inverse_norm(solve: Solve, n: int, dtype: Dtype) -> float:
-    """A lower bound, which is seldom far off, of the 1-norm of A^-1, n >= 1."""
-    y = solve(np.full(n, 1 / n, dtype), "N")
+def _one_norm(apply: Operator, n: int, dtype: Dtype) -> float:
+    """A lower bound, which is seldom far off, of the 1-norm of an operator, n >= 1."""
+    y = apply(np.full(n, 1 / n, dtype), "N")
     estimate, last = float(np.abs(y).sum()), -1
     for _ in range(_MOST_STEPS if n > 1 else 0):
         size = np.abs(y)
-        z = np.abs(solve(np.divide(y, size, out=np.ones_like(y), where=size > 0), "C"))
+        z = np.abs(apply(np.divide(y, size, out=np.ones_like(y), where=size > 0), "C"))
         j = int(z.argmax())
         if last >= 0 and not z[j] > z[last]:
             break
         unit = np.zeros(n, dtype)
         unit[j] = 1
-        y = solve(unit, "N")
+        y = apply(unit, "N")
         larger = float(np.abs(y).sum())
         if not larger > estimate:
             break
         estimate, last = larger, j
     i = np.arange(n)
     slowly_growing = ((-1.0) ** i * (1 + i / max(n - 1, 1))).astype(dtype)
-    return max(estimate, float(2 * np.abs(solve(slowly_growing, "N")).sum() / (3 * n)))
+    return max(estimate, float(2 * np.abs(apply(slowly_growing, "N")).sum() / (3 * n)))
 
 
 class SlogdetResult(NamedTuple):
@@ -163,6 +177,7 @@ class Factor(FactoredMatrix, ABC):
 
     def __init__(self, factored: Factored, desc: MatrixDescriptor) -> None:
         super().__init__(factored.w, desc)
+        self._condition: float | None = None  # the result of `condition` for solves, after the first one (global)
         self._info = factored.info
         self._pivots = factored.pivots
 
@@ -181,18 +196,29 @@ class Factor(FactoredMatrix, ABC):
     def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         """The triangular solves that give op(A)^-1 B, in order (global)."""
 
-    def _solved(self, b: MatrixOrArray, trans: object, progress: ProgressTarget) -> MatrixOrArray:
+    def _solved(self, b: MatrixOrArray, trans: object, check: object, progress: ProgressTarget) -> MatrixOrArray:
         """**Collective.** op(A)^-1 B; see `LuFactor.solve`."""
         opname, runtime = "solve", self._runtime
         with runtime.call(opname), Progress(opname, runtime, progress) as reports:
             with runtime.local_step(opname):
-                trans = checked_trans(opname, "trans", trans)
+                trans, check = checked_trans(opname, "trans", trans), checked_flag(opname, "check", check)
                 self._order(opname)
                 b, signature = arguments.checked_right(opname, b, self.shape, self.dtype, runtime)
-                agrees = spelled({"trans": trans, "B": signature, **self._signature})
+                options = {"trans": trans, "B": signature, "check of the condition": check}
+                agrees = spelled(options | self._signature)
             if self.info:  # otherwise the first step agrees on the arguments
                 runtime.agree(opname + agrees, {})
-            return self.solution(opname, b, trans, reports.stage("solve"), agrees)
+            x = self.solution(opname, b, trans, reports.stage("solve"), agrees)
+            if check and self._condition is None:
+                suspicious = are_suspicious(opname, runtime, self.local_pivots(), self.dtype)
+                self._condition = self.condition(opname, self._norm_of_matrix) if suspicious else 1.0
+        if check and self._condition is not None:
+            warn_if_small(opname, self._condition, self.dtype, 4)
+        return x
+
+    @abstractmethod
+    def _norm_of_matrix(self) -> float:
+        """**Collective.** The 1-norm of A, or nearly that (global)."""
 
     def solution(
         self, opname: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
@@ -241,7 +267,7 @@ class Factor(FactoredMatrix, ABC):
         n, size = self.shape[0], norm() if callable(norm) else norm
         if not (n and 0 < size < inf):  # NaN and infinities are seen in the result
             return 1.0
-        return reciprocal_condition(lambda b, trans: self.solution(opname, b, trans), n, self.dtype, size)
+        return reciprocal_condition(partial(self.solution, opname), n, self.dtype, size)
 
     def local_pivots(self) -> tuple[int, int]:
         """-e and f, if this rank's elements on the diagonal of the factor are 2^e to 2^f in size (local)."""
@@ -290,12 +316,13 @@ class CholeskyFactor(Factor):
 
     _pivot_power = 2  # A = L L^H
 
-    def solve(self, b: MatrixOrArray, *, progress: ProgressTarget = False) -> MatrixOrArray:
+    def solve(self, b: MatrixOrArray, *, check: bool = True, progress: ProgressTarget = False) -> MatrixOrArray:
         """**Collective.** X with A X = B.
 
         Args:
             b: n x k matrix of the dtype of A, in any layout; or an array of n elements or n x k, equal on all ranks
                 (global).
+            check: as in `LuFactor.solve` (global).
             progress: as in `cholesky` (global).
 
         Returns:
@@ -304,9 +331,20 @@ class CholeskyFactor(Factor):
         Raises:
             ArgumentError, DescriptorError, DTypeError: a wrong B; the same error on every rank.
 
+        Warns:
+            PblasWarning: as `solve`.
+
         Source: LAPACK xPOTRS.
         """
-        return self._solved(b, "N", progress)
+        return self._solved(b, "N", check, progress)
+
+    def _norm_of_matrix(self) -> float:
+        from pblas.vectors.matrix_vector import trmv
+
+        def multiplied(b: Array, _: Trans) -> Array:  # L L^H b
+            return trmv(self._w, trmv(self._w, b, trans="C"))
+
+        return _one_norm(multiplied, self.shape[0], self.dtype)
 
     def logdet(self) -> Real:
         """**Collective.** The logarithm of the determinant, a NumPy scalar equal on all ranks."""
@@ -333,7 +371,7 @@ class CholeskyFactor(Factor):
 class LuFactor(Factor):
     """P A = L U with partial pivoting; made by `lu_factor`."""
 
-    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: object = None) -> None:
+    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
         super().__init__(factored, desc)
         self._norm = norm
 
@@ -351,13 +389,16 @@ class LuFactor(Factor):
         with self._runtime.call("lu"):
             return redistributed("lu", self._w, self._desc, agrees=spelled(self._signature))
 
-    def solve(self, b: MatrixOrArray, trans: Trans = "N", *, progress: ProgressTarget = False) -> MatrixOrArray:
+    def solve(
+        self, b: MatrixOrArray, trans: Trans = "N", *, check: bool = True, progress: ProgressTarget = False
+    ) -> MatrixOrArray:
         """**Collective.** X with op(A) X = B.
 
         Args:
             b: n x k matrix of the dtype of A, in any layout; or an array of n elements or n x k, equal on all ranks
                 (global).
             trans: op: "N" for A, "T" for its transpose, "C" for its conjugate transpose (global).
+            check: warn of an ill-conditioned A; as in `linalg.solve`, but only the first solve computes it (global).
             progress: as in `lu_factor` (global).
 
         Returns:
@@ -367,9 +408,15 @@ class LuFactor(Factor):
             ArgumentError, DescriptorError, DTypeError: a wrong argument; the same error on every rank.
             SingularMatrixError: A is singular; `info` is the first zero on the diagonal of U.
 
+        Warns:
+            PblasWarning: as `linalg.solve`.
+
         Source: LAPACK xGETRS.
         """
-        return self._solved(b, trans, progress)
+        return self._solved(b, trans, check, progress)
+
+    def _norm_of_matrix(self) -> float:
+        return abs(self._norm)
 
     def det(self) -> Number:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
@@ -417,7 +464,8 @@ class LuFactor(Factor):
                 n = self._order(opname)
                 size = abs(checked_scalar(opname, "norm", self._norm if norm is None else norm, self.dtype))
             runtime.agree(opname, {"norm": size, **self._signature})
-            return reciprocal_condition(self.solve, n, self.dtype, 0 if self.info else size)
+            solve: Operator = partial(self.solution, opname)
+            return reciprocal_condition(solve, n, self.dtype, 0 if self.info else size)
 
     def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         if trans == "N":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from math import inf
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
 
@@ -17,7 +16,15 @@ from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.cholesky import PlannedCholesky
 from pblas.factor.factorization import PlannedFactorization, prepared
-from pblas.factor.factors import CholeskyFactor, Determinant, Factor, LuFactor, SlogdetResult, are_suspicious
+from pblas.factor.factors import (
+    CholeskyFactor,
+    Determinant,
+    Factor,
+    LuFactor,
+    SlogdetResult,
+    are_suspicious,
+    warn_if_small,
+)
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
 from pblas.factor.with_factor import in_range, range_scale, zeros
@@ -85,7 +92,7 @@ def solve(
     [1.0, 1.0]
     """
     x, rcond = solved(a, b, assume_a, overwrite_a=overwrite_a, check=check, progress=progress)
-    _warn_if_small("solve", rcond, a.dtype)
+    warn_if_small("solve", rcond, a.dtype)
     return x
 
 
@@ -134,18 +141,6 @@ def one_norm(a: DistMatrix, *, is_pos: bool = False) -> float:
     return float(product(Product("ahemv", a, ones, uplo="L", absolute="abs")).max(initial=0))
 
 
-def _warn_if_small(opname: str, rcond: float, dtype: np.dtype[Any]) -> None:
-    """Warn, outside of the call, of a reciprocal condition number below eps, which is equal on all ranks."""
-    eps = np.finfo(dtype).eps
-    if rcond < eps:
-        warnings.warn(
-            f"{opname}: A is ill-conditioned: its reciprocal condition number is {rcond:.2g}, less than eps = "
-            f"{eps:.2g} of {dtype.name}, so the result may have no correct digit; check=False leaves out this check",
-            errors.PblasWarning,
-            stacklevel=3,
-        )
-
-
 def inv(
     a: DistMatrix, *, overwrite_a: bool = False, check: bool = True, progress: ProgressTarget = False
 ) -> DistMatrix:
@@ -181,7 +176,7 @@ def inv(
         inverse = factor.inverse(opname, out, stage)
         if check and are_suspicious(opname, runtime, pivots, a.dtype):
             condition = (one_norm(a) if norm is None else norm) * one_norm(inverse)
-    _warn_if_small(opname, 1 / condition if condition else 1.0, a.dtype)
+    warn_if_small(opname, 1 / condition if condition else 1.0, a.dtype)
     return inverse
 
 

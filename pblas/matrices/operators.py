@@ -381,6 +381,8 @@ class Operators:
         wide = matrix.astype("float32") if matrix.dtype.itemsize < 4 else matrix
         mean = wide.mean(axis, keepdims=True)
         count = matrix.size if axis is None else matrix.shape[axis]
+        if isinstance(ddof, int | float | np.integer | np.floating):
+            ddof = min(ddof, count)  # then NaN or infinite, as in NumPy
         squares = self._combined("abs(x - m) ** 2 * (n / (n - ddof))", x=wide, m=mean, n=count, ddof=ddof)
         variance = squares.mean(axis, keepdims)
         with np.errstate(all="ignore"):

@@ -15,7 +15,7 @@ from pblas.core import checks
 from pblas.core.call import call, checked_call, planned, planned_without_context, runtime_of, step
 from pblas.core.linalg_errors import SingularMatrixError
 from pblas.core.operation import Bound, Operation
-from pblas.core.options import Diag, Side, Trans, Uplo
+from pblas.core.options import Diag, MatrixOrArray, Side, Trans, Uplo
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.with_arrays import replicated_matrix
@@ -32,7 +32,7 @@ from pblas.vectors.checks import VectorOperand, checked_vector
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from pblas.backends.dtypes import Array, Dtype, Scalar, Table, Vector
+    from pblas.backends.dtypes import Array, Dtype, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.simulation.hardware import Topology
 
@@ -393,17 +393,14 @@ def _column_solved(
 _TRANS = {0: "N", 1: "T", 2: "C"}  # SciPy's numbers of op
 
 
-@overload
 def solve_triangular(
-    a: DistMatrix, b: Vector, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
-) -> Vector: ...
-@overload
-def solve_triangular(
-    a: DistMatrix, b: DistMatrix | Table, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
-) -> DistMatrix: ...
-def solve_triangular(
-    a: DistMatrix, b: DistMatrix | Array, *, lower: bool = False, trans: object = "N", unit_diagonal: bool = False
-) -> DistMatrix | Array:
+    a: DistMatrix,
+    b: MatrixOrArray,
+    *,
+    lower: bool = False,
+    trans: object = "N",
+    unit_diagonal: bool = False,
+) -> MatrixOrArray:
     """**Collective.** Solve op(A) X = B for a triangular A, in any layouts.
 
     Args:
@@ -414,7 +411,7 @@ def solve_triangular(
         unit_diagonal: take the diagonal of A as ones, and do not read it (global).
 
     Returns:
-        X: a new matrix in B's layout; for an array of one dimension an array, equal on all ranks.
+        X: a new matrix in B's layout; for an array an array of its shape, equal on all ranks.
 
     Raises:
         SingularMatrixError: an element of A's diagonal is 0; `info` is the first one, from 1. B is unchanged.
@@ -431,22 +428,20 @@ def solve_triangular(
     [1.0, 2.0]
     """
     opname = "solve_triangular"
+    right: Any = b
+    x: Any
     runtime = runtime_of(opname, {"a": a, "b": b})
     with runtime.call(opname):
         with runtime.local_step(opname):
-            ndim = None if isinstance(b, DistMatrix) else getattr(b, "ndim", None)  # None: the checks raise
-            columns = b[:, None] if ndim == 1 else b
-        if ndim is None:
-            return _system_solved(opname, a, b, lower, trans, unit_diagonal)
-        x = _system_solved(opname, a, replicated_matrix(opname, a, columns), lower, trans, unit_diagonal)
-        return runtime.backend.reading(x.local)[:, 0].copy() if ndim == 1 else x
-
-
-def _system_solved(
-    opname: str, a: DistMatrix, b: object, lower: bool, trans: object, unit_diagonal: bool
-) -> DistMatrix:
-    """**Collective.** X for a matrix B."""
-    return call(opname, RegularTriangularSolve.bind_scipy, {"a": a, "b": b}, a, b, lower, trans, unit_diagonal)
+            ndim = None if isinstance(right, DistMatrix) else getattr(right, "ndim", None)  # None: the checks raise
+            columns = right[:, None] if ndim == 1 else right
+        if ndim is not None:
+            right = replicated_matrix(opname, a, columns)
+        matrices = {"a": a, "b": right}
+        x = call(opname, RegularTriangularSolve.bind_scipy, matrices, a, right, lower, trans, unit_diagonal)
+        if ndim is not None:
+            x = runtime.backend.reading(x.local).reshape(np.shape(b)).copy()
+        return x
 
 
 @dataclass(frozen=True, eq=False)

@@ -77,7 +77,7 @@ def of_linalg(A: DistMatrix, B: DistMatrix, v: Numbers) -> None:
     assert_type(linalg.solve(A, v), NDArray[Any])
     assert_type(linalg.lu_factor(A).solve(B), DistMatrix)
     assert_type(linalg.cho_factor(A).solve(v), NDArray[Any])
-    assert_type(linalg.solve_triangular(A, v), Vector)
+    assert_type(linalg.solve_triangular(A, v), NDArray[Any])
     assert_type(linalg.solve_triangular(A, B), DistMatrix)
     assert_type(linalg.lstsq(A, v).x, NDArray[Any])
     assert_type(linalg.cg(A, B).x, DistMatrix)

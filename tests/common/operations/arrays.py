@@ -400,6 +400,7 @@ REDUCING = [
             options={**AXES, "ddof": (1,)},
             dtypes=("float32",),
             views=("a",),
+            least=2,
         )
         for name in ("var", "std")
     ),

@@ -172,14 +172,14 @@ FACTORS = [
     *(
         Operation(
             f"linalg.lu_factor: {name}",
-            of_factor(linalg.lu_factor, name, "b", "trans", "norm"),
+            of_factor(linalg.lu_factor, name, "b", "trans", "norm", "check"),
             residual=residual,
             values={"a": GENERAL, **values},
             options={**options, **ALGORITHMS, **OVERWRITE},
             views=("a", "b") if name == "solve" else ("a",),
         )
         for name, residual, values, options in (
-            ("solve", solves, {"b": B, "trans": "N"}, {"trans": ("T", "C")}),
+            ("solve", solves, {"b": B, "trans": "N", "check": True}, {"trans": ("T", "C"), "check": (False,)}),
             ("inv", inverts, {}, {}),
             ("det", close(lambda a, **_: np.linalg.det(a)), {}, {}),
             ("rcond", estimates, {"norm": None}, {"norm": (8.0,)}),
@@ -332,6 +332,7 @@ FACTORS = [
             "algorithm": ("blocked", "local"),
         },
         views=("a",),
+        least=3,
     ),
     Operation(
         "linalg.plan_eigh",

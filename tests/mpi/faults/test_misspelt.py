@@ -81,6 +81,9 @@ def test_a_name_that_a_module_lacks_is_refused_with_names_like_it() -> None:
         with pytest.raises(AttributeError) as caught:
             getattr(module, name)
         assert text in str(caught.value)
+        with pytest.raises(ImportError, match=f"cannot import name '{name}' from '{module.__name__}'") as missing:
+            exec(f"from {module.__name__} import {name}")
+        assert text.partition("; ")[2] in str(missing.value)
 
 
 def test_classes(ctx: Context) -> None:
