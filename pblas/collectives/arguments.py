@@ -6,6 +6,7 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from copy import copy
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -373,7 +374,7 @@ class ReduceArguments(Arguments):
         if self.epilogue is None:
             return None
         if not isinstance(self.epilogue, Epilogue):
-            return ByFunction(self.epilogue)
+            return ByFunction(self.epilogue, partial(self.runtime.users_function, f"{self.name}(epilogue=...)"))
         shape, operands = self.place.shape, self.operands
         if self.epilogue.tree is None:
             return Normalised(operands.get("weight"), operands["eps"], self.residual, shape[-1], base)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import numpy as np
 
@@ -99,8 +100,8 @@ class Normalised:
 class ByFunction:
     """A user's function of pieces of a flat result, which may fail on some ranks only."""
 
-    def __init__(self, function: Callable[[Array], Array]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[Array], Array], calling: Callable[[], AbstractContextManager[None]]) -> None:
+        self._function, self._calling = function, calling  # a with block for calls of it: `Runtime.users_function`
         self.error: errors.ArgumentError | None = None  # its first error (local)
 
     def may_overwrite(self, out: Array) -> bool:
@@ -114,7 +115,8 @@ class ByFunction:
     def __call__(self, total: Array, *_: int) -> tuple[Array]:
         """The function's value, or the sums if it has failed."""
         try:
-            value = np.asarray(self._function(total.copy()))
+            with self._calling():
+                value = np.asarray(self._function(total.copy()))
             if value.shape != total.shape:
                 text = f"returned shape {value.shape} for shape {total.shape}; it must be elementwise"
             elif value.dtype.kind == "c" and total.dtype.kind != "c":

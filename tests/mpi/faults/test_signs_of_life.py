@@ -100,7 +100,9 @@ def test_a_rank_outside_a_call_is_named() -> None:
             ctx.zeros(ROWS)
 
 
-@pytest.mark.parametrize(("call", "kind"), [("progress", ContextError), ("from_function", ArgumentError)])
+@pytest.mark.parametrize(
+    ("call", "kind"), [("progress", ContextError), ("from_function", ArgumentError), ("epilogue", ArgumentError)]
+)
 def test_a_collective_call_in_a_function_of_the_user_is_refused(call: str, kind: type[Exception]) -> None:
     with Context(timeout=30.0) as ctx:
         a, eye = ctx.ones((4, 4)), ctx.eye(4)
@@ -114,6 +116,7 @@ def test_a_collective_call_in_a_function_of_the_user_is_refused(call: str, kind:
         calls: dict[str, Callable[[], object]] = {
             "progress": lambda: linalg.solve(eye, a, progress=report),
             "from_function": lambda: ctx.from_function(entries, (4, 4)),
+            "epilogue": lambda: ctx.allreduce(np.ones(5), epilogue=lambda x: entries(x, 0), algorithm="two_shot"),
         }
         raises_on_all_ranks(kind, "which makes this collective call", calls[call])
         assert pblas.elementwise("x + 0", x=a).sum() == 16
