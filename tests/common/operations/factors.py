@@ -42,11 +42,12 @@ def cholesky(x: Array, a: Array, upper: bool = False, **_: Any) -> float:
 
 
 def qr(*factors: Array, a: Array, **_: Any) -> float:
-    """The residual of A = Q R, and that of Q; of R alone, that of R^H R."""
+    """The largest relative error of a column of Q R, and the error of Q; of R alone, the residual of R^H R."""
     r = factors[-1]
     if len(factors) == 1:
         return gauge(np.asarray(a.conj().T @ a, r.dtype), r.conj().T, r) / float(np.sqrt(max(1, len(r))))
-    return max(gauge(np.asarray(a, r.dtype), factors[0], r), identity(factors[0]))
+    error, size = (np.linalg.norm(x, axis=0) for x in (factors[0] @ r - a, a))
+    return max(float((error / np.maximum(size, 1e-30)).max(initial=0.0)) / eps_of(r.dtype), identity(factors[0]))
 
 
 def lstsq(x: Array, a: Array, b: Array, **_: Any) -> float:
