@@ -115,9 +115,12 @@ def _refuse(a: DistMatrix, opname: str, text: str) -> NoReturn:
 def _functions() -> Mapping[str, Callable[..., Any]]:
     """The functions of pblas by the names of NumPy's; their arguments have NumPy's names."""
     from pblas.factor.cholesky import cholesky
-    from pblas.factor.qr import qr
-    from pblas.factor.solvers import cond, det, inv, lstsq, matrix_norm, slogdet, solve
+    from pblas.factor.qr_matrices import qr
+    from pblas.factor.solvers import det, inv, slogdet, solve
     from pblas.spectral.eigh import eigh, eigvalsh
+    from pblas.spectral.least_squares import lstsq
+    from pblas.spectral.norms import cond, matrix_norm
+    from pblas.spectral.svd import svdvals
 
     reductions = "sum", "mean", "max", "min", "argmax", "argmin", "std", "var", "any", "all", "trace", "diagonal"
     table: dict[str, Callable[..., Any]] = {name: getattr(DistMatrix, name) for name in (*reductions, "copy", "astype")}
@@ -131,9 +134,10 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
     table |= {"empty_like": table["zeros_like"]}
     table |= {"iscomplexobj": lambda a: a.dtype.kind == "c", "isrealobj": lambda a: a.dtype.kind != "c"}
     solvers: dict[str, Callable[..., Any]] = {
-        f.__name__: f for f in (cholesky, qr, cond, det, eigh, eigvalsh, inv, lstsq, matrix_norm, slogdet, solve)
+        f.__name__: f
+        for f in (cholesky, qr, cond, det, eigh, eigvalsh, inv, lstsq, matrix_norm, slogdet, solve, svdvals)
     }
-    solvers |= {"norm": _norm, "matrix_transpose": table["transpose"]}
+    solvers |= {"norm": _norm, "svd": _svd, "matrix_transpose": table["transpose"]}
     solvers |= {name: table[name] for name in ("trace", "diagonal")}
     return {
         **{f"numpy.{name}": f for name, f in table.items()},
@@ -146,8 +150,19 @@ def _size(a: DistMatrix, axis: int | None = None) -> int:
 
 
 def _norm(x: DistMatrix, ord: Any = None, axis: int | None = None, keepdims: bool = False) -> Any:  # noqa: A002
-    """**Collective.** `DistMatrix.norm`, with NumPy's numbers of norms."""
+    """**Collective.** `DistMatrix.norm` and `linalg.matrix_norm`, with NumPy's numbers of norms."""
+    if axis is None and not keepdims and ord in (2, -2, "nuc"):
+        from pblas.spectral.norms import matrix_norm
+
+        return matrix_norm(x, ord=ord)
     return x.norm("fro" if ord is None or (ord == 2 and axis is not None) else ord, axis, keepdims)
+
+
+def _svd(a: DistMatrix, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+    """**Collective.** `linalg.svd`, with NumPy's default of full_matrices; or the values alone."""
+    from pblas.spectral.svd import svd, svdvals
+
+    return svd(a, full_matrices=full_matrices) if compute_uv else svdvals(a)
 
 
 def _clip(a: DistMatrix, a_min: object = None, a_max: object = None) -> DistMatrix:

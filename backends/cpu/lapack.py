@@ -219,8 +219,10 @@ def stedc(d: Array, e: Array, z: Array) -> int:
     return info.value
 
 
-def fix_signs(x: Array) -> None:
+def fix_signs(x: Array, *others: Array) -> None:
     """X := X with the first of each column's largest elements positive, of a complex one real and positive.
+
+    The columns of the others are multiplied by the same numbers.
 
     >>> x = np.array([[0.6, -0.8], [-0.8, 0.6]]); fix_signs(x); x.tolist()
     [[-0.6, 0.8], [0.8, -0.6]]
@@ -228,8 +230,28 @@ def fix_signs(x: Array) -> None:
     for j, i in enumerate(int(np.abs(column).argmax()) for column in x.T if column.size):
         largest = x[i, j]
         if largest != abs(largest):
-            x[:, j] *= largest.conj() / abs(largest)
+            factor = largest.conj() / abs(largest)
+            for columns in (x, *others):
+                columns[:, j] *= factor
             x[i, j] = abs(largest)
+
+
+def bdsdc(d: Array, e: Array, vectors: tuple[Array, Array] | None = None) -> int:
+    """D := the singular values of a real bidiagonal matrix, descending; `vectors` := its U and V^T. Returns INFO.
+
+    D is the diagonal, E the one above, which is overwritten.
+
+    >>> d = np.array([3.0, 4.0]); bdsdc(d, np.array([0.0])), d.tolist()
+    (0, [4.0, 3.0])
+    """
+    n, info = len(d), ctypes.c_int()
+    if n:
+        none = np.empty((1, 1), d.dtype)
+        u, vt = (none, none) if vectors is None else vectors
+        work = np.empty(8 * n if vectors is None else 3 * n * n + 8 * n, d.dtype)
+        letter, ints = b"N" if vectors is None else b"I", (np.empty(1, np.intc), np.empty(8 * n, np.intc))
+        _call(d, "bdsdc", b"U", letter, n, d, e, u, _lda(u), vt, _lda(vt), none, ints[0], work, ints[1], info)
+    return info.value
 
 
 def laed4(numbers: range, d: Array, z: Array, rho: float, delta: Array, values: Array) -> int:

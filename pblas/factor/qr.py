@@ -1,11 +1,10 @@
-"""qr, qr_factor and plan_qr: A = Q R by Householder reflectors."""
+"""qr_factor and plan_qr: A = Q R by Householder reflectors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from pblas import errors
 from pblas.core.call import step
 from pblas.core.operation import Bound
 from pblas.core.progress import Progress, ProgressTarget, StageReport
@@ -29,15 +28,6 @@ if TYPE_CHECKING:
     from pblas.redistribution.redistribution_run import RedistributionOperands
     from pblas.runtime.runtime import Runtime
     from pblas.simulation.hardware import Topology
-
-_MODES: tuple[object, ...] = ("reduced", "r", "complete")
-
-
-class QrResult(NamedTuple):
-    """Q and R with A = Q R, as of numpy.linalg.qr."""
-
-    Q: DistMatrix
-    R: DistMatrix
 
 
 class PlannedQr(PlannedFactorization):
@@ -191,74 +181,3 @@ def qr_factor(
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         stage = reports.stage("factor")
         return factored(opname, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)[0]
-
-
-@overload
-def qr(
-    a: DistMatrix,
-    *,
-    mode: Literal["reduced", "complete"] = "reduced",
-    algorithm: QrAlgorithm = "auto",
-    overwrite_a: bool = False,
-    progress: ProgressTarget = False,
-) -> QrResult: ...
-@overload
-def qr(
-    a: DistMatrix,
-    *,
-    mode: Literal["r"],
-    algorithm: QrAlgorithm = "auto",
-    overwrite_a: bool = False,
-    progress: ProgressTarget = False,
-) -> DistMatrix: ...
-def qr(
-    a: DistMatrix,
-    *,
-    mode: Literal["reduced", "r", "complete"] = "reduced",
-    algorithm: QrAlgorithm = "auto",
-    overwrite_a: bool = False,
-    progress: ProgressTarget = False,
-) -> QrResult | DistMatrix:
-    """**Collective.** Q and R with A = Q R: the columns of Q are orthonormal, R is upper triangular.
-
-    Args:
-        a: m x n matrix of any layout, which may be a view; it is not changed (global).
-        mode: "reduced": Q is m x k and R is k x n, k = min(m, n); "complete": Q is m x m, R is m x n; "r": R is k x n
-            and is returned alone (global).
-        algorithm: as in `qr_factor` (global).
-        overwrite_a: A is not needed any more, and is factored in place where `qr_factor` does so. Otherwise a Q of the
-            shape of A takes the memory of A, and is A, unless A is conjugated or read-only (global).
-        progress: as in `qr_factor`; the stages are "factor" and "Q" (global).
-
-    Returns:
-        Q and R, new matrices: in the layout of A, or on its grid where the shape is another; see `QrFactor.q`.
-
-    Raises:
-        ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
-        MismatchError: ranks that passed different arguments.
-
-    >>> import numpy as np, pblas
-    >>> with pblas.Context() as ctx:
-    ...     Q, R = pblas.linalg.qr(ctx.from_global(np.array([[3.0], [4.0]])))
-    ...     Q.to_global().round(3).tolist(), R.to_global().round(3).tolist()
-    ([[-0.6], [-0.8]], [[-5.0]])
-    """
-    opname, runtime = "qr", arguments.runtime_of("qr", a)
-    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
-        with runtime.local_step(opname):
-            if mode not in _MODES:
-                raise errors.ArgumentError(f"{opname}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
-        factor, overwriting = factored(
-            *(opname, a),
-            algorithm=algorithm,
-            overwrite_a=overwrite_a,
-            progress=reports.stage("factor"),
-            others={"mode": mode},
-        )
-        is_last = not overwriting.in_place
-        if mode == "r":
-            return factor.upper(opname, min(a.shape), is_last=is_last)
-        out = a if overwriting.result and not overwriting.in_place else None
-        q = factor.taken(opname, mode, out, reports.stage("Q"))
-        k = a.shape[0] if mode == "complete" else min(a.shape)
-        return QrResult(q, factor.upper(opname, k, is_last=is_last))

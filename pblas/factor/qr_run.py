@@ -205,7 +205,7 @@ class RunPivotedQr(RunWithoutPanels):
         """Factor W, or a copy in host memory if W is in that of a GPU."""
         host = self._backend.reading(w)
         self.order = np.arange(self._w.n)
-        norms = np.array([self._nrm2(column) for column in host.T])
+        norms = np.array([self._nrm2(column) if len(column) else 0.0 for column in host.T])
         exact = norms.copy()
         for i in range(self._count):
             # p = argmax of norm(W[i:, j]) over j >= i

@@ -1,9 +1,9 @@
-"""solve, inv, det, slogdet, cond and matrix_norm: one call each, by LU or Cholesky factorization."""
+"""solve, inv, det, slogdet and orth: one call each, by LU, Cholesky or QR; and the full-rank case of `lstsq`."""
 
 from __future__ import annotations
 
 from math import inf
-from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from pblas.factor.factors import (
 )
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
+from pblas.factor.refinement import HALF, refined
 from pblas.factor.with_factor import in_range, range_scale, zeros
 from pblas.layouts.descriptor import resized
 from pblas.matmul.with_arrays import replicated_matrix
@@ -36,9 +37,8 @@ from pblas.runtime.runtime import checked_flag
 from pblas.triangular.trsm import triangle_solved
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Number, Real
+    from pblas.backends.dtypes import Array, Number
     from pblas.factor.qr_factor import QrFactor
-    from pblas.matrices.operators import Ord
 
 _KINDS: tuple[Any, ...] = ("gen", "pos")
 
@@ -50,6 +50,7 @@ def solve(
     assume_a: Literal["gen", "pos"] = "gen",
     overwrite_a: bool = False,
     check: bool = True,
+    refine: Literal["float32"] | None = None,
     progress: ProgressTarget = False,
 ) -> MatrixOrArray:
     """**Collective.** X with A X = B.
@@ -67,6 +68,10 @@ def solve(
         check: warn of an ill-conditioned A. The norm of A and about five solves with one right-hand side tell, if the
             pivots of A differ by 3/4 of the digits; otherwise it costs a look at the pivots, and with `overwrite_a`
             the norm of A (global).
+        refine: "float32": factor a float64 A in float32, a complex128 one in complex64, and refine X to the backward
+            error of a factorization in A's dtype. If A is too ill-conditioned for that, it is factored in its dtype
+            after all. The log has the number of refinements and the backward error, or says so. `overwrite_a` and
+            `check` then concern the second factorization only (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
             function: rank 0 calls it instead, with the stage, "factor" or "solve", and that share, 0 to 1 (global).
 
@@ -91,7 +96,7 @@ def solve(
     ...     pblas.linalg.solve(ctx.from_global(np.array([[0.0, 2.0], [4.0, 5.0]])), np.array([2.0, 9.0])).tolist()
     [1.0, 1.0]
     """
-    x, rcond = solved(a, b, assume_a, overwrite_a=overwrite_a, check=check, progress=progress)
+    x, rcond = solved(a, b, assume_a, overwrite_a=overwrite_a, check=check, progress=progress, refine=refine)
     warn_if_small("solve", rcond, a.dtype)
     return x
 
@@ -105,6 +110,7 @@ def solved(
     check: bool,
     progress: ProgressTarget,
     screens: bool = True,
+    refine: object = None,
 ) -> tuple[MatrixOrArray, float]:
     """**Collective.** The result of `solve`, and `Factor.condition` of A if it is checked, else 1."""
     opname, runtime = "solve", arguments.runtime_of("solve", a)
@@ -117,9 +123,15 @@ def solved(
             b, signature = arguments.checked_right(opname, b, a.shape, a.dtype, runtime)
             arguments.check_not_given_up(opname, a, b, overwrite_a)
             check = checked_flag(opname, "check", check)
-        others = {"assume_a": assume_a, "B": signature, "check of the condition": check}
+            _check_refinement(opname, refine, a)
+        others = {"assume_a": assume_a, "B": signature, "check of the condition": check, "refine": refine}
         stage = reports.stage("factor")
         is_pos = assume_a == "pos"
+        if refine is not None:
+            runtime.agree(opname, {**others, "overwrite_a": overwrite_a, **a.signature()})
+            x = _refined(opname, a, b, assume_a, stage)
+            if x is not None:
+                return x, 1.0
         kind: type[PlannedFactorization] = PlannedCholesky if is_pos else PlannedLu
         factoring = prepared(kind, opname, a, overwrite_a=overwrite_a, progress=stage, others=others)
         norm = one_norm(a, is_pos=is_pos) if check and factoring.overwriting.in_place else None
@@ -129,6 +141,29 @@ def solved(
         if not check or (screens and not are_suspicious(opname, runtime, factor.local_pivots(), a.dtype)):
             return x, 1.0
         return x, factor.condition(opname, (lambda: one_norm(a, is_pos=is_pos)) if norm is None else norm)
+
+
+def _check_refinement(opname: str, refine: object, a: DistMatrix) -> None:
+    """Check the argument of that name (local)."""
+    if refine not in (None, "float32"):
+        raise errors.ArgumentError(f"{opname}: refine must be None or 'float32', got {refine!r}")
+    if refine is not None and a.dtype.name not in HALF:
+        raise errors.DTypeError(f"{opname}: refine={refine!r} is for float64 and complex128, A is {a.dtype.name}")
+
+
+def _refined(
+    opname: str, a: DistMatrix, b: MatrixOrArray, assume_a: Literal["gen", "pos"], progress: StageReport
+) -> MatrixOrArray | None:
+    """**Collective.** X by factors in half the bits; None if A is too ill-conditioned."""
+    size = one_norm(a, is_pos=assume_a == "pos")
+    if isinstance(b, DistMatrix):
+        return refined(opname, a, b, assume_a, size, progress)
+    x = refined(opname, a, replicated_matrix(opname, a, arguments.columns_of(b)), assume_a, size, progress)
+    if x is None:
+        return None
+    array = x.to_global(None)
+    assert array is not None, "on all ranks"
+    return array.reshape(b.shape)
 
 
 def one_norm(a: DistMatrix, *, is_pos: bool = False) -> float:
@@ -212,55 +247,7 @@ def slogdet(a: DistMatrix) -> SlogdetResult:
         return _determinant("slogdet", a).slogdet
 
 
-def cond(a: DistMatrix, p: float | None = None) -> Real:
-    """**Collective.** The condition number norm(A) norm(A^-1), computed from the inverse; inf for a singular matrix.
-
-    Args:
-        a: n x n matrix of any layout, which may be a view; it is not changed (global).
-        p: the norm, 1 or inf. It must be given: NumPy's default, 2, needs singular values, which pblas does not compute
-            (global).
-
-    Returns:
-        A NumPy scalar equal on all ranks; inf too if the inverse overflows, and NaN if A has a NaN.
-
-    Raises:
-        ArgumentError: no norm, or another one.
-        BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
-    """
-    opname, runtime = "cond", arguments.runtime_of("cond", a)
-    with runtime.call(opname):
-        with runtime.local_step(opname):
-            if not isinstance(p, int | float) or p not in (1, inf):
-                raise errors.ArgumentError(
-                    f"{opname}: p must be 1 or inf, got {p!r}; NumPy's default, 2, needs singular values, which pblas "
-                    f"does not compute: pass p=1"
-                )
-        runtime.agree(opname, {"p": p})
-        factor, norm = _factored(opname, a), a.norm(p)
-        if np.isnan(norm):
-            return norm
-        if factor.info:
-            return norm.dtype.type(inf)
-        condition = norm * factor.inv().norm(p)
-        # The inverse of a finite matrix has a NaN if it overflows
-        return norm.dtype.type(inf) if np.isfinite(norm) and np.isnan(condition) else condition
-
-
-def matrix_norm(a: DistMatrix, *, ord: Ord = "fro") -> Real:  # noqa: A002 - the array API's name
-    """**Collective.** A norm of a matrix: "fro", 1, inf or "max", as `DistMatrix.norm`.
-
-    Args:
-        a: m x n matrix (global).
-        ord: "fro", 1, inf or "max" (global).
-
-    Raises:
-        ArgumentError: another ord.
-    """
-    arguments.runtime_of("matrix_norm", a)
-    return a.norm(ord)
-
-
-def _factored(opname: str, a: DistMatrix) -> LuFactor:
+def lu_factored(opname: str, a: DistMatrix) -> LuFactor:
     """**Collective.** The LU factor of a square matrix."""
     return lu_of(prepared(PlannedLu, opname, a, square=True), a)
 
@@ -271,85 +258,13 @@ _SHIFTS = 32, 64, 128, 256, 512, 1024
 
 def _determinant(opname: str, a: DistMatrix) -> Determinant:
     """**Collective.** The determinant of a square matrix, also if elements of its U are too large for its dtype."""
-    det = _factored(opname, a).determinant(opname)
+    det = lu_factored(opname, a).determinant(opname)
     for shift in _SHIFTS:
         if np.isfinite(det.mantissa) or not np.isfinite(a.norm("max")):
             break
-        det = _factored(opname, elementwise("x * s", x=a, s=2.0**-shift)).determinant(opname)
+        det = lu_factored(opname, elementwise("x * s", x=a, s=2.0**-shift)).determinant(opname)
         det = det._replace(exponent=det.exponent + shift * a.shape[0])
     return det
-
-
-class LstsqResult(NamedTuple, Generic[MatrixOrArray]):
-    """The result of `lstsq`, as of numpy.linalg.lstsq.
-
-    Args:
-        x: the solution (global).
-        residuals: the squared norm of B - A X for each right-hand side; empty if m <= n (global).
-        rank: min(m, n): A has full rank (global).
-        s: None: QR gives no singular values (global).
-    """
-
-    x: MatrixOrArray
-    residuals: Array
-    rank: int
-    s: None
-
-
-def lstsq(
-    a: DistMatrix, b: MatrixOrArray, *, overwrite_a: bool = False, progress: ProgressTarget = False
-) -> LstsqResult[MatrixOrArray]:
-    """**Collective.** X for which the columns of B - A X are shortest; of several such X the shortest one.
-
-    A has full rank. With m >= n X is R^-1 Q^H B, with A = Q R; with m < n it is Q R^-H B, with A^H = Q R. A and B are
-    scaled if their largest elements are close to the limits of the dtype.
-
-    Args:
-        a: m x n matrix of any layout, which may be a view; it is not changed (global).
-        b: m x k matrix of the dtype of A, in any layout; or an array of m elements or m x k, equal on all ranks
-            (global).
-        overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `qr_factor`
-            (global).
-        progress: as in `qr_factor`; the stages are "factor" and "solve" (global).
-
-    Returns:
-        X, n x k, on the grid of B; for an array an array of n elements or n x k, equal on all ranks. The squared norms
-        of the columns of B - A X, an array equal on all ranks that is empty if m <= n. The rank. None.
-
-    Raises:
-        SingularMatrixError: A does not have full rank: `info` is the first element of the diagonal of R, from 1, whose
-            size is at most eps max(m, n) times that of the largest.
-        ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
-        MismatchError: ranks that passed different arguments.
-
-    Source: LAPACK xGELS; ScaLAPACK p?gels.
-
-    >>> import numpy as np, pblas
-    >>> with pblas.Context() as ctx:
-    ...     a = ctx.from_global(np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]]))
-    ...     x, residuals, rank, _ = pblas.linalg.lstsq(a, np.array([1.0, 2.0, 4.0]))
-    >>> x.round(3).tolist(), residuals.round(3).tolist(), rank
-    ([0.833, 1.5], [0.167], 2)
-    """
-    opname, runtime = "lstsq", arguments.runtime_of("lstsq", a)
-    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
-        with runtime.local_step(opname):
-            arguments.check_matrix(opname, "A", a, runtime)
-            m, n = a.shape
-            b, signature = arguments.checked_right(opname, b, a.shape, a.dtype, runtime)
-            arguments.check_not_given_up(opname, a, b, overwrite_a)
-            overwrite_a = checked_flag(opname, "overwrite_a", overwrite_a)
-        runtime.agree(opname, {"overwrite_a": overwrite_a})  # with it a norm comes before the factorization
-        scaled = _scaled_factor(opname, a, overwrite_a, reports.stage("factor"), signature)
-        stage = reports.stage("solve")
-        if isinstance(b, DistMatrix):
-            x, residuals = _solved(opname, scaled, a, b, stage)
-            return LstsqResult(x, residuals, min(m, n), None)
-        columns = replicated_matrix(opname, a, arguments.columns_of(b))
-        solution, residuals = _solved(opname, scaled, a, columns, stage)
-        array = solution.to_global(None)
-        assert array is not None, "on all ranks"
-        return LstsqResult(array.reshape(n, *b.shape[1:]), residuals, min(m, n), None)
 
 
 def orth(a: DistMatrix) -> DistMatrix:
@@ -378,12 +293,14 @@ def orth(a: DistMatrix) -> DistMatrix:
         m, n = a.shape
         # With m < n the columns of R^H, with A^H = Q R, span the same space as those of A
         factor = factored(opname, a if m >= n else factored(opname, a.H)[0].upper(opname, m).H)[0]
-        _check_rank(opname, np.abs(factor.upper(opname, min(m, n)).diagonal()), a.shape)
+        dependent = negligible(np.abs(factor.upper(opname, min(m, n)).diagonal()), a.shape)
+        if dependent:
+            raise agreed(not_of_full_rank(opname, dependent))
         q = factor.formed(opname, "reduced")
         return q if m >= n else redistributed(opname, q, resized(a.desc, (m, m)), is_temporary=True)
 
 
-class _Scaled(NamedTuple):
+class ScaledFactor(NamedTuple):
     """The factor of `scale` A, or of its adjoint if m < n, its R and the sizes of R's diagonal (global)."""
 
     factor: QrFactor
@@ -392,14 +309,16 @@ class _Scaled(NamedTuple):
     scale: float
 
 
-def _scaled_factor(opname: str, a: DistMatrix, overwrite_a: Any, progress: StageReport, signature: object) -> _Scaled:
+def scaled_factor(
+    opname: str, a: DistMatrix, overwrite_a: Any, progress: StageReport, signature: object
+) -> ScaledFactor:
     """**Collective.** The QR factor of a matrix of full rank, scaled if its elements are close to the limits."""
 
-    def of(x: DistMatrix, scale: float) -> _Scaled:
+    def of(x: DistMatrix, scale: float) -> ScaledFactor:
         x = x if x.shape[0] >= x.shape[1] else x.H
         factor, _ = factored(opname, x, overwrite_a=overwrite_a, progress=progress, others={"B": signature})
         r = factor.triangle(opname)
-        return _Scaled(factor, r, np.abs(r.diagonal()), scale)
+        return ScaledFactor(factor, r, np.abs(r.diagonal()), scale)
 
     scaled = of(*(in_range(a) if overwrite_a else (a, 1.0)))
     size = scaled.diagonal.max(initial=0)
@@ -407,12 +326,11 @@ def _scaled_factor(opname: str, a: DistMatrix, overwrite_a: Any, progress: Stage
         x, scale = in_range(a)
         if scale != 1:
             scaled = of(x, scale)
-    _check_rank(opname, scaled.diagonal, a.shape)
     return scaled
 
 
-def _solved(
-    opname: str, scaled: _Scaled, a: DistMatrix, b: DistMatrix, progress: StageReport
+def full_rank_solution(
+    opname: str, scaled: ScaledFactor, a: DistMatrix, b: DistMatrix, progress: StageReport
 ) -> tuple[DistMatrix, Array]:
     """**Collective.** X and the squared norms of the columns of B - A X."""
     (m, n), (factor, r, _, scale) = a.shape, scaled
@@ -430,14 +348,17 @@ def _solved(
     return x if scale == of_b else elementwise("x * s", x=x, s=scale / of_b, out=x), residuals
 
 
-def _check_rank(opname: str, diagonal: Array, shape: tuple[int, int]) -> None:
-    """Raise SingularMatrixError, on all ranks, if a size of R's diagonal, equal on all ranks, is negligible."""
+def negligible(diagonal: Array, shape: tuple[int, int]) -> int:
+    """The first size of R's diagonal, from 1, that is negligible beside the largest; 0 if A has full rank (global)."""
     limit = np.finfo(diagonal.dtype).eps * max(shape) * diagonal.max(initial=0)
-    negligible = np.flatnonzero(diagonal <= limit)  # NaN is not: it becomes the result
-    if negligible.size:
-        k = int(negligible[0]) + 1
-        text = (
-            f"{opname}: A does not have full rank: element {k} of the diagonal of R, counted from 1, is negligible; "
-            f"leave out rows or columns that depend on others, or scale those that are tiny"
-        )
-        raise agreed(SingularMatrixError(text, k))
+    found = np.flatnonzero(diagonal <= limit)  # NaN is not: it becomes the result
+    return int(found[0]) + 1 if found.size else 0
+
+
+def not_of_full_rank(opname: str, k: int) -> SingularMatrixError:
+    """The error of a matrix with a negligible element k of R's diagonal."""
+    text = (
+        f"{opname}: A does not have full rank: element {k} of the diagonal of R, counted from 1, is negligible; "
+        f"leave out rows or columns that depend on others, or scale those that are tiny"
+    )
+    return SingularMatrixError(text, k)

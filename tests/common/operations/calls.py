@@ -250,6 +250,7 @@ _ELSEWHERE = {
     "PlannedLu.execute": "linalg.plan_lu",
     "PlannedQr.execute": "linalg.plan_qr",
     "PlannedEigh.execute": "linalg.plan_eigh",
+    "PlannedSvd.execute": "linalg.plan_svd",
     "PlannedTrsm.execute": "blas.plan_trsm",
 }
 """The entries that call methods of factors and plans."""

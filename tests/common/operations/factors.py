@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 
 from pblas import linalg
 from tests.common.gauge import Array, applied, eps_of, gauge
@@ -97,6 +98,32 @@ def eigenvalues(w: Array, a: Array, subset_by_index: list[int] | None = None, **
     if len(w) != last - first + 1:
         return float("inf")
     return float(np.abs(w - right[first : last + 1]).max() / eps_of(w.dtype) / np.abs(right).max())
+
+
+def polar(u: Array, p: Array, a: Array, side: str = "right", **_: Any) -> float:
+    """The residual of A = U P or P U, and that of U."""
+    error = np.abs((u @ p if side == "right" else p @ u) - a).max(initial=0.0) / eps_of(u.dtype) / np.abs(a).sum()
+    return max(float(error), identity(u))
+
+
+def powers(x: Array, a: Array, power: int, p: int | None = None) -> float:
+    """The error of X^power as A, or with a negative power of A X^-power as I."""
+    power = power if p is None else -p
+    y = np.linalg.matrix_power(x, abs(power))
+    right = a if power > 0 else np.eye(len(a))
+    return float(np.abs((y if power > 0 else a @ y) - right).max() / eps_of(x.dtype) / np.abs(a).sum())
+
+
+def svd(u: Array, s: Array, vh: Array, a: Array, **_: Any) -> float:
+    """The residual of A = U diag(S) Vh, and those of U and V."""
+    error = np.abs((u[:, : len(s)] * s) @ vh[: len(s)] - a).max(initial=0.0) / eps_of(u.dtype) / np.abs(a).sum()
+    return max(float(error), identity(u), identity(vh.conj().T))
+
+
+def svdvals(s: Array, a: Array) -> float:
+    """The error of singular values, as multiples of eps times the largest."""
+    right = np.linalg.svd(a, compute_uv=False)
+    return float(np.abs(s - right).max() / eps_of(s.dtype) / right[0])
 
 
 def lu_of(_: Any, a: Any, **options: Any) -> Any:
@@ -225,6 +252,14 @@ FACTORS = [
         dtypes=("complex64", "float64"),
     ),
     Operation(
+        "linalg.solve: refined",
+        called(linalg.solve),
+        residual=solves,
+        values={"a": DEFINITE, "b": B, "dtype": "float64", "assume_a": "gen", "refine": "float32"},
+        options={"assume_a": ("pos",)},
+        dtypes=("complex128",),
+    ),
+    Operation(
         "linalg.det",
         called(linalg.det),
         residual=close(np.linalg.det),
@@ -243,7 +278,7 @@ FACTORS = [
         called(linalg.cond),
         residual=close(np.linalg.cond),
         values={"a": DEFINITE, "p": 1},
-        options={"p": (np.inf,)},
+        options={"p": (np.inf, 2, -2, None)},
         views=("a",),
     ),
     Operation(
@@ -251,7 +286,7 @@ FACTORS = [
         called(linalg.matrix_norm),
         residual=close(np.linalg.norm),
         values={"a": GENERAL, "ord": "fro"},
-        options={"ord": (1, np.inf)},
+        options={"ord": (1, np.inf, 2, -2, "nuc")},
         views=("a",),
     ),
     Operation(
@@ -261,6 +296,22 @@ FACTORS = [
         values={"a": TALL, "mode": "reduced"},
         options={"mode": ("r", "complete"), "algorithm": ("blocked", "tsqr"), **OVERWRITE},
         views=("a",),
+    ),
+    Operation(
+        "linalg.qr: pivoting",
+        called(linalg.qr),
+        residual=lambda q, r, order, a, **_: qr(q, r, a=a[:, order]),
+        values={"a": TALL, "pivoting": True},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.rsvd",
+        lambda _, a, **options: linalg.rsvd(a, **options)[:3],
+        residual=svd,
+        values={"a": TALL, "k": 4, "oversample": 0, "power": 1, "seed": 0},
+        options={"power": (0,), "oversample": (2,), "seed": (3,)},
+        views=("a",),
+        least=8,
     ),
     *(
         Operation(
@@ -294,8 +345,24 @@ FACTORS = [
         lambda _, a, b, **options: linalg.lstsq(a, b, **options)[0],
         residual=lstsq,
         values={"a": TALL, "b": Operand(layout="grid")},
-        options=OVERWRITE,
+        options={"rcond": (1e-6,), **OVERWRITE},
         views=("a", "b"),
+    ),
+    Operation(
+        "linalg.pinv",
+        called(linalg.pinv),
+        residual=inverts,
+        values={"a": DEFINITE, "rtol": None, "hermitian": False},
+        options={"rtol": (1e-6,), "hermitian": (True,)},
+        views=("a",),
+    ),
+    Operation(
+        "linalg.matrix_rank",
+        called(linalg.matrix_rank),
+        expected=lambda a, **_: len(a),
+        values={"a": DEFINITE, "rtol": None, "hermitian": False},
+        options={"rtol": (1e-6,), "hermitian": (True,)},
+        views=("a",),
     ),
     Operation(
         "linalg.eigh",
@@ -341,6 +408,66 @@ FACTORS = [
         residual=eigh,
         values={"a": DEFINITE, "lower": True},
         options={"lower": (False,), "algorithm": ("blocked",)},
+    ),
+    Operation(
+        "linalg.svd",
+        called(linalg.svd),
+        residual=svd,
+        values={"a": TALL, "full_matrices": False},
+        options={"a": (DEFINITE,), "full_matrices": (True,), **OVERWRITE},
+        views=("a",),
+        least=2,
+    ),
+    Operation("linalg.svdvals", called(linalg.svdvals), residual=svdvals, values={"a": DEFINITE}, views=("a",)),
+    Operation(
+        "linalg.plan_svd",
+        lambda _, a, **options: linalg.plan_svd(a, **options).execute(a),
+        residual=svd,
+        values={"a": TALL, "full_matrices": False},
+        options={"full_matrices": (True,)},
+    ),
+    Operation(
+        "linalg.polar",
+        called(linalg.polar),
+        residual=polar,
+        values={"a": TALL, "side": "right"},
+        options={"a": (DEFINITE,), "side": ("left",), "algorithm": ("qdwh", "svd")},
+        views=("a",),
+        least=2,
+    ),
+    Operation(
+        "linalg.newton_schulz",
+        called(linalg.newton_schulz),
+        residual=lambda y, **_: float(np.abs(np.linalg.svd(y.astype("c16"))[1] - 0.95).max() > 0.35) * 1e9,
+        values={"x": DEFINITE, "steps": 5},
+        options={"steps": (6,), "coefficients": ((3.4445, -4.775, 2.0315),)},
+        views=("x",),
+        dtypes=("complex64", "float32"),
+    ),
+    *(
+        Operation(
+            f"linalg.{function.__name__}",
+            called(function),
+            residual=lambda x, a, power=power, **values: powers(x, a, power, **values),
+            values={"a": DEFINITE, **values},
+            views=("a",),
+        )
+        for function, power, values in (
+            (linalg.sqrtm, 2, {}),
+            (linalg.invsqrtm, -2, {}),
+            (linalg.inverse_root, -3, {"p": 3}),
+        )
+    ),
+    Operation("linalg.signm", called(linalg.signm), residual=lambda x, **_: identity(x), values={"a": DEFINITE}),
+    Operation(
+        "linalg.expm",
+        called(linalg.expm),
+        residual=lambda x, a, **_: float(
+            np.abs(x - scipy.linalg.expm(a)).max() / eps_of(x.dtype) / np.abs(a).sum() / np.abs(x).max()
+        ),
+        values={"a": DEFINITE, "hermitian": False},
+        options={"hermitian": (True,)},
+        views=("a",),
     ),
     Operation("linalg.orth", called(linalg.orth), residual=orth, values={"a": TALL}, views=("a",)),
     Operation(

@@ -148,7 +148,8 @@ np.count_nonzero(A,axis=0) np.allclose(A,A+1e-9) np.allclose(A,B) np.isclose(A,A
 np.array_equal(A,B) np.array_equal(A,A[1:]) np.shape(A) np.ndim(A) np.size(A) np.size(A,1) np.iscomplexobj(A)
 np.isrealobj(A) np.zeros_like(A/0) np.ones_like(A) np.full_like(A,2.5) np.zeros_like(A*1j) np.linalg.solve(S,B)
 np.linalg.solve(S,v) np.linalg.inv(S) np.linalg.det(S) np.linalg.slogdet(S) np.linalg.cholesky(S) np.linalg.cond(S,1)
-np.linalg.eigvalsh(S) np.abs(np.linalg.eigh(S)[1])
+np.linalg.eigvalsh(S) np.abs(np.linalg.eigh(S)[1]) np.abs(np.linalg.svd(A)[0]) np.abs(np.linalg.svd(A,False)[2])
+np.linalg.svd(A,compute_uv=False) np.linalg.svdvals(A)
 np.linalg.lstsq(A[:,:3],v,rcond=None)[0] np.abs(np.linalg.qr(A)[1]) np.matmul(A,B,out=np.zeros_like(A))
 """
 

@@ -81,14 +81,65 @@ def test_full_ranks_and_others(contexts: Contexts) -> None:
                 bad = bad.copy()
                 bad[:, k - 1] = bad[:, : k - 1].sum(1)  # depends on those before; the first one is 0
                 matrix = ctx.from_global(bad if m >= n else bad.T.copy(), root=None)
-                for call in (lambda: linalg.lstsq(matrix, np.ones(m)), lambda: linalg.orth(matrix)):  # noqa: B023
-                    with pytest.raises(pblas.SingularMatrixError, match="full rank") as caught:
-                        call()
-                    info = same_on_all_ranks((str(caught.value), caught.value.info))[1]
-                    assert isinstance(caught.value, np.linalg.LinAlgError)
-                    assert info == k or m < n
+                with pytest.raises(pblas.SingularMatrixError, match="full rank") as caught:
+                    linalg.orth(matrix)
+                info = same_on_all_ranks((str(caught.value), caught.value.info))[1]
+                assert isinstance(caught.value, np.linalg.LinAlgError)
+                assert info == k or m < n
+                found = linalg.lstsq(matrix, general(m, 2, np.dtype(np.float64)))
+                right = np.linalg.lstsq(collected(matrix), general(m, 2, np.dtype(np.float64)), rcond=None)
+                assert found.rank == right[2] == min(m, n) - 1
+                assert found.residuals.shape == (0,)
+                assert np.allclose(found.x, right[0], rtol=0, atol=1e-12)
+                assert found.s is not None
+                assert np.allclose(found.s, right[3], rtol=0, atol=1e-13 * right[3][0])
         x = linalg.lstsq(ctx.eye(5), np.arange(5.0)).x
         assert np.allclose(x, np.arange(5.0))
+
+
+def test_singular_values_that_count_as_zero(ctx: pblas.Context) -> None:
+    """rcond= gives the rank of NumPy, the shortest X, and all singular values."""
+    for m, n in ((30, 6), (6, 30), (9, 9)):
+        k = min(m, n)
+        u, v = (np.linalg.qr(general(x, k, np.dtype(np.float64), x))[0] for x in (m, n))
+        a, b = (u * 10.0 ** -np.arange(k)) @ v.T, general(m, 2, np.dtype(np.float64))
+        for rcond, rank in ((3e-4, 4), (1e-12, k)):
+            result = linalg.lstsq(ctx.from_global(a, root=None), ctx.from_global(b, root=None), rcond=rcond)
+            right = np.linalg.lstsq(a, b, rcond=rcond)
+            assert (result.rank, len(result.residuals)) == (rank, len(right[1]))
+            error = np.abs(collected(result.x) - right[0]).max()
+            assert error <= 1e-12 * np.abs(right[0]).max() * 10**rank
+            assert result.s is not None
+            assert np.allclose(result.s, 10.0 ** -np.arange(k), rtol=0, atol=1e-14)
+            assert linalg.matrix_rank(ctx.from_global(a, root=None), rtol=rcond) == rank
+    raises_on_all_ranks(pblas.ArgumentError, "rcond must be", lambda: linalg.lstsq(ctx.eye(4), np.ones(4), rcond=-1.0))
+
+
+def test_pseudoinverses_and_norms(ctx: pblas.Context) -> None:
+    """The four equations of Moore and Penrose, of matrices without full rank too; the pseudoinverse of X is A."""
+    for m, n in ((12, 7), (7, 12), (9, 9)):
+        a = general(m, n, dtype_of("complex128"))
+        a[:, 2] = a[:, 0] - a[:, 1]
+        a[3] = a[1]
+        A = ctx.from_global(a, root=None)
+        X = linalg.pinv(A)
+        assert X.desc.grid == A.desc.grid
+        x = collected(X)
+        for left, right in ((a @ x @ a, a), (x @ a @ x, x), ((a @ x).conj().T, a @ x), ((x @ a).conj().T, x @ a)):
+            assert np.abs(left - right).max() <= 1e-13 * np.linalg.cond(a[:, :2])
+        assert np.allclose(collected(linalg.pinv(X)), a, rtol=0, atol=1e-12)
+        assert linalg.matrix_rank(A) == linalg.matrix_rank(A.H) == np.linalg.matrix_rank(a)
+        for kind in (2, -2, "nuc"):
+            order: Any = kind
+            assert np.isclose(linalg.matrix_norm(A, ord=order), np.linalg.norm(a, order), rtol=1e-13, atol=1e-14)
+        assert linalg.cond(A[:, :2]) == pytest.approx(np.linalg.cond(a[:, :2]), rel=1e-12)
+    assert linalg.cond(ctx.zeros((3, 3))) == np.inf
+    assert np.isnan(linalg.cond(ctx.full((3, 3), np.nan)))
+    s = np.diag([3.0, -2.0, 0.0, 1.0])
+    S = ctx.from_global(s, root=None)
+    assert linalg.matrix_rank(S, hermitian=True) == 3
+    assert np.allclose(collected(linalg.pinv(S, hermitian=True)), np.linalg.pinv(s))
+    raises_on_all_ranks(pblas.DescriptorError, "must be square", lambda: linalg.pinv(ctx.ones((3, 4)), hermitian=True))
 
 
 def test_rows_of_nan_are_results(ctx: pblas.Context) -> None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
@@ -216,3 +217,27 @@ def test_plans(ctx: pblas.Context) -> None:
         raises_on_all_ranks(pblas.ContextError, "closed", lambda: planned.execute(matrix))  # noqa: B023
     described = linalg.plan_qr(MatrixDescriptor.row_wise(64, 64, P), dtype="float32")
     raises_on_all_ranks(pblas.ArgumentError, "without a context", lambda: described.execute(matrix))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_column_pivoting(ctx: pblas.Context, name: str) -> None:
+    """A[:, P] = Q R, and the sizes on the diagonal of R are those of SciPy, descending; of any rank."""
+    dtype = dtype_of(name)
+    eps = float(np.finfo(dtype).eps)
+    for m, n in ((12, 7), (7, 12), (9, 9), (0, 3), (3, 0), (1, 1)):
+        a = general(m, n, dtype, m)
+        if min(m, n) > 4:
+            a[:, 2] = 2 * a[:, 0] - a[:, 3]
+        A = ctx.from_global(a, MatrixDescriptor.row_wise(m, n, P), None)
+        for mode in get_args(Mode):
+            q, r, p = linalg.qr(A, mode=mode, pivoting=True)
+            assert sorted(p.tolist()) == list(range(n))
+            x, y = collected(q), collected(r)
+            assert (np.tril(y, -1) == 0).all()
+            assert max(qr_ratios(a[:, p], x, y)) <= MOST
+            sizes = np.abs(y.diagonal())
+            right = np.abs(scipy.linalg.qr(a, mode="r", pivoting=True)[0].diagonal()) if a.size else sizes
+            assert (np.diff(sizes) <= 100 * eps * sizes.max(initial=0)).all()
+            assert np.abs(sizes - right).max(initial=0) <= 100 * eps * right.max(initial=0)
+    wrong: Any = linalg.qr
+    raises_on_all_ranks(pblas.ArgumentError, "pivoting=True takes no", lambda: wrong(A, mode="r", pivoting=True))

@@ -238,8 +238,7 @@ def test_wrong_arguments(ctx: pblas.Context) -> None:
             (pblas.DescriptorError, "must be square", lambda a: linalg.solve(wide if a else square, square)),
             (pblas.ArgumentError, "assume_a", lambda a: linalg.solve(square, square, assume_a="her" if a else "gen")),  # type: ignore[arg-type]
             (pblas.DescriptorError, "make them agree", lambda a: linalg.solve(square, wide if a else square)),
-            (pblas.ArgumentError, "p must be", lambda a: linalg.cond(square, 2 if a else 1)),
-            (pblas.ArgumentError, "pass p=1", lambda a: linalg.cond(square, *([] if a else [1]))),
+            (pblas.ArgumentError, "p must be", lambda a: linalg.cond(square, 3 if a else 1)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.inv(wide if a else square)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.det(wide if a else square)),
             (pblas.DescriptorError, "must be square", lambda a: linalg.slogdet(wide if a else square)),
@@ -388,3 +387,32 @@ def test_a_warning_that_is_an_error_on_one_rank_leaves_the_context_usable(ctx: p
             kind, _ = outcome_of(call)
         assert kind == ("PblasWarning" if ctx.rank == ctx.nprocs - 1 else "no exception")
         check_product(ctx)
+
+
+@pytest.mark.parametrize("name", ["float64", "complex128"])
+@pytest.mark.parametrize("kind", ["gen", "pos"])
+def test_refined_solutions(ctx: pblas.Context, name: str, kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Factors in half the bits give the backward error of whole ones, or the log says that they do not."""
+    dtype = dtype_of(name)
+    for n, condition, refines in ((0, 1, True), (1, 1, True), (9, 10, True), (30, 1e4, True), (30, 1e13, False)):
+        q = np.linalg.qr(general(n, n, dtype, n))[0] if n else np.zeros((0, 0), dtype)
+        a = (q * np.geomspace(1, 1 / condition, n)) @ q.conj().T
+        if kind == "gen":
+            a = a @ np.linalg.qr(general(n, n, dtype, 1))[0] if n else a
+        b = general(n, 3, dtype, 5) * 10.0 ** np.array([-200, 0, 100])
+        A, B = ctx.from_global(np.tril(a) if kind == "pos" else a), ctx.from_global(b)
+        caplog.clear()
+        with caplog.at_level("INFO", "pblas"):
+            x = collected(linalg.solve(A, B, refine="float32", assume_a=kind, check=False))
+        assert ("too ill-conditioned" in caplog.text) != refines
+        assert ("backward error" in caplog.text) == refines
+        assert solve_ratio(a, x, b) <= MOST
+        vector = linalg.solve(A, b[:, 1].copy(), refine="float32", assume_a=kind, check=False)
+        assert np.allclose(vector, x[:, 1], rtol=1e-12 * condition)
+    wrong: Any = linalg.solve
+    for error, text, call in (
+        (pblas.ArgumentError, "refine must be", lambda: wrong(A, B, refine="float8")),
+        (pblas.DTypeError, "is for float64", lambda: wrong(*2 * (ctx.eye(3, "float32"),), refine="float32")),
+        (pblas.SingularMatrixError, "A is singular", lambda: wrong(ctx.zeros((3, 3)), ctx.eye(3), refine="float32")),
+    ):
+        raises_on_all_ranks(error, text, call)

@@ -1,0 +1,104 @@
+"""Times of singular values and vectors on CPUs, beside SciPy and ScaLAPACK.
+
+    make peer                     once; it installs Debian's ScaLAPACK and prepares build/peer
+    LD_LIBRARY_PATH=build/peer mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.singular_values --json FILE
+
+All columns run in one job on the same random matrix, in rounds: each round runs every column once, in rotated order.
+"svd" and "svdvals" are those of `linalg`, of a matrix in rows; "gesdd" and "values" are SciPy's: on rank 0 with as many
+threads as there are ranks, while the other ranks sleep. "pdgesvd" is Debian's ScaLAPACK on 1 x P processes with its
+inner block of 256. Times are from a barrier to the last rank's return.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu.least_squares import COMM, ROOT, alone  # it sets the number of threads before a BLAS is loaded
+
+import numpy as np  # isort: skip
+import scipy.linalg  # isort: skip
+
+import pblas  # isort: skip
+from benchmarks.cpu.machine import write  # isort: skip
+from benchmarks.rounds import rounds, together  # isort: skip
+from pblas import Grid, MatrixDescriptor, linalg  # isort: skip
+from tests.peer.library import TUNED, Library  # isort: skip
+
+
+class Pdgesvd:
+    """ScaLAPACK's pdgesvd of a square matrix on one row of processes."""
+
+    def __init__(self, library: Library, nb: int, a: Any) -> None:
+        self._library, n = library, len(a)
+        ictxt = library.gridinit(None, "R", 1, COMM.size)
+        desc = MatrixDescriptor.block_cyclic(n, n, nb, nb, Grid(1, COMM.size, "R"))
+        columns = [g for r in desc.global_ranges(COMM.rank)[1] for g in range(*r)]
+        self._a, self._s = np.asfortranarray(a[:, columns]), np.zeros(n)
+        self._work, self._u, self._vt = (np.zeros_like(self._a, order="F") for _ in range(3))
+        self._desc = [1, ictxt, n, n, nb, nb, 0, 0, n]
+        size = np.zeros(1)
+        self._call(size, -1)
+        self._scratch = np.empty(int(size[0]))
+
+    def _call(self, work: Any, query: int = 0) -> None:
+        desc, info, n = self._desc, np.zeros(1, np.intc), len(self._s)
+        operands = n, n, self._work, 1, 1, desc, self._s, self._u, 1, 1, desc, self._vt, 1, 1, desc
+        self._library.pdgesvd("V", "V", *operands, work, query or len(work), info)
+        assert info[0] == 0, "it converges"
+
+    def run(self) -> float:
+        """**Collective.** Seconds of pdgesvd."""
+        self._library.block = TUNED
+        self._work[...] = self._a
+        return together(lambda: self._call(self._scratch))
+
+
+def measured(ctx: pblas.Context, peer: Library | None, m: int, n: int, repeats: int) -> dict[str, Any]:
+    """**Collective.** The figures of one size."""
+    a = np.random.default_rng(0).standard_normal((m, n))
+    placed = ctx.from_global(a, MatrixDescriptor.row_wise(m, n, ctx.nprocs), None)
+    columns: dict[str, Callable[[], float]] = {
+        "svd": lambda: together(lambda: linalg.svd(placed)),
+        "svdvals": lambda: together(lambda: linalg.svdvals(placed)),
+        "gesdd": partial(alone, partial(scipy.linalg.svd, a, full_matrices=False, check_finite=False)),
+        "values": partial(alone, partial(scipy.linalg.svdvals, a, check_finite=False)),
+    }
+    if peer is not None and m == n:
+        columns["pdgesvd"] = Pdgesvd(peer, 64, a).run
+    times = rounds(columns, repeats, warm=1)
+    summary = {
+        name: {"best_s": min(x), "median_s": statistics.median(x), "worst_s": max(x)} for name, x in times.items()
+    }
+    return {"routine": "svd", "m": m, "n": n, "columns": summary}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sizes", default="1024,2048,200000x256", help="n or m x n, with commas between them")
+    parser.add_argument("--alone", action="store_true", help="without ScaLAPACK")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
+    options = parser.parse_args()
+    peer = None if options.alone else Library(ROOT / "build" / "peer")
+    report = []
+    with pblas.Context() as ctx:
+        for size in options.sizes.split(","):
+            m, _, n = size.partition("x")
+            report.append(measured(ctx, peer, int(m), int(n or m), options.rounds))
+            if ctx.rank == 0:
+                shown = {
+                    name: f"{1e3 * x['best_s']:.0f} ({1e3 * x['median_s']:.0f})"
+                    for name, x in report[-1]["columns"].items()
+                }
+                print(size, "best (median) ms:", shown, flush=True)
+    write(options.json, {"commit": options.commit, "rounds": options.rounds, "rows": report})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""Executor of the bidiagonalization B = Q^H A P of a square matrix, by panels in block columns.
+
+For each column i of a panel, with V, Y, X and U of the columns before it, the matrix at that time is A - V Y^H - X U^H:
+
+    v := A[i:, i] - V Y[i]^H - X U[i]^H                  (reflector of Q, H = I - tauq v v^H)
+    y := tauq (A^H v - Y (V^H v) - U (X^H v))
+    s := (A[i, i+1:] - V[i] Y^H - X[i] U^H)^H - y        (row i; its reflector u of P has (alpha - beta) u = s - beta e)
+    x := taup (A u - V (Y^H u) - X (U^H u)),  A u = (A s - beta A e) / (alpha - beta)
+    A := A - V Y^H - X U^H                               (trailing update, after the panel)
+
+A rank reads each tile of its columns once from memory for both products: A^H v of the tile's columns gives the elements
+of s there, with which A s is multiplied while the tile is in the cache.
+
+Source: Dongarra, Sorensen, Hammarling, Block reduction of matrices to condensed forms, 1989; LAPACK, xLABRD;
+    Howell, Demmel, Fulton, Hammarling, Marmol, Cache efficient bidiagonalization using BLAS 2.5 operators, 2008.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas.backends.cpu import lapack
+from pblas.backends.cpu.blas import prepared_gemv
+from pblas.matrices.scatter_gather import global_indices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.factor.factorization_plan import Panel
+    from pblas.spectral.svd_plan import SvdPlan
+
+_TILE_NBYTES = 1 << 20  # a rank's tile, which is multiplied twice and stays in the cache between
+
+
+class Reflected(NamedTuple):
+    """The matrix, whose place V takes, and the one that gets U; None if no vectors are wanted (local)."""
+
+    w: Array
+    right: Array | None
+
+
+class RunBidiagonalization:
+    """Runs the reduction of an SvdPlan on one rank: W := V and T of the reflectors of Q, and those of P beside it."""
+
+    peers_read = False
+    workspace_nbytes = 0
+    """All memory is freed when `run` returns (local)."""
+
+    def __init__(self, plan: SvdPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
+        self.plan: SvdPlan = plan
+        self._backend, self._dtype, self._n = backend, dtype, plan.w.n
+        self._columns = [global_indices(plan.w, rank)[1] for rank in range(backend.size)]
+        """The global numbers of the columns of each rank (global)."""
+        self._mine = self._columns[backend.rank]
+        self.progress: Callable[[float], None] | None = None
+        """Called with the done part of the work after each panel but the last; None for no calls (local)."""
+        self.d: Array  # the diagonal of B (global)
+        self.e: Array  # the diagonal above that of B (global)
+
+    def publish(self, x: Reflected) -> bool:
+        """Nothing is published: columns and products travel in messages."""
+        assert x.w.shape == self.plan.w.local_shape(self._backend.rank), "W is as planned"
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Nothing is staged."""
+        assert not scratch, "no array is published"
+        return False
+
+    def run(self, x: Reflected) -> None:
+        """Reduce W."""
+        n, real = self._n, np.zeros(0, self._dtype).real.dtype
+        self.d, self.e = np.zeros(n, real), np.zeros(max(n - 1, 0), real)
+        tauq, taup = np.zeros(n, self._dtype), np.zeros(max(n - 1, 0), self._dtype)
+        for panel in self.plan.steps if self.plan.is_split or self._backend.rank == 0 else ():
+            self._reduce(panel, x, tauq, taup)
+            if self.progress is not None and panel.stop < n:
+                self.progress(1 - (1 - panel.stop / n) ** 3)
+        # Hosts of different processors may differ in the last bits: the numbers of rank 0 are those of all ranks
+        self.d, self.e = self._backend.broadcast_object((self.d, self.e), 0)
+
+    def _reduce(self, panel: Panel, x: Reflected, tauq: Array, taup: Array) -> None:
+        """A := Q[k]^H A P[k] for the reflectors of a panel, which are stored."""
+        n, a, (start, stop, owner, _) = self._n, x.w[: self._n], panel
+        columns = self._broadcast(a, range(start, stop), owner, start)
+        following = self._broadcast(a, range(stop, min(stop + 1, n)), self._owner(stop), stop)
+        products = _Products(a, start, self._mine)
+        # [v x v x ...] and [y u y u ...]: V Y^H + X U^H is one product
+        left, right = (np.zeros((n, 2 * panel.width), self._dtype, "F") for _ in range(2))
+        for k, i in enumerate(range(start, stop)):
+            before, first = 2 * k, i + 1
+            # v := A[i:, i] - V Y[i]^H - X U[i]^H
+            v = columns[i - start :, k] - left[i:, :before] @ right[i, :before].conj()
+            tauq[i] = lapack.larfg(v)
+            self.d[i], v[0] = v[0].real, 1
+            left[i:, before] = v
+            if first == n:
+                break
+            # Y (V^H v) + U (X^H v), and row i without y
+            lost = right[first:, :before] @ (v.conj() @ left[i:, :before]).conj()
+            row = -(right[first:, :before] @ left[i, :before].conj())
+            mine = self._mine[np.searchsorted(self._mine, first) :] - first
+            own = a[i, len(self._mine) - len(mine) :].conj() + row[mine]
+            # y := tauq (A^H v - ...), s := row^H - y, and A s
+            y, s, product = products.of(v, tauq[i], own, lost[mine])
+            y, s, product = self._exchanged(first, y, s, product)
+            right[first:, before] = y
+            # u: the reflector of s
+            alpha, size, u = s[0], np.abs(s).max(), s.copy()
+            taup[i] = lapack.larfg(u)
+            self.e[i], u[0] = u[0].real, 1
+            right[first:, before + 1] = u
+            if taup[i] == 0:
+                continue
+            # x := taup (A u - V (Y^H u) - X (U^H u))
+            if size >= self._tiny:
+                e = columns[first - start :, k + 1] if first < stop else following[:, 0]
+                product = (product - self.e[i] * e) / (alpha - self.e[i])
+            else:  # A s has lost digits
+                _, _, product = self._exchanged(first, *products.with_vector(u[mine]))
+            product -= left[first:, : before + 1] @ (u.conj() @ right[first:, : before + 1]).conj()
+            left[first:, before + 1] = taup[i] * product
+        # A := A - V Y^H - X U^H
+        j = int(np.searchsorted(self._mine, stop))
+        if j < len(self._mine):
+            rows = right[self._mine[j:]]
+            self._backend.arrays.gemm(-1, left[stop:], rows.T, 1, a[stop:, j:], conj=(False, True))
+        if x.right is not None and owner == self._backend.rank:
+            self._store(panel, x.w, left[:, ::2], tauq, start)
+            self._store(panel, x.right, right[:, 1::2], taup, start + 1)
+
+    def _owner(self, j: int) -> int:
+        """The rank of a column; 0 of none (global)."""
+        return self.plan.w.grid.rank(0, self.plan.w.columns.owner(j)) if j < self._n else 0
+
+    @property
+    def _tiny(self) -> float:
+        """The size of rows below which products with them lose digits, those of numbers below the smallest normal."""
+        limits = np.finfo(self._dtype)
+        return float(limits.smallest_normal / limits.eps**2)
+
+    def _store(self, panel: Panel, w: Array, reflectors: Array, tau: Array, first: int) -> None:
+        """The panel of W := reflectors that begin in row `first`, and T below: H H ... = I - V T V^H."""
+        n, columns = self._n, w[:, panel.j_loc : panel.j_loc + panel.width]
+        columns[:n] = reflectors
+        k = min(panel.width, n - first)
+        if k > 0:
+            lapack.larft(columns[first:n, :k], tau[panel.start : panel.start + k], columns[n : n + k, :k])
+
+    def _broadcast(self, a: Array, columns: range, owner: int, start: int) -> Array:
+        """Some columns that are together, from a row on, from their owner."""
+        backend, shape = self._backend, (self._n - start, len(columns))
+        mine = np.empty(0, self._dtype)
+        if owner == backend.rank:
+            j = int(np.searchsorted(self._mine, columns.start))
+            mine = a[start:, j : j + len(columns)].ravel("F")
+        if not self.plan.is_split:
+            return mine.reshape(shape, order="F")
+        out = np.empty(shape[0] * shape[1], self._dtype)
+        counts = [out.size * (rank == owner) for rank in range(backend.size)]
+        if out.size:
+            backend.wait(backend.plain_channel.all_gather(mine, out, counts).done, "a panel of a bidiagonalization")
+        return out.reshape(shape, order="F")
+
+    def _exchanged(self, first: int, y: Array, s: Array, product: Array) -> tuple[Array, Array, Array]:
+        """y and s of all columns from `first` on, and the sum of the products, in the order of ranks."""
+        backend, n = self._backend, self._n - first
+        if not self.plan.is_split:
+            return y, s, product[-n:]
+        columns = [c[np.searchsorted(c, first) :] - first for c in self._columns]
+        counts = [2 * len(c) + n for c in columns]
+        out = np.empty(sum(counts), self._dtype)
+        gathered = backend.plain_channel.all_gather(np.concatenate((y, s, product[-n:])), out, counts)
+        backend.wait(gathered.done, "a column of a bidiagonalization")
+        all_y, all_s, total, at = np.empty(n, self._dtype), np.empty(n, self._dtype), np.zeros(n, self._dtype), 0
+        for c in columns:
+            all_y[c], all_s[c] = out[at : at + len(c)], out[at + len(c) : at + 2 * len(c)]
+            total += out[at + 2 * len(c) : at + 2 * len(c) + n]
+            at += 2 * len(c) + n
+        return all_y, all_s, total
+
+
+class _Products:
+    """Products of this rank's columns, from the row `start` on, tile by tile."""
+
+    def __init__(self, a: Array, start: int, mine: Array) -> None:
+        rows, n_loc, dtype = len(a) - start, len(mine), a.dtype
+        self._v, self._product = np.zeros(rows, dtype), np.zeros(rows, dtype)
+        self._t, self._s = np.zeros(n_loc, dtype), np.zeros(n_loc, dtype)
+        self._tiles: list[tuple[slice, Callable[[], None], Callable[[], None]]] = []
+        width = max(1, _TILE_NBYTES // (rows * a.itemsize))
+        for j in range(int(np.searchsorted(mine, start)), n_loc, width):
+            tile, columns = a[start:, j : j + width], slice(j, min(j + width, n_loc))
+            multiply = prepared_gemv(tile, self._s[columns], self._product)
+            self._tiles.append((columns, prepared_gemv(tile, self._v, self._t[columns], adjoint=True), multiply))
+
+    def of(self, v: Array, tau: Any, row: Array, lost: Array) -> tuple[Array, Array, Array]:
+        """y and s in the last columns, for those elements of the row and of what y loses, and A s."""
+        first, t, s = len(self._t) - len(row), self._t, self._s
+        self._v[: -len(v)], self._v[-len(v) :] = 0, v
+        t[...] = self._product[...] = 0
+        base = np.zeros_like(s)
+        base[first:] = row + tau * lost
+        for columns, multiply_adjoint, multiply in self._tiles:
+            # s := row^H - tau (A^H v - ...)
+            multiply_adjoint()
+            np.multiply(t[columns], -tau, out=s[columns])
+            s[columns] += base[columns]
+            s[columns.start : first] = 0
+            multiply()
+        return tau * (t[first:] - lost), s[first:], self._product
+
+    def with_vector(self, u: Array) -> tuple[Array, Array, Array]:
+        """A u, for the elements of u in the last columns, as the product of `of`."""
+        self._s[...], self._s[len(self._s) - len(u) :] = 0, u
+        self._product[...] = 0
+        for _, _, multiply in self._tiles:
+            multiply()
+        return u, u, self._product

@@ -1,0 +1,50 @@
+"""Weights of the QDWH iteration, which makes all singular values 1: pure numbers, equal on all ranks.
+
+X := X (a I + b X^H X) (I + c X^H X)^-1 makes x (a + b x^2) / (1 + c x^2) of a singular value x. The weights are
+the best ones for values in [l, 1]. Where c is large, only a QR factorization of [sqrt(c) X; I] makes it stable.
+
+Source: Nakatsukasa, Bai, Gygi, Optimizing Halley's iteration for computing the matrix polar decomposition, 2010;
+    Nakatsukasa, Higham, Backward stability of iterations for computing the polar decomposition, 2012.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import NamedTuple
+
+_MOST_OF_CHOLESKY = 100.0  # c up to which the Cholesky factor of I + c X^H X is accurate enough
+
+
+class QdwhStep(NamedTuple):
+    """One iteration (global)."""
+
+    a: float
+    b: float
+    c: float
+
+    @property
+    def by_qr(self) -> bool:
+        """Whether the iteration takes a QR factorization; otherwise a Cholesky factorization."""
+        return self.c > _MOST_OF_CHOLESKY
+
+    def of(self, x: float) -> float:
+        """The singular value that x becomes."""
+        return x * (self.a + self.b * x * x) / (1 + self.c * x * x)
+
+
+def qdwh_steps(l: float, eps: float) -> list[QdwhStep]:
+    """The iterations for singular values in [l, 1], after which all are 1 up to a few eps.
+
+    >>> [sum(step.by_qr is qr for step in qdwh_steps(l, 2.0**-52)) for l in (1e-16, 1e-8, 1e-2, 0.1) for qr in (1, 0)]
+    [2, 4, 2, 3, 1, 3, 0, 3]
+    """
+    steps = list[QdwhStep]()
+    while abs(1 - l) > 10 * eps:
+        square = l * l
+        d = (4 * (1 - square) / square**2) ** (1 / 3)
+        root = sqrt(1 + d)
+        a = root + sqrt(8 - 4 * d + 8 * (2 - square) / (square * root)) / 2
+        b = (a - 1) ** 2 / 4
+        steps.append(QdwhStep(a, b, a + b - 1))
+        l = min(steps[-1].of(l), 1.0)
+    return steps

@@ -1,0 +1,204 @@
+"""svd, svdvals and plan_svd: singular values and vectors of any matrix."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.core.checks import check_like_planned, enough_ranks
+from pblas.core.planned import PlanHandle
+from pblas.core.progress import Progress, ProgressTarget
+from pblas.factor import arguments
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.runtime import checked_flag
+from pblas.spectral.svd_plan import choose_svd
+from pblas.spectral.svd_steps import check_on_cpus, singular_system
+
+if TYPE_CHECKING:
+    from numpy.typing import DTypeLike
+
+    from pblas.backends.dtypes import Array
+    from pblas.runtime.runtime import Runtime
+    from pblas.spectral.svd_plan import SvdPlan
+    from pblas.spectral.svd_steps import SingularSystem
+
+
+class SvdResult(NamedTuple):
+    """U, S and Vh with A = U diag(S) Vh, as of numpy.linalg.svd.
+
+    Args:
+        U: m x k with orthonormal columns, k = min(m, n); m x m with full_matrices=True (global).
+        S: k real numbers, descending, equal on all ranks (global).
+        Vh: k x n with orthonormal rows; n x n with full_matrices=True (global).
+    """
+
+    U: DistMatrix
+    S: Array
+    Vh: DistMatrix
+
+    @classmethod
+    def of(cls, system: SingularSystem) -> SvdResult:
+        """The result of a call with vectors."""
+        assert system.u is not None and system.vh is not None, "with vectors"  # noqa: PT018
+        return cls(system.u, system.s, system.vh)
+
+
+def _check_matrix(opname: str, a: Any, runtime: Runtime) -> None:
+    """Check the matrix (local)."""
+    arguments.check_matrix(opname, "A", a, runtime)
+    check_on_cpus(opname, runtime)
+
+
+def svd(
+    a: DistMatrix, *, full_matrices: bool = False, overwrite_a: bool = False, progress: ProgressTarget = False
+) -> SvdResult:
+    """**Collective.** U, S and Vh with A = U diag(S) Vh, the singular values in S descending.
+
+    The result has the same bits on all ranks. In each row of Vh the first of the largest elements is positive, and of a
+    complex matrix real and positive; if m < n, in each column of U.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view (global).
+        full_matrices: compute all m columns of U and all n rows of Vh; by default the first min(m, n) of them. NumPy's
+            default is True (global).
+        overwrite_a: A is not needed any more. If it is not square, the QR factorization takes its memory where
+            `qr_factor` does so (global).
+        progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
+            function: rank 0 calls it instead, with the name of the stage, "factor" (if A is not square), "reduce" or
+            "transform", and that share, 0 to 1 (global).
+
+    Returns:
+        U, new, in the layout of A or on its grid; S, a real NumPy array equal on all ranks; Vh, new, as U.
+
+    Raises:
+        ConvergenceError: a singular value was not found; `info` is that of LAPACK.
+        ArgumentError: a wrong argument; NaN or infinite elements.
+        BackendError, DTypeError: wrong arguments; the same error on every rank.
+        MismatchError: ranks that passed different arguments.
+
+    Source: LAPACK xGESDD; ScaLAPACK p?gesvd; numpy.linalg.svd.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     U, S, Vh = pblas.linalg.svd(ctx.from_global(np.array([[3.0, 0.0], [4.0, 0.0], [0.0, 1.0]])))
+    ...     S.round(9).tolist(), U.shape, abs(Vh.to_global().round(9)).tolist()
+    ([5.0, 1.0], (3, 2), [[1.0, 0.0], [0.0, 1.0]])
+    """
+    opname, runtime = "svd", arguments.runtime_of("svd", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+        with runtime.local_step(opname):
+            _check_matrix(opname, a, runtime)
+            full = checked_flag(opname, "full_matrices", full_matrices)
+            overwrite_a = checked_flag(opname, "overwrite_a", overwrite_a)
+        runtime.agree(opname, {"full_matrices": full, "overwrite_a": overwrite_a, **a.signature()})
+        return SvdResult.of(singular_system(opname, a, full=full, overwrite_a=overwrite_a, stage=reports.stage))
+
+
+def svdvals(a: DistMatrix, *, progress: ProgressTarget = False) -> Array:
+    """**Collective.** The singular values of a matrix, descending.
+
+    Args:
+        a: m x n matrix of any layout, which may be a view (global).
+        progress: as in `svd`; the stages are "factor" and "reduce" (global).
+
+    Returns:
+        A real NumPy array of min(m, n) elements, equal on all ranks.
+
+    Raises:
+        as `svd`.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.linalg.svdvals(ctx.from_global(np.array([[3.0, 0.0], [4.0, 0.0]]))).tolist()
+    [5.0, 0.0]
+    """
+    opname, runtime = "svdvals", arguments.runtime_of("svdvals", a)
+    with runtime.call(opname), Progress(opname, runtime, progress) as reports:
+        with runtime.local_step(opname):
+            _check_matrix(opname, a, runtime)
+        runtime.agree(opname, a.signature())
+        return singular_system(opname, a, vectors=False, stage=reports.stage).s
+
+
+class PlannedSvd(PlanHandle):
+    """Planned singular values and vectors: `execute(A)`. Made by `plan_svd`."""
+
+    noun = "svd"
+    plan: SvdPlan
+
+    def __init__(self, plan: SvdPlan, dtype: np.dtype[Any], full: bool, runtime: Runtime | None) -> None:
+        self.plan, self._dtype, self._full, self._runtime = plan, dtype, full, runtime
+        self._is_closed = False
+
+    def execute(self, a: DistMatrix) -> SvdResult:
+        """**Collective.** Singular values and vectors of a matrix like the planned one.
+
+        Args:
+            a: A, with the descriptor and the dtype that were planned (global).
+
+        Returns:
+            U, S and Vh, as of `svd`.
+
+        Raises:
+            as `svd`; ArgumentError for a plan made from a descriptor only.
+        """
+        runtime = self._runtime
+        if runtime is None:
+            raise self._no_context_error("execute")
+        with runtime.call("execute"):
+            with runtime.local_step("execute"):
+                if self._is_closed:
+                    raise errors.ContextError(f"execute: the planned {self.noun} is closed")
+                check_like_planned("A", a, runtime, self._dtype, self.plan.a, exact=True)
+            runtime.agree("execute", {"full_matrices": self._full, **a.signature()})
+            return SvdResult.of(singular_system("execute", a, full=self._full))
+
+    def close(self) -> None:
+        """Drop the plan (local)."""
+        self._is_closed = True
+
+
+def plan_svd(
+    a: DistMatrix | MatrixDescriptor,
+    *,
+    full_matrices: bool = False,
+    dtype: DTypeLike | None = None,
+    nprocs: int | None = None,
+) -> PlannedSvd:
+    """Plan singular values and vectors. **Collective** with a matrix; with a descriptor it needs no MPI.
+
+    Args:
+        a: the m x n matrix, or its descriptor (global).
+        full_matrices: as in `svd` (global).
+        dtype: dtype of the matrix, needed with a descriptor (global).
+        nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+
+    Returns:
+        The planned call: `print(p.explain())`, `p.execute(a)`, `p.plan.simulate("fat-tree")`.
+
+    Raises:
+        as `svd`.
+
+    >>> plan_svd(MatrixDescriptor.row_wise(100000, 256, 4), dtype="float64").plan.factor.name
+    'TsqrPlan'
+    """
+    opname = "plan_svd"
+    if isinstance(a, MatrixDescriptor):
+        if dtype is None:
+            raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
+        real, full = arguments.check_dtype(opname, "dtype", dtype), checked_flag(opname, "full_matrices", full_matrices)
+        ranks = enough_ranks(opname, nprocs, (a,))
+        return PlannedSvd(
+            choose_svd(a, real.name, ranks, "shared" if ranks > 1 else "message", full=full), real, full, None
+        )
+    runtime = arguments.runtime_of(opname, a)
+    with runtime.call(opname):
+        with runtime.local_step(opname):
+            _check_matrix(opname, a, runtime)
+            full = checked_flag(opname, "full_matrices", full_matrices)
+        runtime.agree(opname, {"full_matrices": full, **a.signature()})
+        plan = choose_svd(a.desc, a.dtype.name, runtime.nprocs, runtime.transport, full=full)
+        return PlannedSvd(plan, a.dtype, full, runtime)

@@ -1,0 +1,194 @@
+"""Steps of calls of singular values: the reduction to a bidiagonal matrix, its values and vectors, and all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.elementwise import elementwise
+from pblas.backends.cpu import lapack
+from pblas.backends.local_step import agreed
+from pblas.core.call import step
+from pblas.core.linalg_errors import ConvergenceError
+from pblas.core.operation import Bound, Operation
+from pblas.core.progress import StageReport
+from pblas.factor.qr import factored
+from pblas.factor.with_factor import Reflectors, empty, identity, multiplied, range_scale, zeros
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import redistributed
+from pblas.spectral.bidiagonalization_run import Reflected, RunBidiagonalization
+from pblas.spectral.svd_plan import SvdPlan, choose_svd
+
+if TYPE_CHECKING:
+    from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.factor.qr_factor import QrFactor
+    from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Topology
+
+
+class Bidiagonal(NamedTuple):
+    """B, equal on all ranks: its diagonal, and the one above (global)."""
+
+    d: Array
+    e: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Bidiagonalization(Operation[Bidiagonal]):
+    """W := V and T of the reflectors of Q with B = Q^H W P, and those of P in another matrix."""
+
+    noun: ClassVar[str] = "reduction"
+    keeps_workspace: ClassVar[bool] = True  # none
+
+    chosen: SvdPlan
+    dtype: np.dtype[Any]
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.chosen.w, self.dtype
+
+    def plan(self, nprocs: int, topology: Topology) -> SvdPlan:
+        return replace(self.chosen, transport=topology.transport(nprocs))
+
+    def executor(self, plan: SvdPlan, backend: HostRanks) -> RunBidiagonalization:
+        return RunBidiagonalization(plan, backend, self.dtype)
+
+    def arrays(
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Bidiagonal], result: DistMatrix
+    ) -> Reflected:
+        executor.progress, right = bound.local
+        return Reflected(result.stored(opname), None if right is None else right.stored(opname))
+
+    def finish(
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Bidiagonal], result: DistMatrix
+    ) -> Bidiagonal:
+        executor.progress = None  # an exception in it keeps frames alive
+        return Bidiagonal(executor.d, executor.e)
+
+
+class SingularSystem(NamedTuple):
+    """The singular values, descending, and U and Vh, unless only the values are wanted (global)."""
+
+    s: Array
+    u: DistMatrix | None
+    vh: DistMatrix | None
+
+
+def check_on_cpus(opname: str, runtime: Runtime) -> None:
+    """Raise BackendError if matrices are in GPU memory (local)."""
+    if runtime.backend.gpus:
+        raise errors.BackendError(
+            f"{opname}: singular values are computed on CPUs, this context is on GPUs; use Context(backend='mpi')"
+        )
+
+
+def finite_size(opname: str, a: DistMatrix) -> Any:
+    """**Collective.** The size of the largest element of A; ArgumentError on all ranks if A is not finite."""
+    size = a.norm("max")
+    if not np.isfinite(size):
+        raise agreed(errors.ArgumentError(f"{opname}: A has NaN or infinite elements; replace them"))
+    return size
+
+
+def singular_system(
+    opname: str,
+    a: DistMatrix,
+    *,
+    vectors: bool = True,
+    full: bool = False,
+    overwrite_a: bool = False,
+    stage: Callable[[str], StageReport] = lambda _: None,
+) -> SingularSystem:
+    """**Collective.** Singular values and vectors inside another call, whose arguments are checked and agreed on."""
+    runtime = a.runtime
+    scale = range_scale(finite_size(opname, a), 0.5)
+    scaled = a if scale == 1 else elementwise("x * s", x=a, s=scale)
+    plan = choose_svd(a.desc, a.dtype.name, runtime.nprocs, runtime.transport, vectors=vectors, full=full)
+    # Q1, R of A, or of A^H
+    factor, square = None, scaled
+    if plan.factor is not None:
+        x = scaled.H if plan.is_wide else scaled
+        factor, _ = factored(opname, x, overwrite_a=overwrite_a and scale == 1, progress=stage("factor"))
+        square = factor.upper(opname, plan.order, is_last=not vectors)
+    # W := R, or A
+    w = empty(plan.w, a)
+    redistributed(opname, square, out=w[: plan.order], is_temporary=square is not a)
+    right = empty(plan.w, a) if vectors else None
+    # B := Q^H W P
+    progress = stage("reduce")
+    form, local = (plan, a.dtype), (progress, right)
+    b = step(opname, runtime, lambda: Bound(Bidiagonalization, form, {}, {}, w, local=local))
+    if progress is not None:
+        progress(1.0)
+    # s, Ub, Vb of B
+    values, ub = _solved(opname, plan, b, w)
+    values = values / values.dtype.type(scale)
+    if right is None or ub is None:
+        return SingularSystem(values, None, None)
+    z, zv = _back_transformed(opname, plan, ub, w, right, stage("transform"))
+    return SingularSystem(values, *_placed(opname, plan, z, zv, factor))
+
+
+def _solved(opname: str, plan: SvdPlan, b: Bidiagonal, w: DistMatrix) -> tuple[Array, DistMatrix | None]:
+    """**Collective.** The singular values of B, and if wanted Ub and Vb^T side by side, by LAPACK on rank 0."""
+    runtime, n, values, info = w.runtime, plan.order, b.d.copy(), 0
+    ub = empty(plan.single, w) if plan.vectors else None
+    with runtime.local_step(opname):
+        if runtime.rank == 0:
+            with runtime.backend.all_threads(n**3):
+                pair = None if ub is None else np.empty((n, 2 * n), values.dtype, "F")
+                info = lapack.bdsdc(values, b.e.copy(), None if pair is None else (pair[:, :n], pair[:, n:]))
+            if ub is not None:
+                ub.stored(opname)[...] = pair
+    runtime.agree(f"{opname}: vectors of a bidiagonal matrix", {})
+    values, info = runtime.backend.broadcast_object((values, info), 0)
+    if info:
+        text = f"{opname}: LAPACK did not find all singular values of a bidiagonal matrix, INFO={info}; scale A"
+        raise agreed(ConvergenceError(text, info))
+    return values, ub
+
+
+def _back_transformed(
+    opname: str, plan: SvdPlan, ub: DistMatrix, w: DistMatrix, right: DistMatrix, progress: StageReport
+) -> tuple[DistMatrix, DistMatrix]:
+    """**Collective.** Z := Q Ub and P Vb; in each column of P Vb the first of the largest elements is positive."""
+    n, runtime = plan.order, w.runtime
+    z = redistributed(opname, ub[:, :n], plan.z)
+    zv = redistributed(opname, ub[:, n:], plan.z, trans="T", is_temporary=True)
+    multiplied(opname, Reflectors(w), z, out=z)
+    if n > 1:
+        below = zv[1:]
+        multiplied(opname, Reflectors(right[1:, : n - 1]), below, out=below)
+    runtime.end_reading(opname)
+    with runtime.local_step(opname):
+        lapack.fix_signs(zv.stored(opname), z.stored(opname))
+    runtime.agree(f"{opname}: signs", {})
+    if progress is not None:
+        progress(1.0)
+    return z, zv
+
+
+def _placed(
+    opname: str, plan: SvdPlan, z: DistMatrix, zv: DistMatrix, factor: QrFactor | None
+) -> tuple[DistMatrix, DistMatrix]:
+    """**Collective.** U and Vh, of R = Z diag(s) Zv^H."""
+    n, wide = plan.order, plan.is_wide
+    if factor is None:
+        return redistributed(opname, z, plan.u, is_temporary=True), redistributed(
+            opname, zv, plan.vh, trans="C", is_temporary=True
+        )
+    # the long vectors: Q1 [Z; 0], or all of Q1 diag(Z, I)
+    long = plan.vh.T if wide else plan.u
+    c = (identity if long.n > n else zeros)(opname, long, z)
+    redistributed(opname, z, out=c[:n, :n], is_temporary=True)
+    c = factor.applied(opname, c, "N")
+    if wide:
+        u = redistributed(opname, zv, plan.u, is_temporary=True)
+        return u, redistributed(opname, c, plan.vh, trans="C", is_temporary=True)
+    return c, redistributed(opname, zv, plan.vh, trans="C", is_temporary=True)
