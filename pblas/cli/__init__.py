@@ -16,7 +16,7 @@ from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_
 from pblas.errors import DTypeError, FileFormatError, PblasError, PeerTimeout
 
 _COMMANDS = (
-    *(demo.add_parser, bench.add_parser, files.add_matmul, files.add_solve, files.add_eigh),
+    *(demo.add_parser, bench.add_parser, files.add_matmul, files.add_solve, files.add_eigh, files.add_svd),
     *(files.add_convert, scripts.add_parser),
     *(plan.add_plan, plan.add_trace, layout.add_parser, info.add_parser),
 )
@@ -77,13 +77,13 @@ def _remedy(arguments: Namespace, error: Exception) -> str:
     """The option that helps, where the error's text names a Python argument."""
     if (
         isinstance(error, DTypeError)
-        and arguments.command in ("demo", "matmul", "solve", "eigh", "convert")
+        and arguments.command in ("demo", "matmul", "solve", "eigh", "svd", "convert")
         and arguments.dtype is None
     ):
         return "; from the shell, --dtype gives all matrices one"
     if (
         isinstance(error, FileFormatError)
-        and arguments.command in ("matmul", "solve", "eigh", "convert")
+        and arguments.command in ("matmul", "solve", "eigh", "svd", "convert")
         and "dataset=" in str(error)
     ):
         option = ", --overwrite replaces it" if "overwrite=" in str(error) else ""

@@ -353,6 +353,68 @@ def run_eigh(arguments: Namespace, console: Console) -> int:
     return 0
 
 
+_SVD_DETAILS = """\
+Every rank reads and writes only its own part of the files. -o PREFIX writes PREFIX_U.npy, PREFIX_S.npy and
+PREFIX_Vh.npy. Without -o the singular values are printed.
+
+With -k the K leading ones are computed by products with random vectors; the last line says how far U diag(S) Vh is from
+A, as a part of A's Frobenius norm.
+"""
+
+
+def add_svd(commands: Commands, rank: int) -> None:
+    about = "Singular values and vectors of a matrix, with .npy or .h5 files."
+    parser = add_command(commands, "svd", rank, run_svd, about, _SVD_DETAILS)
+    parser.add_argument("a", metavar="A.npy")
+    parser.add_argument("-o", "--output", metavar="PREFIX", help="begin of the names of the files that are written")
+    parser.add_argument("-k", type=int, metavar="K", help="compute the K leading singular values (all)")
+    parser.add_argument("--dtype", type=dtype, help="convert A to this dtype")
+    _add_datasets(parser, "A")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds to wait for a rank (%(default)s)")
+
+
+def run_svd(arguments: Namespace, console: Console) -> int:
+    """Read, compute, write."""
+    from pblas.context import Context
+    from pblas.layouts import MatrixDescriptor
+    from pblas.spectral.rsvd import rsvd
+    from pblas.spectral.svd import svd, svdvals
+
+    paths = {name: f"{arguments.output}_{name}.npy" for name in ("U", "S", "Vh")} if arguments.output else {}
+    for path in paths.values():
+        _check_output(arguments, None, (arguments.a,), path)
+    name = dict(arguments.dataset).get("A")
+    with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
+        bar = progress.add_task("read", total=1.0)
+        layout = MatrixDescriptor.row_wise(*_shape(arguments.a, name), ctx.nprocs)
+        a = ctx.load(arguments.a, layout, arguments.dtype, dataset=name)
+        start = time.perf_counter()
+        vectors: dict[str, DistMatrix] = {}
+        residual: float | None = None
+        if arguments.k is not None:
+            vectors["U"], s, vectors["Vh"], residual = rsvd(a, arguments.k)
+        elif paths:
+            vectors["U"], s, vectors["Vh"] = svd(
+                a,
+                overwrite_a=True,
+                progress=lambda stage, done: progress.update(bar, description=stage, completed=done),
+            )
+        else:
+            s = svdvals(a)
+        seconds = time.perf_counter() - start
+        progress.update(bar, description="write", completed=1.0)
+        for name, x in vectors.items() if paths else ():
+            x.save(paths[name])
+        if paths:
+            _save_vector(ctx, "svd", s, paths["S"])
+    if not paths:
+        console.print("\n".join(map(repr, s.tolist())), soft_wrap=True)
+    written = f"{', '.join(paths.values())}; " if paths else ""
+    distance = "" if residual is None else f", residual {residual:.2g}"
+    console.print(f"{written}{len(s)} singular values in {seconds:.3g} s{distance}", soft_wrap=True)
+    return 0
+
+
 def _factorization_layout(ctx: Context, path: str, dataset: str | None) -> MatrixDescriptor:
     """The layout in which the matrix in a file is factored, in place; 0 x 0 for a file that `ctx.load` refuses."""
     from pblas.factor.lu import plan_lu

@@ -21,7 +21,7 @@ from pblas.matmul.api import plan_matmul
 from tests.harness.run import ROOT
 
 Capture = pytest.CaptureFixture[str]
-COMMANDS = ("demo", "bench", "matmul", "solve", "eigh", "convert", "run", "plan", "trace", "layout", "info")
+COMMANDS = ("demo", "bench", "matmul", "solve", "eigh", "svd", "convert", "run", "plan", "trace", "layout", "info")
 MPIEXEC = Path(sys.executable).parent / "mpiexec"
 LAUNCHERS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID")
 NO_MPI = "import sys; sys.modules['mpi4py'] = None; from pblas.cli import main; sys.exit(main(sys.argv[1:]))"

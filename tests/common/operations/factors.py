@@ -114,6 +114,12 @@ def powers(x: Array, a: Array, power: int, p: int | None = None) -> float:
     return float(np.abs((y if power > 0 else a @ y) - right).max() / eps_of(x.dtype) / np.abs(a).sum())
 
 
+def pinv(x: Array, a: Array, **_: Any) -> float:
+    """The residual of A X A = A, in units of the norms: small elements of X have the error of large ones."""
+    size = np.abs(a).sum() * np.abs(x).sum() * np.abs(a).sum()
+    return float(np.abs(a @ x @ a - a).max() / eps_of(x.dtype) / size)
+
+
 def svd(u: Array, s: Array, vh: Array, a: Array, **_: Any) -> float:
     """The residual of A = U diag(S) Vh, and those of U and V."""
     error = np.abs((u[:, : len(s)] * s) @ vh[: len(s)] - a).max(initial=0.0) / eps_of(u.dtype) / np.abs(a).sum()
@@ -351,7 +357,7 @@ FACTORS = [
     Operation(
         "linalg.pinv",
         called(linalg.pinv),
-        residual=inverts,
+        residual=pinv,
         values={"a": DEFINITE, "rtol": None, "hermitian": False},
         options={"rtol": (1e-6,), "hermitian": (True,)},
         views=("a",),

@@ -185,6 +185,24 @@ def test_eigh_writes_the_eigenvalues_of_numpy(
             np.testing.assert_allclose(a @ v, v * w, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("k", [None, 3])
+def test_svd_writes_singular_values_and_vectors(k: int | None, folder: Path, capsys: Capture) -> None:
+    a = random((30, 12), "float64") * 0.1 ** np.arange(12)
+    path, prefix = save(folder / "a.npy", a), folder / "part"
+    options = [] if k is None else ["-k", str(k)]
+    assert main(["svd", path, *options]) == 0
+    text = printed(capsys) or ""
+    assert main(["svd", path, "-o", str(prefix), *options]) == 0
+    if RANK == 0:
+        s = np.linalg.svd(a, compute_uv=False)[:k]
+        values = np.array([float(line) for line in text.splitlines()[:-1]][-len(s) :])
+        np.testing.assert_allclose(values, s, rtol=1e-3, atol=1e-14 * s[0])
+        u, found, vh = (np.load(f"{prefix}_{name}.npy") for name in ("U", "S", "Vh"))
+        assert (np.linalg.norm((u * found) @ vh - a) <= 2 * s[-1]) if k else np.allclose((u * found) @ vh, a)
+    assert main(["svd", path, "-k", "13"]) == 1
+    assert ("k must be an integer from 1" in capsys.readouterr().err) == (RANK == 0)
+
+
 def test_eigh_reports_errors(folder: Path, capsys: Capture) -> None:
     path = save(folder / "a.npy", np.full((4, 4), np.nan))
     for line, expected in (
