@@ -78,7 +78,8 @@ def _factor(opname: str, a: DistMatrix, assume_a: str, progress: StageReport) ->
     low = a.astype(HALF[a.dtype.name])
     kind: type[PlannedFactorization] = PlannedCholesky if assume_a == "pos" else PlannedLu
     try:
-        factored = prepared(kind, opname, low, progress=progress).factored(low)
+        others = {"assume_a": assume_a, "refine": low.dtype.name}
+        factored = prepared(kind, opname, low, progress=progress, others=others).factored(low)
     except NotPositiveDefiniteError:
         return None
     factor: Factor = (CholeskyFactor if assume_a == "pos" else LuFactor)(factored, low.desc.without_lld)

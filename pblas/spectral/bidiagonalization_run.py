@@ -1,4 +1,4 @@
-"""Executor of the bidiagonalization B = Q^H A P of a square matrix, by panels in block columns.
+"""Executor of the bidiagonalization B = Q^H A P of a square matrix: by LAPACK on one rank, or by block columns on all.
 
 For each column i of a panel, with V, Y, X and U of the columns before it, the matrix at that time is A - V Y^H - X U^H:
 
@@ -75,13 +75,27 @@ class RunBidiagonalization:
         """Reduce W."""
         n, real = self._n, np.zeros(0, self._dtype).real.dtype
         self.d, self.e = np.zeros(n, real), np.zeros(max(n - 1, 0), real)
-        tauq, taup = np.zeros(n, self._dtype), np.zeros(max(n - 1, 0), self._dtype)
-        for panel in self.plan.steps if self.plan.is_split or self._backend.rank == 0 else ():
+        tauq, taup = np.zeros(n, self._dtype), np.zeros(n, self._dtype)
+        if not self.plan.is_split:
+            self._reduce_alone(x, tauq, taup)
+        for panel in self.plan.steps if self.plan.is_split else ():
             self._reduce(panel, x, tauq, taup)
             if self.progress is not None and panel.stop < n:
                 self.progress(1 - (1 - panel.stop / n) ** 3)
+        if x.right is not None:
+            self._form_triangles(x.w, tauq, 0)
+            self._form_triangles(x.right, taup, 1)
         # Hosts of different processors may differ in the last bits: the numbers of rank 0 are those of all ranks
         self.d, self.e = self._backend.broadcast_object((self.d, self.e), 0)
+
+    def _reduce_alone(self, x: Reflected, tauq: Array, taup: Array) -> None:
+        """A := B and all reflectors, by LAPACK on the rank that has A."""
+        a = x.w[: self._n]
+        if a.size:
+            with self._backend.all_threads(self._n**3):
+                lapack.gebrd(a, self.d, self.e, tauq, taup)
+            if x.right is not None:
+                np.conjugate(a.T, out=x.right[: self._n])
 
     def _reduce(self, panel: Panel, x: Reflected, tauq: Array, taup: Array) -> None:
         """A := Q[k]^H A P[k] for the reflectors of a panel, which are stored."""
@@ -130,8 +144,8 @@ class RunBidiagonalization:
             rows = right[self._mine[j:]]
             self._backend.arrays.gemm(-1, left[stop:], rows.T, 1, a[stop:, j:], conj=(False, True))
         if x.right is not None and owner == self._backend.rank:
-            self._store(panel, x.w, left[:, ::2], tauq, start)
-            self._store(panel, x.right, right[:, 1::2], taup, start + 1)
+            j = panel.j_loc
+            a[:, j : j + panel.width], x.right[:n, j : j + panel.width] = left[:, ::2], right[:, 1::2]
 
     def _owner(self, j: int) -> int:
         """The rank of a column; 0 of none (global)."""
@@ -143,13 +157,14 @@ class RunBidiagonalization:
         limits = np.finfo(self._dtype)
         return float(limits.smallest_normal / limits.eps**2)
 
-    def _store(self, panel: Panel, w: Array, reflectors: Array, tau: Array, first: int) -> None:
-        """The panel of W := reflectors that begin in row `first`, and T below: H H ... = I - V T V^H."""
-        n, columns = self._n, w[:, panel.j_loc : panel.j_loc + panel.width]
-        columns[:n] = reflectors
-        k = min(panel.width, n - first)
-        if k > 0:
-            lapack.larft(columns[first:n, :k], tau[panel.start : panel.start + k], columns[n : n + k, :k])
+    def _form_triangles(self, w: Array, tau: Array, shift: int) -> None:
+        """Below this rank's panels: T of their reflectors, which begin `shift` rows below the diagonal."""
+        n = self._n
+        for panel in self.plan.steps:
+            k = min(panel.stop, n - shift) - panel.start
+            if panel.owner == self._backend.rank and k > 0:
+                columns = w[:, panel.j_loc : panel.j_loc + k]
+                lapack.larft(columns[panel.start + shift : n], tau[panel.start : panel.start + k], columns[n : n + k])
 
     def _broadcast(self, a: Array, columns: range, owner: int, start: int) -> Array:
         """Some columns that are together, from a row on, from their owner."""
@@ -158,8 +173,6 @@ class RunBidiagonalization:
         if owner == backend.rank:
             j = int(np.searchsorted(self._mine, columns.start))
             mine = a[start:, j : j + len(columns)].ravel("F")
-        if not self.plan.is_split:
-            return mine.reshape(shape, order="F")
         out = np.empty(shape[0] * shape[1], self._dtype)
         counts = [out.size * (rank == owner) for rank in range(backend.size)]
         if out.size:
@@ -169,8 +182,6 @@ class RunBidiagonalization:
     def _exchanged(self, first: int, y: Array, s: Array, product: Array) -> tuple[Array, Array, Array]:
         """y and s of all columns from `first` on, and the sum of the products, in the order of ranks."""
         backend, n = self._backend, self._n - first
-        if not self.plan.is_split:
-            return y, s, product[-n:]
         columns = [c[np.searchsorted(c, first) :] - first for c in self._columns]
         counts = [2 * len(c) + n for c in columns]
         out = np.empty(sum(counts), self._dtype)

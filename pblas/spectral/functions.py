@@ -203,8 +203,9 @@ def _pade(opname: str, a: DistMatrix) -> DistMatrix:
 
     def combined(first: int, constant: float) -> DistMatrix:
         """b[first + 6] A^6 + b[first + 4] A^4 + b[first + 2] A^2 + constant I."""
-        weights = {name: float(b[first + k]) for name, k in zip("rst", (6, 4, 2), strict=True)}
-        return elementwise("r * x + s * y + t * z + u * w", x=a6, y=a4, z=a2, w=one, u=float(constant), **weights)
+        r, s, t = (float(b[first + k]) for k in (6, 4, 2))
+        u = float(constant)
+        return elementwise("r * x + s * y + t * z + u * w", x=a6, y=a4, z=a2, w=one, r=r, s=s, t=t, u=u)
 
     # U := A (A^6 (b13 A^6 + b11 A^4 + b9 A^2) + b7 A^6 + b5 A^4 + b3 A^2 + b1 I), V with the even coefficients
     u = pmatmul(a, pmatmul(a6, combined(7, 0), combined(1, b[1]), beta=1))

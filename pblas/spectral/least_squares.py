@@ -107,10 +107,10 @@ def lstsq(
         if isinstance(b, DistMatrix):
             return LstsqResult(*_solved(opname, scaled, a, b, rcond, is_full=not dependent, progress=stage))
         columns = replicated_matrix(opname, a, arguments.columns_of(b))
-        x, *others = _solved(opname, scaled, a, columns, rcond, is_full=not dependent, progress=stage)
+        x, residuals, rank, s = _solved(opname, scaled, a, columns, rcond, is_full=not dependent, progress=stage)
         array = x.to_global(None)
         assert array is not None, "on all ranks"
-        return LstsqResult(array.reshape(n, *b.shape[1:]), *others)
+        return LstsqResult(array.reshape(n, *b.shape[1:]), residuals, rank, s)
 
 
 def _solved(

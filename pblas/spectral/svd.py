@@ -14,7 +14,8 @@ from pblas.factor import arguments
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import checked_flag
-from pblas.spectral.svd_plan import choose_svd
+from pblas.simulation.hardware import Topology
+from pblas.spectral.svd_plan import SvdAlgorithm, choose_svd
 from pblas.spectral.svd_steps import check_on_cpus, singular_system
 
 if TYPE_CHECKING:
@@ -46,14 +47,26 @@ class SvdResult(NamedTuple):
         return cls(system.u, system.s, system.vh)
 
 
-def _check_matrix(opname: str, a: Any, runtime: Runtime) -> None:
-    """Check the matrix (local)."""
+def _check_matrix(opname: str, a: Any, runtime: Runtime, algorithm: Any) -> None:
+    """Check the matrix and the algorithm (local)."""
     arguments.check_matrix(opname, "A", a, runtime)
     check_on_cpus(opname, runtime)
+    _check_algorithm(opname, algorithm)
+
+
+def _check_algorithm(opname: str, algorithm: Any) -> None:
+    """Raise ArgumentError for an unknown algorithm."""
+    if algorithm not in ("auto", "blocked", "local"):
+        raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'blocked' or 'local', got {algorithm!r}")
 
 
 def svd(
-    a: DistMatrix, *, full_matrices: bool = False, overwrite_a: bool = False, progress: ProgressTarget = False
+    a: DistMatrix,
+    *,
+    full_matrices: bool = False,
+    algorithm: SvdAlgorithm = "auto",
+    overwrite_a: bool = False,
+    progress: ProgressTarget = False,
 ) -> SvdResult:
     """**Collective.** U, S and Vh with A = U diag(S) Vh, the singular values in S descending.
 
@@ -64,6 +77,8 @@ def svd(
         a: m x n matrix of any layout, which may be a view (global).
         full_matrices: compute all m columns of U and all n rows of Vh; by default the first min(m, n) of them. NumPy's
             default is True (global).
+        algorithm: "local" reduces A to a bidiagonal matrix on rank 0, with the cores of all ranks of its host;
+            "blocked" on all ranks; "auto" takes the one that is expected to be faster (global).
         overwrite_a: A is not needed any more. If it is not square, the QR factorization takes its memory where
             `qr_factor` does so (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
@@ -90,18 +105,23 @@ def svd(
     opname, runtime = "svd", arguments.runtime_of("svd", a)
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         with runtime.local_step(opname):
-            _check_matrix(opname, a, runtime)
+            _check_matrix(opname, a, runtime, algorithm)
             full = checked_flag(opname, "full_matrices", full_matrices)
             overwrite_a = checked_flag(opname, "overwrite_a", overwrite_a)
-        runtime.agree(opname, {"full_matrices": full, "overwrite_a": overwrite_a, **a.signature()})
-        return SvdResult.of(singular_system(opname, a, full=full, overwrite_a=overwrite_a, stage=reports.stage))
+        options = {"full_matrices": full, "algorithm": algorithm, "overwrite_a": overwrite_a}
+        runtime.agree(opname, {**options, **a.signature()})
+        system = singular_system(
+            *(opname, a), full=full, algorithm=algorithm, overwrite_a=overwrite_a, stage=reports.stage
+        )
+        return SvdResult.of(system)
 
 
-def svdvals(a: DistMatrix, *, progress: ProgressTarget = False) -> Array:
+def svdvals(a: DistMatrix, *, algorithm: SvdAlgorithm = "auto", progress: ProgressTarget = False) -> Array:
     """**Collective.** The singular values of a matrix, descending.
 
     Args:
         a: m x n matrix of any layout, which may be a view (global).
+        algorithm: as in `svd` (global).
         progress: as in `svd`; the stages are "factor" and "reduce" (global).
 
     Returns:
@@ -118,9 +138,9 @@ def svdvals(a: DistMatrix, *, progress: ProgressTarget = False) -> Array:
     opname, runtime = "svdvals", arguments.runtime_of("svdvals", a)
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         with runtime.local_step(opname):
-            _check_matrix(opname, a, runtime)
-        runtime.agree(opname, a.signature())
-        return singular_system(opname, a, vectors=False, stage=reports.stage).s
+            _check_matrix(opname, a, runtime, algorithm)
+        runtime.agree(opname, {"algorithm": algorithm, **a.signature()})
+        return singular_system(opname, a, vectors=False, algorithm=algorithm, stage=reports.stage).s
 
 
 class PlannedSvd(PlanHandle):
@@ -129,8 +149,8 @@ class PlannedSvd(PlanHandle):
     noun = "svd"
     plan: SvdPlan
 
-    def __init__(self, plan: SvdPlan, dtype: np.dtype[Any], full: bool, runtime: Runtime | None) -> None:
-        self.plan, self._dtype, self._full, self._runtime = plan, dtype, full, runtime
+    def __init__(self, plan: SvdPlan, dtype: np.dtype[Any], options: dict[str, Any], runtime: Runtime | None) -> None:
+        self.plan, self._dtype, self._options, self._runtime = plan, dtype, options, runtime
         self._is_closed = False
 
     def execute(self, a: DistMatrix) -> SvdResult:
@@ -153,8 +173,8 @@ class PlannedSvd(PlanHandle):
                 if self._is_closed:
                     raise errors.ContextError(f"execute: the planned {self.noun} is closed")
                 check_like_planned("A", a, runtime, self._dtype, self.plan.a, exact=True)
-            runtime.agree("execute", {"full_matrices": self._full, **a.signature()})
-            return SvdResult.of(singular_system("execute", a, full=self._full))
+            runtime.agree("execute", {**self._options, **a.signature()})
+            return SvdResult.of(singular_system("execute", a, **self._options))
 
     def close(self) -> None:
         """Drop the plan (local)."""
@@ -165,6 +185,7 @@ def plan_svd(
     a: DistMatrix | MatrixDescriptor,
     *,
     full_matrices: bool = False,
+    algorithm: SvdAlgorithm = "auto",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedSvd:
@@ -173,6 +194,7 @@ def plan_svd(
     Args:
         a: the m x n matrix, or its descriptor (global).
         full_matrices: as in `svd` (global).
+        algorithm: as in `svd` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
 
@@ -186,19 +208,22 @@ def plan_svd(
     'TsqrPlan'
     """
     opname = "plan_svd"
+
+    def checked() -> dict[str, Any]:
+        _check_algorithm(opname, algorithm)
+        return {"full": checked_flag(opname, "full_matrices", full_matrices), "algorithm": algorithm}
+
     if isinstance(a, MatrixDescriptor):
         if dtype is None:
             raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
-        real, full = arguments.check_dtype(opname, "dtype", dtype), checked_flag(opname, "full_matrices", full_matrices)
-        ranks = enough_ranks(opname, nprocs, (a,))
-        return PlannedSvd(
-            choose_svd(a, real.name, ranks, "shared" if ranks > 1 else "message", full=full), real, full, None
-        )
+        real, ranks = arguments.check_dtype(opname, "dtype", dtype), enough_ranks(opname, nprocs, (a,))
+        options, transport = checked(), Topology(ranks, shared=True).transport(ranks)
+        return PlannedSvd(choose_svd(a, real.name, ranks, transport, **options), real, options, None)
     runtime = arguments.runtime_of(opname, a)
     with runtime.call(opname):
         with runtime.local_step(opname):
-            _check_matrix(opname, a, runtime)
-            full = checked_flag(opname, "full_matrices", full_matrices)
-        runtime.agree(opname, {"full_matrices": full, **a.signature()})
-        plan = choose_svd(a.desc, a.dtype.name, runtime.nprocs, runtime.transport, full=full)
-        return PlannedSvd(plan, a.dtype, full, runtime)
+            _check_matrix(opname, a, runtime, algorithm)
+            options = checked()
+        runtime.agree(opname, {**options, **a.signature()})
+        plan = choose_svd(a.desc, a.dtype.name, runtime.nprocs, runtime.transport, **options)
+        return PlannedSvd(plan, a.dtype, options, runtime)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pblas.factor.choose import apart, choose_qr
 from pblas.factor.factorization_plan import Panel, columns_from, panels
@@ -28,10 +28,14 @@ from pblas.redistribution.redistribution_plan import RedistributionPlan, describ
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
-_WIDTH = 32
-"""Columns of a panel, half of whose work is products with vectors."""
-_LEAST = 256
-"""Columns of each rank at least: with fewer the products take less time than the messages of each column."""
+SvdAlgorithm = Literal["auto", "blocked", "local"]
+"""The reduction on all ranks ("blocked"), or on one ("local")."""
+
+_WIDTH, _WIDTH_OF_ONE = 32, 128
+"""Columns of a panel, half of whose work is products with vectors; and of a block of reflectors of LAPACK."""
+_SPLIT = 4096
+"""Columns from which on ranks of several hosts reduce the matrix together. On one host LAPACK with the cores of all
+ranks has no messages for each column."""
 _LAYOUTS = 256
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 
@@ -239,8 +243,11 @@ class SvdPlan(Plan):
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         if self.factor is not None:
             yield "QR", f"{self.factor.name} of {'A^H' if self.is_wide else 'A'} first: {self.factor.why}"
-        ranks = ranks_text(self.w.nprocs)
-        yield "reduction", f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks}, each read once"
+        if not self.is_split:
+            yield "reduction", "one stage, by LAPACK on rank 0, with the cores of all ranks of its host"
+        else:
+            how = f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks_text(self.w.nprocs)}"
+            yield "reduction", f"{how}, each read once for two products"
         how = "divide and conquer" if self.vectors else "dqds, without vectors,"
         yield "B", f"{how} by LAPACK on rank 0, with the cores of all ranks of its host"
         if self.vectors:
@@ -256,12 +263,13 @@ def choose_svd(
     *,
     vectors: bool = True,
     full: bool = False,
+    algorithm: SvdAlgorithm = "auto",
 ) -> SvdPlan:
     """The plan for a matrix with the distribution `a`, with all columns of U and rows of Vh if `full`.
 
     >>> choose_svd(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "message").w.nprocs
     4
-    >>> choose_svd(MatrixDescriptor.row_wise(300, 300, 4), "float64", 4, "message").w.nprocs
+    >>> choose_svd(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.nprocs
     1
     """
     a = a.without_lld
@@ -271,11 +279,13 @@ def choose_svd(
         chosen = choose_qr(a if m > n else a.T, dtype, nprocs, transport)
         assert isinstance(chosen, QrPlan | TsqrPlan), "on CPUs"
         factor = chosen
-    is_split = nprocs > 1 and k >= _LEAST * nprocs
-    why = "one rank" if nprocs == 1 else "enough columns for all ranks"
-    if nprocs > 1 and not is_split:
-        why = f"fewer than {_LEAST} columns for each rank: messages would take longer than products"
-    nb = min(_WIDTH, max(k, 1))
+    is_large = transport in ("message", "mixed") and k >= _SPLIT
+    is_split = nprocs > 1 and k > _WIDTH * nprocs and (algorithm == "blocked" or (algorithm == "auto" and is_large))
+    why = "several hosts, and enough columns for all ranks"
+    if not is_split:
+        why = "LAPACK reduces A with the cores of a host faster than ranks that exchange each column"
+    why = "one rank" if nprocs == 1 else f"algorithm={algorithm!r}" if algorithm != "auto" else why
+    nb = min(_WIDTH if is_split else _WIDTH_OF_ONE, max(k, 1))
     w = apart(MatrixDescriptor.column_wise(k + nb, k, nprocs if is_split else 1, nb=nb), dtype)
     z = apart(MatrixDescriptor.column_wise(k, k, nprocs), dtype)
     u, vh = (a if a.shape == shape else resized(a, shape) for shape in ((m, m if full else k), (n if full else k, n)))

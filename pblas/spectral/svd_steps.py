@@ -22,7 +22,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.spectral.bidiagonalization_run import Reflected, RunBidiagonalization
-from pblas.spectral.svd_plan import SvdPlan, choose_svd
+from pblas.spectral.svd_plan import SvdAlgorithm, SvdPlan, choose_svd
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -102,6 +102,7 @@ def singular_system(
     *,
     vectors: bool = True,
     full: bool = False,
+    algorithm: SvdAlgorithm = "auto",
     overwrite_a: bool = False,
     stage: Callable[[str], StageReport] = lambda _: None,
 ) -> SingularSystem:
@@ -109,7 +110,9 @@ def singular_system(
     runtime = a.runtime
     scale = range_scale(finite_size(opname, a), 0.5)
     scaled = a if scale == 1 else elementwise("x * s", x=a, s=scale)
-    plan = choose_svd(a.desc, a.dtype.name, runtime.nprocs, runtime.transport, vectors=vectors, full=full)
+    plan = choose_svd(
+        a.desc, a.dtype.name, runtime.nprocs, runtime.transport, vectors=vectors, full=full, algorithm=algorithm
+    )
     # Q1, R of A, or of A^H
     factor, square = None, scaled
     if plan.factor is not None:

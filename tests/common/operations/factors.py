@@ -126,7 +126,7 @@ def svd(u: Array, s: Array, vh: Array, a: Array, **_: Any) -> float:
     return max(float(error), identity(u), identity(vh.conj().T))
 
 
-def svdvals(s: Array, a: Array) -> float:
+def svdvals(s: Array, a: Array, **_: Any) -> float:
     """The error of singular values, as multiples of eps times the largest."""
     right = np.linalg.svd(a, compute_uv=False)
     return float(np.abs(s - right).max() / eps_of(s.dtype) / right[0])
@@ -314,10 +314,9 @@ FACTORS = [
         "linalg.rsvd",
         lambda _, a, **options: linalg.rsvd(a, **options)[:3],
         residual=svd,
-        values={"a": TALL, "k": 4, "oversample": 0, "power": 1, "seed": 0},
+        values={"a": Operand("column"), "k": 1, "oversample": 0, "power": 1, "seed": 0},
         options={"power": (0,), "oversample": (2,), "seed": (3,)},
         views=("a",),
-        least=8,
     ),
     *(
         Operation(
@@ -420,17 +419,24 @@ FACTORS = [
         called(linalg.svd),
         residual=svd,
         values={"a": TALL, "full_matrices": False},
-        options={"a": (DEFINITE,), "full_matrices": (True,), **OVERWRITE},
+        options={"a": (DEFINITE,), "full_matrices": (True,), "algorithm": ("blocked", "local"), **OVERWRITE},
         views=("a",),
         least=2,
     ),
-    Operation("linalg.svdvals", called(linalg.svdvals), residual=svdvals, values={"a": DEFINITE}, views=("a",)),
+    Operation(
+        "linalg.svdvals",
+        called(linalg.svdvals),
+        residual=svdvals,
+        values={"a": DEFINITE},
+        options={"algorithm": ("blocked", "local")},
+        views=("a",),
+    ),
     Operation(
         "linalg.plan_svd",
         lambda _, a, **options: linalg.plan_svd(a, **options).execute(a),
         residual=svd,
         values={"a": TALL, "full_matrices": False},
-        options={"full_matrices": (True,)},
+        options={"full_matrices": (True,), "algorithm": ("blocked",)},
     ),
     Operation(
         "linalg.polar",

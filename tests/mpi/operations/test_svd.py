@@ -12,7 +12,7 @@ import pytest
 
 import pblas
 from pblas import linalg
-from pblas.spectral.svd_plan import choose_svd
+from pblas.spectral.svd_plan import SvdAlgorithm, choose_svd
 from tests.common.factors import MOST, NAMES, general, norm1, ratio
 from tests.common.gauge import Array, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks
@@ -21,6 +21,7 @@ from tests.mpi.operations.test_eigh import spectra
 from tests.mpi.operations.test_redistribution import Guarded
 
 P = COMM.size
+ALGORITHMS: tuple[SvdAlgorithm, ...] = ("auto", "blocked", "local")
 SETTINGS = ("shared", "message", "mixed")
 MOST_OF_SVD = 50.0
 """LAPACK's threshold of singular values."""
@@ -30,7 +31,8 @@ MOST_OF_SVD = 50.0
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Panels and tiles of a few columns, and all ranks for them, so that small matrices go through all of it."""
     monkeypatch.setattr("pblas.spectral.svd_plan._WIDTH", 3)
-    monkeypatch.setattr("pblas.spectral.svd_plan._LEAST", 4)
+    monkeypatch.setattr("pblas.spectral.svd_plan._WIDTH_OF_ONE", 4)
+    monkeypatch.setattr("pblas.spectral.svd_plan._SPLIT", 12)
     monkeypatch.setattr("pblas.spectral.bidiagonalization_run._TILE_NBYTES", 400)
     choose_svd.cache_clear()
     yield
@@ -68,9 +70,9 @@ def test_any_layout(contexts: Contexts, seed: int) -> None:
     desc = some_descriptor(rng, m + offset + 1, n + offset, P)
     guarded = Guarded(ctx, desc, dtype, (offset, offset + m, offset, offset + n), rng.choice(["own", "shared"]))
     guarded.fill(a)
-    full = rng.choice([True, False])
-    u, s, vh = linalg.svd(guarded.view, full_matrices=full)
-    values = linalg.svdvals(guarded.view)
+    full, algorithm = rng.choice([True, False]), rng.choice(ALGORITHMS)
+    u, s, vh = linalg.svd(guarded.view, full_matrices=full, algorithm=algorithm)
+    values = linalg.svdvals(guarded.view, algorithm=algorithm)
     guarded.check_untouched()
     k = min(m, n)
     assert (u.shape, vh.shape) == ((m, m if full else k), (n if full else k, n))
@@ -93,8 +95,9 @@ def test_spectra(ctx: pblas.Context, kind: str, name: str) -> None:
         left, right = (np.eye(n) if diagonal else np.linalg.qr(general(n, n, wide, seed))[0] for seed in (1, 2))
         for size in (1.0, float(limits.max) / 64, float(limits.smallest_normal) * 64):
             a = ((left * d) @ right * size).astype(dtype)
-            u, s, vh = linalg.svd(ctx.from_global(a))
-            check(a, collected(u), s, collected(vh), size)
+            for algorithm in ALGORITHMS[1:]:
+                u, s, vh = linalg.svd(ctx.from_global(a), algorithm=algorithm)
+                check(a, collected(u), s, collected(vh), size)
 
 
 @few
@@ -107,7 +110,7 @@ def test_kahan_and_graded_matrices(ctx: pblas.Context) -> None:
     tiny_row[0, 2:] = 1e-305 * np.arange(n - 2)
     tiny_row[2:, 2:] = general(n - 2, n - 2, dtype_of("float64"))
     for a in (kahan, graded, graded.T.copy(), tiny_row, np.ones((n, n)), np.triu(np.ones((n, 2 * n)))):
-        u, s, vh = linalg.svd(ctx.from_global(a))
+        u, s, vh = linalg.svd(ctx.from_global(a), algorithm="blocked")
         check(a, collected(u), s, collected(vh))
         right = np.linalg.svd(a, compute_uv=False)
         assert np.abs(s - right).max() <= 1e-14 * n * right[0]
@@ -142,13 +145,14 @@ def test_equal_bits(contexts: Contexts) -> None:
     """Over all transports, and of a second call; those of A^H are those of A."""
     for shape in ((26, 26), (40, 9)):
         a = general(*shape, dtype_of("complex128"))
-        results = []
-        for name in SETTINGS:
-            A = contexts[name].from_global(a)
-            for _ in range(2):
-                u, s, vh = linalg.svd(A)
-                results.append((collected(u).tobytes(), s.tobytes(), collected(vh).tobytes()))
-        assert len(set(results)) == 1
+        for algorithm in ALGORITHMS[1:]:
+            results = []
+            for name in SETTINGS:
+                A = contexts[name].from_global(a)
+                for _ in range(2):
+                    u, s, vh = linalg.svd(A, algorithm=algorithm)
+                    results.append((collected(u).tobytes(), s.tobytes(), collected(vh).tobytes()))
+            assert len(set(results)) == 1
         assert np.abs(linalg.svdvals(A.H) - s).max() <= 1e-13 * s[0]
 
 
@@ -156,7 +160,7 @@ def test_equal_bits(contexts: Contexts) -> None:
 def test_planned_progress_and_memory(ctx: pblas.Context) -> None:
     a, reports = general(20, 11, dtype_of("float64")), list[tuple[str, float]]()
     A = ctx.from_global(a)
-    with linalg.plan_svd(A, full_matrices=True) as planned:
+    with linalg.plan_svd(A, full_matrices=True, algorithm="local") as planned:
         u, s, vh = planned.execute(A)
         assert u.shape == (20, 20)
         check(a, collected(u), s, collected(vh))
@@ -178,6 +182,7 @@ def test_errors(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
         raises_on_all_ranks(pblas.ArgumentError, "svd: A has NaN or infinite", lambda: wrong(ctx.from_global(a)))
     for kind, text, call in (
         (pblas.DTypeError, "has too few bits", lambda: wrong(ctx.ones((3, 3)).astype("float16"))),
+        (pblas.ArgumentError, "algorithm must be", lambda: wrong(A, algorithm="qr")),
         (pblas.ArgumentError, "full_matrices must be", lambda: wrong(A, full_matrices=2)),
         (pblas.ArgumentError, "a must be a DistMatrix", lambda: wrong(a)),
         (pblas.ArgumentError, "k must be an integer from 1 to", lambda: linalg.rsvd(A, 13)),
