@@ -35,7 +35,7 @@ class QdwhStep(NamedTuple):
 def qdwh_steps(l: float, eps: float) -> list[QdwhStep]:
     """The iterations for singular values in [l, 1], after which all are 1 up to a few eps.
 
-    >>> [sum(step.by_qr is qr for step in qdwh_steps(l, 2.0**-52)) for l in (1e-16, 1e-8, 1e-2, 0.1) for qr in (1, 0)]
+    >>> [sum(step.by_qr == qr for step in qdwh_steps(l, 2.0**-52)) for l in (1e-16, 1e-8, 1e-2, 0.1) for qr in (1, 0)]
     [2, 4, 2, 3, 1, 3, 0, 3]
     """
     steps = list[QdwhStep]()

@@ -46,7 +46,7 @@ class SvdPlan(Plan):
 
     >>> plan = choose_svd(MatrixDescriptor.row_wise(4096, 512, 2), "float64", 2, "shared")
     >>> type(plan.factor).__name__, plan.w.shape, plan.u.shape, plan.vh.shape
-    ('TsqrPlan', (544, 512), (4096, 512), (512, 512))
+    ('TsqrPlan', (640, 512), (4096, 512), (512, 512))
     """
 
     name: ClassVar[str] = "SvdPlan"
