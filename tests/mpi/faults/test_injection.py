@@ -283,7 +283,7 @@ ALIKE: dict[str, Callable[[Cast], object]] = {
     "expm": lambda x: linalg.expm(x.columns),
     "rsvd": lambda x: linalg.rsvd(x.grid, 2),
     "qr, pivoting": lambda x: linalg.qr(x.tall, pivoting=True),
-    "solve, refine": lambda x: linalg.solve(x.large, x.large, refine="float32"),
+    "solve, refine": lambda x: linalg.solve(x.grid, x.grid, refine="float32"),
     "svd, blocked": lambda x: linalg.svd(x.columns, algorithm="blocked"),
     "svdvals": lambda x: linalg.svdvals(x.rows),
     "plan_svd": lambda x: linalg.plan_svd(x.columns),
