@@ -10,6 +10,8 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.elementwise import elementwise
 from pblas.arrays.stacking import vstack
+from pblas.backends.local_step import agreed
+from pblas.core.linalg_errors import SingularMatrixError
 from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.cholesky import cho_factor
@@ -21,7 +23,7 @@ from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.spectral.qdwh import qdwh_steps
-from pblas.spectral.svd_steps import finite_size, singular_system
+from pblas.spectral.svd_steps import check_on_cpus, finite_size, singular_system
 
 if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
@@ -63,6 +65,7 @@ def polar(
     Raises:
         ArgumentError: a wrong argument; NaN or infinite elements.
         BackendError, ConvergenceError, DTypeError: as `svd`.
+        SingularMatrixError: on GPUs, A is singular to rounding.
 
     Source: Nakatsukasa, Bai, Gygi, Optimizing Halley's iteration for computing the matrix polar decomposition, 2010;
         scipy.linalg.polar.
@@ -101,6 +104,8 @@ def _check(opname: str, a: Any, runtime: Runtime, side: Any, algorithm: Any) -> 
         raise errors.ArgumentError(f"{opname}: side must be 'right' or 'left', got {side!r}")
     if algorithm not in ("auto", "qdwh", "svd"):
         raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'qdwh' or 'svd', got {algorithm!r}")
+    if algorithm == "svd":
+        check_on_cpus(opname, runtime)
 
 
 def _by_qdwh(opname: str, a: DistMatrix, progress: StageReport) -> DistMatrix | None:
@@ -124,7 +129,8 @@ def _by_qdwh(opname: str, a: DistMatrix, progress: StageReport) -> DistMatrix | 
     if least < n * eps:
         if not a.runtime.backend.gpus:
             return None
-        least = eps
+        text = f"{opname}: A is singular to rounding, so its polar factor is not unique; use Context(backend='mpi')"
+        raise agreed(SingularMatrixError(text))
     x, steps = tall, qdwh_steps(min(least, 1.0), eps)
     for k, step in enumerate(steps):
         w, b, c = step
