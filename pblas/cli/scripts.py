@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pblas.cli.output import Commands, Console, add_command, size
-from pblas.errors import BackendError
 from pblas.launch.job import launcher, refuse_inside_a_job
 
 if TYPE_CHECKING:
@@ -47,7 +46,8 @@ def is_script(words: Sequence[str]) -> bool:
 def run_script(words: Sequence[str]) -> int:
     """Run a script as one rank, as `python -m mpi4py` does: an error ends the job."""
     if find_spec("mpi4py") is None:
-        raise BackendError(f"{words[0]}: there is no mpi4py: pip install mpi4py mpich")
+        print("pblas: error: a script needs mpi4py: pip install mpi4py mpich", file=sys.stderr)
+        return 1
     sys.argv[1:] = words
     runpy.run_module("mpi4py", run_name="__main__")
     return 0

@@ -48,7 +48,7 @@ class Lists(NamedTuple):
 
 
 def selection(shape: tuple[int, int], key: object) -> Selection:
-    """The rows and columns that a key selects.
+    """The rows and columns that a key of integers and slices of step 1 selects.
 
     >>> selection((4, 6), (slice(1, None), -1))
     Selection(i0=1, i1=4, j0=5, j1=6)
@@ -56,11 +56,6 @@ def selection(shape: tuple[int, int], key: object) -> Selection:
     parts = _without_ellipsis(key)
     if not 1 <= len(parts) <= 2:
         raise errors.ArgumentError(f"DistMatrix: expected one or two indices or slices, got A[{_shown(key)}]")
-    if not all(isinstance(part, slice) or _is_index(part) for part in parts):
-        raise errors.ArgumentError(
-            f"DistMatrix: expected integers and slices, A[i, j] or A[i0:i1, j0:j1], got A[{_shown(key)}]; "
-            f"lists of integers and A[mask] are others"
-        )
     (i0, i1), (j0, j1) = (
         _bounds(key, part, size, name)
         for part, size, name in zip((*parts, slice(None))[:2], shape, ("row", "column"), strict=True)
@@ -94,12 +89,14 @@ def lists(shape: tuple[int, int], key: object) -> Lists:
 
 
 def is_listed(key: object) -> bool:
-    """Whether a key has a list, an array or a slice with another step than 1, so that no view has its elements.
+    """Whether a key has a list or a slice with another step than 1, so that no view has its elements.
+
+    Objects that are no keys are as lists: all ranks have their error.
 
     >>> is_listed(([0, 3], slice(None))), is_listed(slice(None, None, -1)), is_listed((1, slice(2, 3, 1)))
     (True, True, False)
     """
-    return any(_is_list(part) or _has_step(part) for part in _without_ellipsis(key))
+    return any(_has_step(part) if isinstance(part, slice) else not _is_index(part) for part in _without_ellipsis(key))
 
 
 def is_element(key: object) -> bool:
@@ -126,8 +123,8 @@ def _is_list(part: object) -> bool:
     return isinstance(part, list | range) or (isinstance(part, np.ndarray) and part.ndim > 0)
 
 
-def _has_step(part: object) -> bool:
-    return isinstance(part, slice) and _is_index(part.step) and operator.index(part.step) != 1
+def _has_step(part: slice) -> bool:
+    return _is_index(part.step) and operator.index(part.step) != 1
 
 
 def _is_index(part: Any) -> bool:
@@ -136,7 +133,7 @@ def _is_index(part: Any) -> bool:
         return False
     try:
         operator.index(part)
-    except TypeError:
+    except Exception:  # noqa: BLE001 - a method of another library
         return False
     return True
 
@@ -174,6 +171,10 @@ def _indices(key: object, part: Any, size: int, name: str) -> Array:
         return np.arange(*_slice_indices(key, part, size))
     if _is_index(part):
         return np.arange(*_bounds(key, part, size, name))
+    if not _is_list(part):
+        raise errors.ArgumentError(
+            f"DistMatrix: expected integers, slices, lists of integers, or a mask, got A[{_shown(key)}]"
+        )
     try:
         array = np.asarray(part)
     except ValueError:  # lists of unequal lengths

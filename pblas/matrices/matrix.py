@@ -11,7 +11,7 @@ from pblas import errors
 from pblas.backends import log
 from pblas.matrices import files, indexing
 from pblas.matrices import scatter_gather as transfer
-from pblas.matrices.complete_files import checked_path, discard, finish
+from pblas.matrices.complete_files import checked_path, discard, finish, write
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_flag, name_of, shared_descriptor
@@ -307,6 +307,40 @@ class DistMatrix(Operators):
                 log.write(log.INFO, 0, "save: %s is written, %r", path, self)
         finally:
             discard(temporary)
+
+    @collective
+    def plot(self, path: str | os.PathLike[str], *, spy: bool = False) -> None:
+        """**Collective.** Draw the matrix into a file, of at most 128 x 128 cells; rank 0 writes it.
+
+        Args:
+            path: path that ends in .png, .svg or .pdf; an old file is replaced (global).
+            spy: draw which share of the elements of each cell is not 0; otherwise their mean, of complex elements that
+                of the absolute values (global).
+
+        Raises:
+            ArgumentError: not a path, another suffix, or no elements.
+            BackendError: Matplotlib is not installed.
+            FileFormatError: the file cannot be written.
+        """
+        from pblas.matrices import plotting
+
+        runtime = self.runtime
+        with runtime.local_step("plot"):
+            path = checked_path("plot", path)
+            plotting.check(path)
+            spy = checked_flag("plot", "spy", spy)
+            if not self.size:
+                raise errors.ArgumentError(f"plot: the matrix is {self.shape[0]} x {self.shape[1]}; nothing to draw")
+            part = runtime.backend.reading(self.computed("plot"))
+            sums = plotting.cell_sums(part, self.desc, runtime.rank, spy=spy)
+        runtime.agree("plot", {"path": path, "spy": spy, **self.signature()})
+        parts = runtime.backend.gather(sums)
+        with runtime.local_step("plot: write the file"):
+            if runtime.rank == 0:
+                form = path.rpartition(".")[2]
+                title = f"{self.shape[0]} x {self.shape[1]} {self.dtype.name}"
+                write(path, plotting.picture(np.sum(parts, axis=0), self.shape, title, form, spy=spy))
+        runtime.agree("plot: write the file", {})
 
     def signature(self) -> dict[str, object]:
         """The properties that must be equal on all ranks, for agreements."""

@@ -131,6 +131,7 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "A[i, j]": lambda x: x.grid[1, 2],
     "A[...] = B": lambda x: x.own.__setitem__((slice(0, 3), slice(0, 3)), x.view),
     "A[...] = array": lambda x: x.own.__setitem__(2, np.ones(N)),
+    "plot": lambda x: x.grid.plot(x.folder / "matrix.svg"),
     "A[rows]": lambda x: x.grid[[2, 0], ::2],
     "A[mask]": lambda x: x.grid[x.columns],
     "A[rows] = B": lambda x: x.own.__setitem__([2, 0], x.grid[:2]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy import special
 import pblas
 from pblas import ArgumentError, DescriptorError, DistMatrix, Grid, MatrixDescriptor
 from pblas._numpy import UFUNCS
+from pblas.matrices import plotting
 from tests.common.gauge import Array, entries
 from tests.common.ranks import COMM, collected, each_wrong, few, outcome_of, raises_on_all_ranks
 
@@ -126,6 +128,24 @@ def test_comparisons_and_masks(matrices: tuple[Any, Any]) -> None:
     raises_on_all_ranks(DescriptorError, "the mask is 2 x 7, A 7 x 7", lambda: C.__setitem__(C[:2] > 0, 1))
     raises_on_all_ranks(ArgumentError, "a mask must be a DistMatrix", lambda: C.__setitem__(a, 1))
     check(C, c)
+
+
+def test_plots_have_the_means_of_cells(ctx: pblas.Context, tmp_path: Path) -> None:
+    x = entries((300, 520), FLOAT64, 3)
+    x[:100] = 0
+    for desc in (None, MatrixDescriptor.block_cyclic(300, 520, 7, 5, Grid(1, ctx.nprocs))):
+        A = ctx.from_global(x, desc, root=None)
+        rows, columns = (plotting.bounds(size) for size in x.shape)
+        expected = np.add.reduceat(np.add.reduceat(x, rows[:-1], 0), columns[:-1], 1)
+        for spy, sums in ((False, expected), (True, None)):
+            total = sum(COMM.allgather(plotting.cell_sums(A.local, A.desc, ctx.rank, spy=spy)))
+            assert total.shape == (128, 128)
+            assert total.sum() == np.count_nonzero(x) if sums is None else np.allclose(total, sums, atol=1e-12)
+    path = COMM.bcast(tmp_path, 0) / "a.svg"
+    A.plot(path)
+    assert "</svg>" in path.read_text()
+    raises_on_all_ranks(ArgumentError, "must end in .png, .svg, .pdf", lambda: A.plot("a.txt"))
+    raises_on_all_ranks(ArgumentError, "nothing to draw", lambda: A[:0].plot(path))
 
 
 def test_reductions_of_ufuncs(matrices: tuple[Any, Any]) -> None:

@@ -187,10 +187,9 @@ def test_operands_and_keys_that_do_not_fit_are_refused_with_the_remedy(ctx: pbla
     raises_on_all_ranks(ArgumentError, "array that is equal on all ranks, got str", lambda: a + "x")
     raises_on_all_ranks(DTypeError, "astype: dtype must be one of", lambda: a.astype(int))
     raises_on_all_ranks(DTypeError, "; pass dtype='float64'", lambda: a.astype(int))
-    raises_on_all_ranks(ArgumentError, "got A[::2]; A.to_global() gives", lambda: a[::2])
-    raises_on_all_ranks(ArgumentError, "got A[[0, 2]]; A.to_global() gives", lambda: a[[0, 2]])
-    raises_on_all_ranks(ArgumentError, "A.to_global() gives", lambda: a[X > 1])
-    raises_on_all_ranks(ArgumentError, "integers and slices", lambda: a[..., ...])
+    raises_on_all_ranks(ArgumentError, "A[np.ix_(rows, columns)] selects the submatrix", lambda: a[[0, 2], [1, 2]])
+    assert np.array_equal(_whole(a[np.ix_([0, 2], [1, 2])]), X[np.ix_([0, 2], [1, 2])])
+    raises_on_all_ranks(ArgumentError, "expected integers, slices", lambda: a[..., ...])
     raises_on_all_ranks(OutOfRangeError, "row 9 does not exist, the matrix has 3 rows; got A[9, 1:]", lambda: a[9, 1:])
 
 
