@@ -18,6 +18,7 @@ ELSEWHERE = {
     "Context.trace": "a with block about other calls: tests/mpi/push/test_trace.py",
     "Context.load": "reads files: tests/mpi/matrices/test_files.py",
     "DistMatrix.save": "writes files: tests/mpi/matrices/test_files.py",
+    "DistMatrix.plot": "draws a file: tests/mpi/matrices/test_numpy.py",
     "Context.random": "its elements are no function of NumPy's: tests/mpi/matrices/test_constructors.py",
     "Context.empty": "without elements; the operands of all calls are made by it",
     "Context.from_local": "makes no elements; the operands of all calls are made by it",
