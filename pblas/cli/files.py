@@ -144,7 +144,7 @@ def run_matmul(arguments: Namespace, console: Console) -> int:
 
 
 _CONVERT_DETAILS = """\
-The formats are those of the suffixes: .npy, .h5, and .bin for the elements alone, as Fortran writes them. A .bin file
+The formats are those of the suffixes: .npy, .h5, .mtx, and .bin for the elements alone, as Fortran writes. A .bin file
 does not tell what it holds: give --shape, --dtype and, if it is stored by rows, --order C. Every rank reads and writes
 only its own part. Under MPI start it as
 

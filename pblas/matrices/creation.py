@@ -268,14 +268,15 @@ class Creation:
         shape: tuple[int, int] | None = None,
         offset: int = 0,
     ) -> DistMatrix:
-        """**Collective.** A matrix from a .npy, .h5 or .bin file; every rank reads only the elements that it owns.
+        """**Collective.** A matrix from a .npy, .h5, .mtx or .bin file; every rank reads the elements that it owns.
 
         An array of one dimension is read as n x 1. Memory for the elements of this rank and for 4 MiB suffices, however
         large the file is; only datasets in chunks take the chunks of 16 MiB, or of a row of chunks.
 
         Args:
             path: path of a file that all ranks can read; HDF5, read by h5py (the extra `hdf5`), if it ends in .h5 or
-                .hdf5; elements alone if it ends in .bin (global).
+                .hdf5; an array of the Matrix Market if it ends in .mtx, a text that every rank reads; elements alone if
+                it ends in .bin (global).
             desc: distribution, of the shape of the matrix that is read; None for `MatrixDescriptor.default` (global).
             dtype: dtype of the matrix; None for that of the file. A .bin file has this dtype, as "float64" or ">f8"
                 (global).

@@ -1,4 +1,4 @@
-"""Matrices in files: .npy, .h5 and .bin, by the suffix of the path. Each rank reads and writes its own elements."""
+"""Matrices in files: .npy, .h5, .mtx and .bin, by the suffix of the path. Each rank writes its own elements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype
 from pblas.errors import ArgumentError, FileFormatError
-from pblas.matrices import hdf5
+from pblas.matrices import hdf5, matrix_market
 from pblas.matrices.complete_files import Header, begin, discard, reading
 from pblas.matrices.scatter_gather import global_indices, holds_first_copy, put_part
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _HDF5 = (".h5", ".hdf5")
 _RAW = ".bin"
+_TEXT = ".mtx"
 _PANEL_NBYTES = 4 << 20
 """Memory for the elements that are read at a time, unless one line is longer."""
 _GAP_NBYTES = 1 << 14
@@ -41,14 +42,14 @@ def is_raw(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() == _RAW
 
 
-def format_of(opname: str, path: str) -> Literal["npy", "hdf5", "raw"]:
+def format_of(opname: str, path: str) -> Literal["npy", "hdf5", "raw", "text"]:
     """The format of a new file, by the suffix of its path.
 
     >>> format_of("save", "a/b.h5")
     'hdf5'
     >>> format_of("save", "b.txt")
     Traceback (most recent call last):
-    pblas.errors.ArgumentError: save: b.txt ends in '.txt'; a matrix is saved as .npy, .h5 or .bin: pass 'b.npy'
+    pblas.errors.ArgumentError: save: b.txt ends in '.txt'; a matrix is saved as .npy, .h5, .mtx or .bin: pass 'b.npy'
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".npy":
@@ -57,8 +58,10 @@ def format_of(opname: str, path: str) -> Literal["npy", "hdf5", "raw"]:
         return "hdf5"
     if suffix == _RAW:
         return "raw"
+    if suffix == _TEXT:
+        return "text"
     name, ends = Path(path).name, f"ends in {suffix!r}" if suffix else "has no ending"
-    remedy = f"a matrix is saved as .npy, .h5 or .bin: pass {Path(name).stem + '.npy'!r}"
+    remedy = f"a matrix is saved as .npy, .h5, .mtx or .bin: pass {Path(name).stem + '.npy'!r}"
     raise ArgumentError(f"{opname}: {path} {ends}; {remedy}")
 
 
@@ -78,11 +81,16 @@ def read_header(path: str | os.PathLike[str], dataset: str | None = None, raw: R
     """Shape, dtype and place of the matrix in a file: `raw`, HDF5 if the path ends in .h5 or .hdf5, else .npy."""
     if raw is not None:
         return _raw_header(path, raw)
+    if Path(path).suffix.lower() == _TEXT:
+        return matrix_market.read_header(path)
     return hdf5.read_header(path, dataset) if Path(path).suffix.lower() in _HDF5 else _read_npy_header(path)
 
 
 def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
     """Copy the elements that `rank` owns from a file into `local`, converted to its dtype."""
+    if Path(path).suffix.lower() == _TEXT:
+        matrix_market.read_part(path, header, desc, rank, local)
+        return
     read = hdf5.read_part if header.dataset and header.offset is None else _read_boxes
     read(path, header, desc, rank, local)
 
@@ -98,13 +106,15 @@ def create(
             kind = format_of("save", path)
             if kind == "npy":
                 header = _write_npy_header(file, shape, dtype, order)
+            elif kind == "text":
+                header = matrix_market.write_header(file, shape, dtype)
             elif kind == "raw":
                 header = Header(shape, _stored(dtype), order, 0)
             else:
                 if Path(path).exists():
                     shutil.copyfile(path, temporary)
                 header = hdf5.write_header(path, temporary, dataset or hdf5.DEFAULT, shape, dtype, overwrite=overwrite)
-            offset, nbytes = header.offset, shape[0] * shape[1] * dtype.itemsize
+            offset, nbytes = header.offset, shape[0] * shape[1] * header.dtype.itemsize
             if nbytes and offset is not None:
                 if hasattr(os, "posix_fallocate"):  # a full disk raises here; a memory map would get a SIGBUS later
                     os.posix_fallocate(file.fileno(), offset, nbytes)
@@ -248,6 +258,8 @@ def write_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescrip
         return
     try:
         stored = np.memmap(path, header.dtype, "r+", header.offset, header.shape, order=header.order)  # type: ignore[call-overload]
+        if header.dtype.kind == "S":
+            local = matrix_market.lines(local)
         put_part(stored, desc, rank, local.view(header.dtype) if header.is_raw else local)
         stored.flush()
     except OSError as error:

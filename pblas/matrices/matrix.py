@@ -256,7 +256,7 @@ class DistMatrix(Operators):
 
     @collective
     def save(self, path: str | os.PathLike[str], *, dataset: str | None = None, overwrite: bool = False) -> None:
-        """**Collective.** Write the matrix as a .npy, .h5 or .bin file; every rank writes the elements that it owns.
+        """**Collective.** Write the matrix as a .npy, .h5, .mtx or .bin file; every rank writes its own elements.
 
         The file gets its name when it is complete: after an error there is no new file, and an old one is unchanged. A
         .npy file is replaced, as by `numpy.save`. In an HDF5 file other datasets stay; the file is copied for that.
@@ -268,8 +268,9 @@ class DistMatrix(Operators):
         bfloat16 as float32; it does not take elements of 8 bits.
 
         Args:
-            path: path that ends in .npy; in .h5 or .hdf5, which needs h5py (the extra `hdf5`); or in .bin, for the
-                elements alone in the matrix's order. Its folder is one that all ranks can write (global).
+            path: path that ends in .npy; in .h5 or .hdf5, which needs h5py (the extra `hdf5`); in .mtx, for an array
+                of the Matrix Market as text; or in .bin, for the elements alone in the matrix's order. Its folder is
+                one that all ranks can write (global).
             dataset: name of the dataset in an HDF5 file, as "group/name"; None for "data" (global).
             overwrite: whether a dataset of this name may be replaced (global).
 

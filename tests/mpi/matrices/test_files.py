@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
+import scipy.io
 
 from pblas import (
     ArgumentError,
@@ -134,7 +135,7 @@ def test_files_of_any_numbers_in_any_byte_order_load_as_their_values(
 def test_parts_of_files_are_read(ctx: Context, folder: Path, order: Order) -> None:
     x = entries(8, 7, np.dtype("float64"))
     a = ctx.from_global(x, root=None, order=order)
-    for name in ("a.npy", "a.bin", "a.h5"):
+    for name in ("a.npy", "a.bin", "a.h5", "a.mtx"):
         a.save(folder / name)
         of_raw: dict[str, Any] = {"dtype": "float64", "shape": (8, 7), "order": order} if name == "a.bin" else {}
         for rows, columns in (
@@ -159,6 +160,32 @@ def test_parts_of_files_are_read(ctx: Context, folder: Path, order: Order) -> No
     if ctx.nprocs > 1:
         rows = slice(0, 2) if ctx.rank else slice(1, 3)
         raises_on_all_ranks(MismatchError, "first row differs", lambda: ctx.load(folder / "a.npy", rows=rows))
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64", "bfloat16"])
+def test_texts_of_the_matrix_market_are_those_of_scipy(ctx: Context, folder: Path, dtype: str) -> None:
+    x = entries(8, 7, checked_dtype("test", dtype))
+    wide = x.astype("complex128" if x.dtype.kind == "c" else "float64")
+    wide[1, 2], wide[3, 3], wide[0, 6] = np.inf, -1.2345678901234567e-300, 0.1
+    for desc in layouts(8, 7, "C"):
+        ctx.from_global(wide, desc, None).save(folder / "a.mtx")
+        assert np.array_equal(scipy.io.mmread(folder / "a.mtx"), wide)
+        assert np.array_equal(collected(ctx.load(folder / "a.mtx", desc)), wide)
+    ctx.from_global(x, root=None).save(folder / "b.mtx")
+    assert np.array_equal(collected(ctx.load(folder / "b.mtx", dtype=dtype)), x)
+    on_one_rank(lambda: scipy.io.mmwrite(folder / "c.mtx", np.arange(56).reshape(8, 7), comment="integers"))
+    assert np.array_equal(collected(ctx.load(folder / "c.mtx")), np.arange(56.0).reshape(8, 7))
+    head = b"%%MatrixMarket matrix array real general\n2 2\n"
+    for content, text in (
+        (b"1 2\n", "not a Matrix Market file"),
+        (head.replace(b"array", b"coordinate"), "scipy.io.mmread"),
+        (head[:-4] + b"2\n", "a line of rows and columns"),
+        (head + b"1\n2\n3\n", "expected 4 elements, got 3"),
+        (head + b"1\n2\n3\n4\n5\n", "expected 4 elements, got more"),
+        (head + b"1\n2\nx\n4\n", "not a line of numbers"),
+    ):
+        on_one_rank(partial((folder / "d.mtx").write_bytes, content))
+        raises_on_all_ranks(FileFormatError, text, partial(ctx.load, folder / "d.mtx"))
 
 
 def test_elements_alone_are_read_and_written(ctx: Context, folder: Path) -> None:

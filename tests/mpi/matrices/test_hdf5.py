@@ -221,7 +221,7 @@ def test_names_that_do_not_fit_are_refused_on_every_rank(ctx: Context, folder: P
 def test_another_ending_is_refused_with_the_remedy(ctx: Context, folder: Path, name: str) -> None:
     a = ctx.ones((8, 7))
     text = raises_on_all_ranks(
-        ArgumentError, "a matrix is saved as .npy, .h5 or .bin: pass '", partial(a.save, folder / name)
+        ArgumentError, "a matrix is saved as .npy, .h5, .mtx or .bin: pass '", partial(a.save, folder / name)
     )
     assert not list(folder.iterdir())
     COMM.Barrier()
