@@ -169,7 +169,8 @@ def test_texts_of_the_matrix_market_are_those_of_scipy(ctx: Context, folder: Pat
     wide[1, 2], wide[3, 3], wide[0, 6] = np.inf, -1.2345678901234567e-300, 0.1
     for desc in layouts(8, 7, "C"):
         ctx.from_global(wide, desc, None).save(folder / "a.mtx")
-        assert np.array_equal(scipy.io.mmread(folder / "a.mtx"), wide)
+        read: Any = scipy.io.mmread(folder / "a.mtx")
+        assert np.array_equal(read, wide)
         assert np.array_equal(collected(ctx.load(folder / "a.mtx", desc)), wide)
     ctx.from_global(x, root=None).save(folder / "b.mtx")
     assert np.array_equal(collected(ctx.load(folder / "b.mtx", dtype=dtype)), x)
