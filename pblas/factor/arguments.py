@@ -8,7 +8,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
-from pblas.factor.choose import FactorizationAlgorithm, Kind, QrAlgorithm
+from pblas.factor.choose import CholeskyAlgorithm, FactorizationAlgorithm, Kind, QrAlgorithm
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import converted_array, equal_array
@@ -52,14 +52,16 @@ def check_dtype(opname: str, name: str, dtype: object) -> Dtype:
 
 def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: object, *, gpus: bool) -> None:
     """Raise an error for an algorithm that is unknown or does not fit, or a matrix that cannot be factored so."""
-    known = get_args(QrAlgorithm if kind == "qr" else FactorizationAlgorithm)
+    known = get_args({"cholesky": CholeskyAlgorithm, "lu": FactorizationAlgorithm, "qr": QrAlgorithm}[kind])
     if algorithm not in known:
         names = ", ".join(map(repr, known))
         raise errors.ArgumentError(f"{opname}: algorithm must be one of {names}, got {algorithm!r}")
     if kind == "cholesky":
         check_square(opname, desc)
-    if algorithm == "tsqr" and gpus:
-        raise errors.BackendError(f"{opname}: algorithm='tsqr' runs on CPUs, this context is on GPUs; leave it out")
+    if algorithm in ("tsqr", "grid") and gpus:
+        raise errors.BackendError(
+            f"{opname}: algorithm={algorithm!r} runs on CPUs, this context is on GPUs; leave it out"
+        )
     if algorithm in ("tsqr", "cholesky") and not desc.m >= desc.n > 0:
         raise errors.ArgumentError(
             f"{opname}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "

@@ -17,7 +17,7 @@ from pblas.runtime.runtime import checked_flag
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from pblas.factor.choose import FactorizationAlgorithm, Kind
+    from pblas.factor.choose import CholeskyAlgorithm, Kind
 
 
 class PlannedCholesky(PlannedFactorization):
@@ -46,7 +46,7 @@ def plan_cholesky(
     a: DistMatrix | MatrixDescriptor,
     *,
     upper: bool = False,
-    algorithm: FactorizationAlgorithm = "auto",
+    algorithm: CholeskyAlgorithm = "auto",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedCholesky:
@@ -83,7 +83,7 @@ def cholesky(
     *,
     upper: bool = False,
     out: DistMatrix | None = None,
-    algorithm: FactorizationAlgorithm = "auto",
+    algorithm: CholeskyAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> DistMatrix:
@@ -94,8 +94,9 @@ def cholesky(
             diagonal (global).
         upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
         out: matrix that receives the factor; may be A itself; None for a new one in the layout of A (global).
-        algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
-            all ranks that get some; "auto" takes the one that is expected to be faster (global).
+        algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels on all ranks, in
+            block columns or over a grid; "grid" over a grid of about as many process rows as columns, or over that of A
+            if A is in square blocks; "auto" takes the one that is predicted to be faster (global).
         overwrite_a: A is not needed any more: the factor takes its memory, unless A is conjugated or read-only. If the
             lower triangle is read and A has the layout that `plan_cholesky` names W, in memory of the context, A is
             factored in place; then no copy is made, and an error leaves A half factored (global).
@@ -136,7 +137,7 @@ def cho_factor(
     a: DistMatrix,
     lower: bool = True,
     *,
-    algorithm: FactorizationAlgorithm = "auto",
+    algorithm: CholeskyAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
     check: bool = True,
@@ -212,13 +213,15 @@ def brought_back(
 
 
 def _clear_above_diagonal(opname: str, w: DistMatrix) -> None:
-    """**Collective** after an error. Write zeros above the diagonal of a matrix with whole columns on each rank."""
-    runtime = w.runtime
+    """**Collective** after an error. Write zeros above the diagonal of a matrix in block columns or square blocks."""
+    runtime, desc = w.runtime, w.desc
+    row, column = desc.grid.coordinates(runtime.rank)
     with runtime.local_step(opname):
         local, arrays = w.stored(opname), runtime.backend.arrays
-        for panel in panels(w.desc):
-            if panel.owner == runtime.rank:
-                columns = local[:, panel.j_loc : panel.j_loc + panel.width]
-                arrays.scale(0, columns[: panel.start])
-                arrays.lower(columns[panel.start : panel.stop])
+        for panel in panels(desc):
+            if desc.grid.coordinates(panel.owner)[1] == column:
+                i, columns = desc.rows.local_start(panel.start, row), local[:, panel.j_loc : panel.j_loc + panel.width]
+                arrays.scale(0, columns[:i])
+                if panel.owner == runtime.rank:
+                    arrays.lower(columns[i : i + panel.width])
         arrays.synchronize()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import isqrt
+from math import inf, isqrt
 from typing import Literal, NamedTuple
 
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
+from pblas.factor.grid_plan import GridCholeskyPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.simulation.hardware import ITEMSIZE, Transport
+from pblas.layouts.grid import Grid
+from pblas.redistribution.redistribution_plan import RedistributionPlan
+from pblas.simulation.hardware import CORE, ITEMSIZE, Topology, Transport
+from pblas.simulation.simulate import predict
 
 Kind = Literal["cholesky", "lu", "qr"]
 FactorizationAlgorithm = Literal["auto", "blocked", "local"]
+CholeskyAlgorithm = Literal["auto", "blocked", "grid", "local"]
 QrAlgorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 
 _NARROWEST, _WIDEST = 64, 192
@@ -37,6 +43,11 @@ _TAIL_ON_GPUS = 8192  # order of a matrix that cuSOLVER's Cholesky factors faste
 _BLOCKED_ON_A_GPU = 16384
 """Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
 
+_LEAST_OF_A_GRID = 4  # ranks of the smallest grid of several rows and columns
+_QUICKER = 0.9
+"""A grid replaces block columns if it is predicted to take less than this part of their time: both are predicted with
+rates of a machine that may not be the user's."""
+
 _LAYOUTS = 256  # size of the cache of plans: loops call with matrices of the same few layouts again and again
 
 
@@ -49,6 +60,12 @@ class _Limits(NamedTuple):
     per_column: int = 0
 
 
+def _limits(per_column: int = 0, *, gpus: bool = False) -> _Limits:
+    if gpus:
+        return _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
+    return _Limits(_NARROWEST, _WIDEST, _LEAST, per_column)
+
+
 @lru_cache(_LAYOUTS)
 def choose_factorization(
     kind: Literal["cholesky", "lu"],
@@ -59,10 +76,12 @@ def choose_factorization(
     *,
     returns: bool = False,
     uplo: Literal["L", "U"] = "L",
-    algorithm: FactorizationAlgorithm = "auto",
+    algorithm: CholeskyAlgorithm = "auto",
     gpus: bool = False,
 ) -> FactorizationPlan:
-    """The plan by panels ("blocked"), on one rank ("local"), or what is expected to be faster ("auto").
+    """The plan by panels ("blocked"; "grid": over a grid), on one rank ("local"), or what is expected to be faster.
+
+    The choice depends on no transport and no measured rate: the factor has the same bits on any of them.
 
     >>> plan = choose_factorization("lu", MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared")
     >>> plan.w.nb, plan.w.nprocs
@@ -84,13 +103,66 @@ def choose_factorization(
     triangles = range(w.nb + 1, _TRIANGLE_ON_GPUS + 1) if gpus else range(1, w.n + 1)
     has_tail = gpus and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
     tail = _TAIL_ON_GPUS if has_tail else 0
-    return CholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library, triangles, tail)
+    columns = CholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library, triangles, tail)
+    if algorithm == "local" or (algorithm != "grid" and (nprocs < _LEAST_OF_A_GRID or gpus)):
+        return columns
+    grids = [
+        GridCholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library)
+        for w, why in square_blocks(target, dtype, nprocs, gpus=gpus)
+    ]
+    best, seconds = columns, inf
+    if algorithm != "grid":
+        seconds = _QUICKER * _predicted(columns, target, grids)
+    for plan in grids:
+        predicted = _predicted(plan, target, [columns, *grids], seconds)
+        if predicted < seconds:
+            best, seconds = plan, predicted
+    return best
+
+
+def _predicted(
+    plan: FactorizationPlan,
+    target: MatrixDescriptor,
+    others: Sequence[FactorizationPlan],
+    enough: float = inf,
+) -> float:
+    """Seconds of a plan by messages, with its redistributions if another plan needs none: they take long to predict."""
+    neutral = Topology().transport(plan.nprocs)
+    seconds = predict(replace(plan, a=plan.w, returns=False, uplo="L", transport=neutral), CORE, enough)
+    if not target.same_distribution(plan.w) and any(target.same_distribution(other.w) for other in others):
+        copy = RedistributionPlan(target, plan.w, plan.dtype, plan.nprocs)
+        seconds += (1 + plan.returns) * predict(copy, CORE)
+    return seconds
+
+
+def square_blocks(
+    a: MatrixDescriptor, dtype: str, nprocs: int, *, gpus: bool = False
+) -> Iterator[tuple[MatrixDescriptor, str]]:
+    """Layouts of a square matrix over grids of about as many process rows as columns, and the reason for each.
+
+    >>> for w, _ in square_blocks(MatrixDescriptor.row_wise(4096, 4096, 6), "float64", 6):
+    ...     print(w.nb, w.grid)
+    192 Grid(nprow=2, npcol=3, order='R')
+    192 Grid(nprow=3, npcol=2, order='R')
+    """
+    n, limits = a.n, _limits(0 if gpus else _WIDTH, gpus=gpus)
+    is_square = a.order == "F" and a.mb == a.nb and a.imb == a.inb and min(a.rsrc, a.csrc) >= 0
+    if is_square and limits.narrowest // 2 <= a.nb <= 2 * limits.widest and n > 0 and a.nprocs <= nprocs:
+        yield a, "A has square blocks on a grid already"
+    root = isqrt(nprocs)
+    divisor = next(p for p in range(root, 0, -1) if nprocs % p == 0)
+    shapes = [shape for p in (divisor, root) for shape in ((p, nprocs // p), (nprocs // p, p))]
+    for nprow, npcol in dict.fromkeys(shapes):
+        nb = _width(n, max(nprow, npcol), limits)
+        if min(nprow, npcol) > 1 or nprocs < _LEAST_OF_A_GRID:
+            w = MatrixDescriptor(n, n, nb, nb, Grid(nprow, npcol, "R"))
+            yield w if gpus else apart(w, dtype), "panels over a grid: fewer elements move than in block columns"
 
 
 def block_columns(
     a: MatrixDescriptor,
     nprocs: int,
-    algorithm: FactorizationAlgorithm = "auto",
+    algorithm: CholeskyAlgorithm = "auto",
     *,
     gpus: bool = False,
     per_column: int = 0,
@@ -104,9 +176,7 @@ def block_columns(
     >>> block_columns(MatrixDescriptor.row_wise(2048, 2048, 4), 4)[0].nb
     96
     """
-    (m, n), limits = a.shape, _Limits(_NARROWEST, _WIDEST, _LEAST, per_column)
-    if gpus:
-        limits = _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
+    (m, n), limits = a.shape, _limits(per_column, gpus=gpus)
     if widest is not None:
         limits = limits._replace(narrowest=min(limits.narrowest, widest), widest=min(limits.widest, widest))
     ranks = max(1, min(nprocs, n // limits.least))
@@ -133,8 +203,9 @@ def apart(w: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
     1032
     """
     itemsize = ITEMSIZE[dtype]
-    is_together = w.m > 0 and w.m * itemsize % _PAGE == 0
-    return replace(w, lld=w.m + _LINE // itemsize) if is_together else w
+    rows = w.rows.max_count
+    is_together = rows > 0 and rows * itemsize % _PAGE == 0
+    return replace(w, lld=rows + _LINE // itemsize) if is_together else w
 
 
 def _width(n: int, ranks: int, limits: _Limits) -> int:

@@ -18,6 +18,8 @@ from pblas.factor import arguments
 from pblas.factor.cholesky_run import RunCholesky
 from pblas.factor.choose import Kind, choose_factorization, choose_qr
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
+from pblas.factor.grid_cholesky_run import RunGridCholesky
+from pblas.factor.grid_plan import GridCholeskyPlan
 from pblas.factor.lu_run import RunLu
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr, Tree
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 _RUNNERS: dict[type[FactorizationPlan], Any] = {
     CholeskyPlan: RunCholesky,
+    GridCholeskyPlan: RunGridCholesky,
     LuPlan: RunLu,
     QrPlan: RunQr,
     TsqrPlan: RunTsqr,
@@ -149,7 +152,7 @@ class Factorization(Operation[Factored]):
         _, check = bound.local
         executor.finish()
         executor.progress = None  # an exception in it keeps frames alive
-        if isinstance(executor, RunCholesky):
+        if isinstance(executor, RunCholesky | RunGridCholesky):
             if check and executor.info:
                 raise agreed(not_positive_definite(opname, executor.info))
             return Factored(result, 0 if check else executor.deferred_info())

@@ -47,15 +47,20 @@ class Panel(NamedTuple):
 
 
 def panels(w: MatrixDescriptor) -> list[Panel]:
-    """The block columns of a matrix on a 1 x P grid, in order.
+    """The block columns of a matrix, in order; on a P x Q grid of square blocks the owner has the diagonal block.
 
     >>> panels(MatrixDescriptor.column_wise(5, 5, 2, nb=2))  # doctest: +NORMALIZE_WHITESPACE
     [Panel(start=0, stop=2, owner=0, j_loc=0), Panel(start=2, stop=4, owner=1, j_loc=0),
      Panel(start=4, stop=5, owner=0, j_loc=2)]
     """
-    blocks = (w.columns.block(k) for k in range(w.columns.nblocks))
-    owned = ((start, stop, w.columns.owner(start)) for start, stop in blocks)
-    return [Panel(start, stop, w.grid.rank(0, p), w.columns.local_start(start, p)) for start, stop, p in owned]
+    return [panel_at(w, k) for k in range(w.columns.nblocks)]
+
+
+def panel_at(w: MatrixDescriptor, k: int) -> Panel:
+    """One of the `panels`."""
+    start, stop = w.columns.block(k)
+    column, row = w.columns.owner(start), w.rows.owner(start) if w.grid.nprow > 1 else 0
+    return Panel(start, stop, w.grid.rank(row, column), w.columns.local_start(start, column))
 
 
 def columns_from(w: MatrixDescriptor, start: int, rank: int) -> int:
@@ -230,7 +235,7 @@ class FactorizationPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """W, and two panels of far ranks."""
-        w = (self.w.lld or self.w.m) * self.w.columns.max_count
+        w = (self.w.lld or self.w.rows.max_count) * self.w.columns.max_count
         return self.itemsize * w + self.buffer_nbytes + max(plan.workspace_nbytes for plan in self.redistributions)
 
     @property
@@ -340,9 +345,13 @@ class CholeskyPlan(FactorizationPlan):
 
     def panel_multiplications(self, panel: Panel) -> float:
         """A diagonal block, and a solve with it."""
+        return self.rows_multiplications(panel, self.w.m - panel.stop)
+
+    def rows_multiplications(self, panel: Panel, rows: int) -> float:
+        """`panel_multiplications` of a diagonal block, and of a solve with it for some rows."""
         width, narrow = panel.width, min(panel.width, _NARROW)
         diagonal = width * (width**2 + (_DIAGONAL - 1) * narrow**2) / 6
-        return diagonal + _SOLVE * (self.w.m - panel.stop) * width**2 / 2
+        return diagonal + _SOLVE * rows * width**2 / 2
 
 
 @dataclass(frozen=True, slots=True)

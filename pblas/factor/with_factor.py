@@ -24,6 +24,8 @@ from pblas.factor.with_factor_run import (
 )
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import redistributed
+from pblas.triangular.trsm import triangle_solved
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Real
@@ -94,6 +96,8 @@ def substituted(
 
     `out`, which may be in the memory of the factor, is a matrix for A^-1, whose first triangle must be L.
     """
+    if w.desc.grid.nprow > 1:
+        return reported(_solved_on_grid(opname, w, b, triangles, out, agrees), progress)
 
     def bind() -> Bound[DistMatrix]:
         reads, array = {"W": w}, None
@@ -108,6 +112,32 @@ def substituted(
         return Bound(Substitution, form, {}, reads, out, local=(progress, array, pivots, backward))
 
     return reported(step(opname, w.runtime, bind, agrees=agrees), progress)
+
+
+def _solved_on_grid(
+    opname: str,
+    w: DistMatrix,
+    b: DistMatrix | MatrixDescriptor | Array,
+    triangles: tuple[Triangle, ...],
+    out: DistMatrix | None,
+    agrees: str,
+) -> DistMatrix:
+    """**Collective.** `substituted` with a factor on a grid: one triangular solve after the other."""
+    runtime = w.runtime
+    runtime.agree(opname + agrees, {})
+    new: MatrixDescriptor | None = None
+    if isinstance(b, DistMatrix):
+        x, new = b, b.desc.without_lld
+    elif isinstance(b, MatrixDescriptor):
+        x = identity(opname, b, w)
+    else:
+        x = empty(MatrixDescriptor.replicated(b.shape[0], b.shape[1], runtime.nprocs), w)
+        with runtime.local_step(opname):
+            runtime.backend.copy(b, x.stored(opname))
+    for uplo, trans, unit in triangles:
+        x = triangle_solved(opname, w, x, uplo=uplo, trans=trans, diag="U" if unit else "N", out=new or x)
+        new = None
+    return x if out is None else redistributed(opname, x, out=out, is_temporary=True)
 
 
 class Reflectors(NamedTuple):
