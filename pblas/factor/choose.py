@@ -79,7 +79,7 @@ def choose_factorization(
     algorithm: CholeskyAlgorithm = "auto",
     gpus: bool = False,
 ) -> FactorizationPlan:
-    """The plan by panels ("blocked"; "grid": over a grid), on one rank ("local"), or what is expected to be faster.
+    """The plan in block columns ("blocked"), over a grid ("grid"), on one rank ("local"), or what seems to be faster.
 
     The choice depends on no transport and no measured rate: the factor has the same bits on any of them.
 
@@ -104,7 +104,7 @@ def choose_factorization(
     has_tail = gpus and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
     tail = _TAIL_ON_GPUS if has_tail else 0
     columns = CholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library, triangles, tail)
-    if algorithm == "local" or (algorithm != "grid" and (nprocs < _LEAST_OF_A_GRID or gpus)):
+    if algorithm in ("local", "blocked") or (algorithm == "auto" and (nprocs < _LEAST_OF_A_GRID or gpus)):
         return columns
     grids = [
         GridCholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library)

@@ -75,7 +75,7 @@ class GridCholeskyPlan(CholeskyPlan):
         """What a rank receives of all panels. It needs none after its last row."""
         (r, c), w = self.w.grid.coordinates(rank), self.w
         rows, columns = list(_blocks(w.rows, r)), list(_blocks(w.columns, c))
-        if not rows:
+        if r < 0 or not rows:
             return Arriving(0, 0, 0)
         last = rows[-1][0]
         others = [(start, stop) for start, stop in columns if w.rows.owner(start) != r]

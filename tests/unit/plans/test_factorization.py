@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isqrt
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas.errors import PlanError
-from pblas.factor.choose import choose_factorization, choose_qr
+from pblas.factor.choose import choose_factorization, choose_qr, square_blocks
 from pblas.factor.factorization_plan import FactorizationPlan, panels
+from pblas.factor.grid_plan import GridCholeskyPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.with_factor_plan import (
     PanelReflectorsPlan,
@@ -75,6 +77,49 @@ def check_traffic(plan: Plan) -> None:
 @given(plans())
 def test_traffic_of_a_factorization(plan: FactorizationPlan) -> None:
     check_traffic(plan)
+
+
+@st.composite
+def grid_plans(draw: st.DrawFn) -> GridCholeskyPlan:
+    grid = Grid(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.sampled_from(["C", "R"])))
+    n, nb, sources = draw(st.integers(0, 40)), draw(st.integers(1, 4)), (st.integers(0, p - 1) for p in (grid.nprow, grid.npcol))
+    inb = draw(st.integers(1, nb))
+    w = MatrixDescriptor(n, n, nb, nb, grid, *map(draw, sources), imb=inb, inb=inb)
+    a, transport = draw(st.sampled_from([w, MatrixDescriptor.row_wise(n, n, 3)])), draw(st.sampled_from(TRANSPORTS))
+    nprocs = max(grid.size, a.nprocs) + draw(st.integers(0, 2))
+    return GridCholeskyPlan(a, w, "", "float64", nprocs, transport, draw(st.booleans()), draw(st.sampled_from("LU")))
+
+
+@given(grid_plans())
+def test_traffic_of_cholesky_on_a_grid(plan: GridCholeskyPlan) -> None:
+    check_traffic(plan)
+
+
+def test_a_rank_of_a_grid_receives_fewer_elements() -> None:
+    """About n^2 / sqrt(P), where block columns take n^2 / 2; and a grid of many ranks is predicted to be faster."""
+    n, p = 8192, 64
+    desc = MatrixDescriptor.row_wise(n, n, p)
+    plan = choose_factorization("cholesky", desc, "float64", p, "message")
+    assert isinstance(plan, GridCholeskyPlan)
+    assert (plan.w.grid.nprow, plan.w.grid.npcol) == (8, 8)
+    assert max(map(plan.panel_elements, range(p))) == pytest.approx(n**2 / 8, rel=0.1)
+    columns = choose_factorization("cholesky", desc, "float64", p, "message", algorithm="blocked")
+    assert max(map(columns.panel_elements, range(p))) == pytest.approx(n**2 / 2, rel=0.1)
+    small = MatrixDescriptor.row_wise(1024, 1024, 4)
+    assert choose_factorization("cholesky", small, "float64", 4, "message").name == "CholeskyPlan"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "nprocs", "nbytes", "least"),
+    [("nvlink", 8, 32, 0.8), ("nvlink", 64, 32, 0.7), ("nvlink", 512, 32, 0.6)]
+    + [("fat-tree", 128, 2, 0.7), ("fat-tree", 1024, 2, 0.6), ("fat-tree", 16384, 2, 0.5)],
+)
+def test_weak_scaling_of_cholesky(hardware: str, nprocs: int, nbytes: int, least: float) -> None:
+    """By simulation: the part of the GEMM rate with so many GB of A on each rank."""
+    gpus, n = hardware == "nvlink", isqrt(nprocs * nbytes * 10**9 // 8)
+    w, why = next(square_blocks(MatrixDescriptor.row_wise(n, n, nprocs), "float64", nprocs, gpus=gpus))
+    plan = GridCholeskyPlan(w, w, why, "float64", nprocs, "mixed", library="cuSOLVER" if gpus else "LAPACK")
+    assert plan.simulate(hardware).efficiency >= least
 
 
 @given(plans())
