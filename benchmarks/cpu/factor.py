@@ -6,7 +6,8 @@
 All columns run in one job on the same random matrix, in rounds: each round runs every column once, in rotated order.
 "pblas" works in place, with overwrite_a=True on a matrix in the plan's layout of W, as its peers do; it has one BLAS
 thread per rank. "copied" keeps A, which has that layout too, and "rows" keeps an A in rows. QR is without Q ("qr") or
-with it ("q"), and always copied; --tall lists shapes of tall matrices for them. solve1 and solve512 are by LU, with so
+with it ("q"), and always copied; --tall lists shapes of tall matrices for them. --algorithms
+blocked,grid adds Cholesky in block columns and over a grid, each in place. solve1 and solve512 are by LU, with so
 many right-hand sides in columns over the ranks. "SciPy" is its LAPACK on rank 0 with as many threads as there are
 ranks, while the other ranks sleep. "stock" and "tuned" are Debian's ScaLAPACK with its inner block of 32 and of 256, at
 the best of some grids and blocks; its columns have a cache line between them where ours have. "GEMM" is NumPy's product
@@ -23,7 +24,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,10 @@ def layout(kind: str, rows: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
     return described
 
 
-def call(kind: str, a: Any, b: Any, overwrite_a: bool) -> Any:
-    """**Collective.** One call of pblas."""
+def call(kind: str, a: Any, b: Any, overwrite_a: bool, algorithm: Any = "auto") -> Any:
+    """**Collective.** One call of pblas; the algorithm is for Cholesky."""
     if kind == "cholesky":
-        return linalg.cho_factor(a, overwrite_a=True) if overwrite_a else linalg.cholesky(a)
+        return linalg.cho_factor(a, overwrite_a=True, algorithm=algorithm) if overwrite_a else linalg.cholesky(a)
     if kind == "qr":
         return linalg.qr_factor(a)
     if kind == "q":
@@ -86,13 +87,14 @@ def call(kind: str, a: Any, b: Any, overwrite_a: bool) -> Any:
 class InPlace:
     """A matrix that calls of pblas overwrite."""
 
-    def __init__(self, ctx: pblas.Context, matrix: Any, desc: MatrixDescriptor) -> None:
+    def __init__(self, ctx: pblas.Context, matrix: Any, desc: MatrixDescriptor, algorithm: str = "auto") -> None:
         self._original, self._work = (ctx.from_global(matrix, desc, None) for _ in range(2))
+        self._algorithm = algorithm
 
     def run(self, kind: str, b: Any) -> float:
         """**Collective.** Seconds of one call."""
         self._work.local[...] = self._original.local
-        return together(lambda: call(kind, self._work, b, overwrite_a=True))
+        return together(lambda: call(kind, self._work, b, overwrite_a=True, algorithm=self._algorithm))
 
 
 class Peer:
@@ -200,6 +202,7 @@ def measured(
     repeats: int,
     blocks: list[int],
     grids: list[tuple[int, int]],
+    algorithms: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """**Collective.** The rows of the table for matrices of one shape, by the routines that take them."""
     first = next(iter(matrices.values()))
@@ -221,6 +224,9 @@ def measured(
         for name, desc in (("copied" if columns else "pblas", w), ("rows", rows)):
             placed = ctx.from_global(matrix, desc, None)
             columns[name] = partial(together, partial(call, kind, placed, x, overwrite_a=False))
+        for algorithm in algorithms if kind == "cholesky" else ():
+            own: Any = linalg.plan_cholesky(rows, dtype=dtype.name, algorithm=algorithm).plan  # type: ignore[arg-type]
+            columns[algorithm] = partial(InPlace(ctx, matrix, own.w, algorithm).run, kind, x)
         columns |= {
             "SciPy": partial(scipy_seconds, kind, matrix, work, b),
             "GEMM": partial(gemm_seconds, flops(kind, m, n), *share),
@@ -280,6 +286,7 @@ def main() -> None:
     parser.add_argument("--tall", default="", help="shapes of tall matrices for QR, such as 200000x256,1000000x64")
     parser.add_argument("--blocks", type=integers, default=list(BLOCKS), help="of ScaLAPACK")
     parser.add_argument("--grids", default="", help="of ScaLAPACK, as 1x2,2x1; default: two that suit the ranks")
+    parser.add_argument("--algorithms", default="", help="of Cholesky, in columns of their own, such as blocked,grid")
     parser.add_argument("--alone", action="store_true", help="without ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
@@ -294,7 +301,8 @@ def main() -> None:
     with pblas.Context() as ctx:
         for n in options.sizes:
             matrices = {kind: x for kind, x in square(n, options.dtype).items() if kind in options.kinds.split(",")}
-            report += measured(ctx, peer, matrices, options.rounds, options.blocks, grids)
+            algorithms = list(filter(None, options.algorithms.split(",")))
+            report += measured(ctx, peer, matrices, options.rounds, options.blocks, grids, algorithms)
             show(report[-len(matrices) :])
         for shape in filter(None, options.tall.split(",")):
             m, n = map(int, shape.split("x"))

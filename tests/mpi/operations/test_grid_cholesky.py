@@ -48,9 +48,7 @@ def received_nbytes(ctx: pblas.Context) -> int:
 
 
 @pytest.mark.parametrize("shape", GRIDS)
-def test_the_factor_on_any_grid(
-    contexts: Contexts, layouts: list[MatrixDescriptor], shape: tuple[int, int]
-) -> None:
+def test_the_factor_on_any_grid(contexts: Contexts, layouts: list[MatrixDescriptor], shape: tuple[int, int]) -> None:
     """Residuals of factors and solutions, and the same bits on all transports."""
     rng = random.Random(str(shape))
     for name, n in zip(NAMES, rng.sample([rng.choice([0, 1]), rng.randint(2, 9), 23, 41], 4), strict=True):

@@ -82,7 +82,11 @@ def test_traffic_of_a_factorization(plan: FactorizationPlan) -> None:
 @st.composite
 def grid_plans(draw: st.DrawFn) -> GridCholeskyPlan:
     grid = Grid(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.sampled_from(["C", "R"])))
-    n, nb, sources = draw(st.integers(0, 40)), draw(st.integers(1, 4)), (st.integers(0, p - 1) for p in (grid.nprow, grid.npcol))
+    n, nb, sources = (
+        draw(st.integers(0, 40)),
+        draw(st.integers(1, 4)),
+        (st.integers(0, p - 1) for p in (grid.nprow, grid.npcol)),
+    )
     inb = draw(st.integers(1, nb))
     w = MatrixDescriptor(n, n, nb, nb, grid, *map(draw, sources), imb=inb, inb=inb)
     a, transport = draw(st.sampled_from([w, MatrixDescriptor.row_wise(n, n, 3)])), draw(st.sampled_from(TRANSPORTS))
