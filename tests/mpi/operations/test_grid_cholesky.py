@@ -56,7 +56,7 @@ def test_the_factor_on_any_grid(contexts: Contexts, layouts: list[MatrixDescript
         layouts.append(square_blocks(rng, n, shape))
         dtype, upper, results = dtype_of(name), rng.random() < 0.5, set()
         a, b = positive(n, dtype, n), positive(n, dtype, n + 1)[:, :3]
-        desc, of_b = some_descriptor(rng, n, n, P), some_descriptor(rng, *b.shape, P)
+        desc, of_b = some_descriptor(rng, n, n, P), some_descriptor(rng, n, b.shape[1], P)
         poisoned = np.where(np.triu(np.ones((n, n), bool)) if upper else np.tril(np.ones((n, n), bool)), a, np.nan)
         for ctx in contexts.values():
             matrix = ctx.from_global(poisoned.astype(dtype), desc, None)

@@ -82,13 +82,10 @@ def test_traffic_of_a_factorization(plan: FactorizationPlan) -> None:
 @st.composite
 def grid_plans(draw: st.DrawFn) -> GridCholeskyPlan:
     grid = Grid(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.sampled_from(["C", "R"])))
-    n, nb, sources = (
-        draw(st.integers(0, 40)),
-        draw(st.integers(1, 4)),
-        (st.integers(0, p - 1) for p in (grid.nprow, grid.npcol)),
-    )
+    n, nb = draw(st.integers(0, 40)), draw(st.integers(1, 4))
+    rsrc, csrc = (draw(st.integers(0, p - 1)) for p in (grid.nprow, grid.npcol))
     inb = draw(st.integers(1, nb))
-    w = MatrixDescriptor(n, n, nb, nb, grid, *map(draw, sources), imb=inb, inb=inb)
+    w = MatrixDescriptor(n, n, nb, nb, grid, rsrc, csrc, imb=inb, inb=inb)
     a, transport = draw(st.sampled_from([w, MatrixDescriptor.row_wise(n, n, 3)])), draw(st.sampled_from(TRANSPORTS))
     nprocs = max(grid.size, a.nprocs) + draw(st.integers(0, 2))
     return GridCholeskyPlan(a, w, "", "float64", nprocs, transport, draw(st.booleans()), draw(st.sampled_from("LU")))
@@ -115,8 +112,10 @@ def test_a_rank_of_a_grid_receives_fewer_elements() -> None:
 
 @pytest.mark.parametrize(
     ("hardware", "nprocs", "nbytes", "least"),
-    [("nvlink", 8, 32, 0.8), ("nvlink", 64, 32, 0.7), ("nvlink", 512, 32, 0.6)]
-    + [("fat-tree", 128, 2, 0.7), ("fat-tree", 1024, 2, 0.6), ("fat-tree", 16384, 2, 0.5)],
+    [
+        *(("nvlink", 8, 32, 0.8), ("nvlink", 64, 32, 0.7), ("nvlink", 512, 32, 0.6)),
+        *(("fat-tree", 128, 2, 0.7), ("fat-tree", 1024, 2, 0.6), ("fat-tree", 16384, 2, 0.5)),
+    ],
 )
 def test_weak_scaling_of_cholesky(hardware: str, nprocs: int, nbytes: int, least: float) -> None:
     """By simulation: the part of the GEMM rate with so many GB of A on each rank."""
