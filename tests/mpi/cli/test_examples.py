@@ -115,18 +115,23 @@ ARRAYS = {
     "kmeans": ("1200 points in 5 clusters", 0.5),
     "pca": ("explained variance, %: 14.89 13.62 11.79", 1e-12),
     "image_compression": ("rank 80: 31.3% of the numbers", 0.3),
+    "spectral_clustering": ("1797 digits in 10 clusters", 0.2),
 }
 
 
-SLOW = ("gaussian_process", "boundary_value")  # they import scikit-learn, and solve
+DRAWN = ("boundary_value", "pca", "spectral_clustering")
+SLOW = ("gaussian_process", *DRAWN)  # they import scikit-learn, or matplotlib
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=few if name in SLOW else ()) for name in ARRAYS])
-def test_examples_with_arrays_check_their_results(name: str, capsys: Capture) -> None:
-    text, bound = ARRAYS[name]
-    assert load(name).main() < bound
+def test_examples_with_arrays_check_their_results(name: str, folder: Path, capsys: Capture) -> None:
+    (text, bound), picture = ARRAYS[name], folder / "picture.png"
+    is_drawn = name in DRAWN and importlib.util.find_spec("matplotlib") is not None
+    assert load(name).main(*([str(picture)] if is_drawn else [])) < bound
     out = printed(capsys)
     assert out is None or text in out
+    MPI.COMM_WORLD.Barrier()
+    assert not is_drawn or picture.read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize("name", [*ARRAYS, "ridge", "polynomial_fit"])
@@ -148,12 +153,3 @@ def test_the_polynomial_fits_data_from_a_file(folder: Path, capsys: Capture) -> 
     assert load("polynomial_fit").main(options) == load("polynomial_fit").main(options[:1]) < 0.01
     out = printed(capsys)
     assert out is None or out.count("degree 9, 400 points") == 2
-
-
-@few
-@pytest.mark.skipif(not importlib.util.find_spec("matplotlib"), reason="matplotlib is not installed")
-def test_the_boundary_value_problem_is_drawn(folder: Path) -> None:
-    picture = folder / "u.png"
-    load("boundary_value").main(str(picture))
-    MPI.COMM_WORLD.Barrier()
-    assert picture.read_bytes()[:4] == b"\x89PNG"
