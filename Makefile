@@ -79,8 +79,8 @@ PEER_PACKAGES = gcc gfortran libopenblas0-pthread libscalapack-mpich2.2
 PEER_MPIEXEC = LD_LIBRARY_PATH=$(PEER):$(VENV)/lib/mpich $(BIN)/mpiexec -n 4
 APT_GET = $(if $(filter 0,$(shell id -u)),,sudo )apt-get
 
-peer: $(PEER)/pdgemm $(PEER)/pdgesv
-	@for program in pdgemm pdgesv; do \
+peer: $(PEER)/pdgemm $(PEER)/pdgesv $(PEER)/pdsyevd
+	@for program in pdgemm pdgesv pdsyevd; do \
 	    $(PEER_MPIEXEC) $(PEER)/$$program >$(PEER)/fortran.txt && \
 	    $(PEER_MPIEXEC) $(BIN)/python -m mpi4py examples/scalapack/$$program.py >$(PEER)/python.txt && \
 	    diff $(PEER)/fortran.txt $(PEER)/python.txt && \

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pblas import scalapack
-from tests.common.ranks import COMM
+from tests.common.ranks import COMM, few
 
 pytestmark = pytest.mark.mpi
 
@@ -52,6 +52,19 @@ def test_the_program_prints_the_elements_of_the_solution(capsys: pytest.CaptureF
     i = np.arange(1, program.n + 1)
     x = np.linalg.solve((i[:, None] + 2 * i) % 7 - 3 + 20 * np.eye(program.n), i % 5)
     assert out.splitlines() == [f"x({j + 1:4d}) ={x[j]:11.8f}" for j in range(0, program.n, 166)]
+
+
+@few
+def test_the_program_prints_eigenvalues_and_elements_of_a_vector(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as the Fortran program, as `make peer` checks."""
+    program = example("pdsyevd")
+    program.main()
+    out, n = capsys.readouterr().out, program.n
+    angle = np.pi / (n + 1)
+    expected = [f"w({k}) ={2 - 2 * np.cos(k * angle):11.8f}" for k in range(1, 5)]
+    vector = np.sqrt(2 / (n + 1)) * np.sin(angle * np.arange(n + 1))
+    expected += [f"abs(z({i:3d}, 1)) ={vector[i]:11.8f}" for i in range(1, n + 1, 66)]
+    assert out.splitlines() == (expected if COMM.rank == 0 else [])
 
 
 def test_exit_ends_every_grid() -> None:
