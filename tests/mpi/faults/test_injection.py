@@ -207,6 +207,10 @@ CALLS: dict[str, Callable[[Cast], object]] = {
         *("L", "T", N, 2, 2, dominant(), 1, 1, x.desc, np.zeros(N), x.blocks[2], 1, 1, x.desc)
     ),
     "pdgeqpf": lambda x: scalapack.pdgeqpf(N, 2, dominant(), 1, 1, x.desc, np.zeros(N, np.intc), np.zeros(N)),
+    "pdsytrd": lambda x: scalapack.pdsytrd("U", N, dominant(), 1, 1, x.desc, *np.zeros((3, N))),
+    "pdormtr": lambda x: scalapack.pdormtr(
+        *("L", "U", "T", N, 2, dominant(), 1, 1, x.desc, np.zeros(N), x.blocks[2], 1, 1, x.desc)
+    ),
     "pdtrtri": lambda x: scalapack.pdtrtri("L", "N", N, dominant(), 1, 1, x.desc),
     "pdgemr2d": lambda x: scalapack.pdgemr2d(
         N, N, x.blocks[0], 1, 1, x.desc, x.blocks[2], 1, 1, [*x.desc[:4], 2, 5, *x.desc[6:]], x.ictxt
