@@ -236,6 +236,27 @@ def test_scalapacks_orthogonal_factors(backend: Any, letter: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["nvshmem", "cuda"])
+@pytest.mark.parametrize("letter", "dc")
+def test_scalapacks_tridiagonal_matrix(backend: Any, letter: str) -> None:
+    """Q^H A Q = T, from CuPy arrays of A; D, E and TAU in memory of the host."""
+    calls: Any = scalapack
+    reduce, multiply, adjoint = ("hetrd", "unmtr", "C") if letter == "c" else ("sytrd", "ormtr", "T")
+    n, dtype = 9 * P + 4, np.dtype({"d": "d", "c": "F"}[letter])
+    x = general(n, n, dtype)
+    x = x + x.conj().T
+    with scalapacks_grid(backend) as ictxt:
+        for uplo, triangle in (("L", np.tril), ("U", np.triu)):
+            A, C = Local(ictxt, triangle(x)), Local(ictxt, x)
+            d, e, tau = (A.vector(1, kind) for kind in (x.real.dtype, x.real.dtype, dtype))
+            getattr(calls, f"p{letter}{reduce}")(uplo, n, *A.at, d, e, tau)
+            for side, trans in (("L", adjoint), ("R", "N")):
+                getattr(calls, f"p{letter}{multiply}")(side, uplo, trans, n, n, *A.at, tau, *C.at)
+            d, e = (np.array(A.elements(part, 1)) for part in (d, e))
+            t = np.diag(d) + np.diag(e, 1) + np.diag(e, -1)
+            assert np.abs(C.collected() - t).max() <= MOST * n * np.finfo(dtype).eps * np.abs(x).sum(0).max()
+
+
+@pytest.mark.parametrize("backend", ["nvshmem", "cuda"])
 @pytest.mark.parametrize("letter", "sdcz")
 def test_scalapacks_calls(backend: Any, letter: str) -> None:
     """Factors, solutions, inverses and condition numbers in CuPy arrays; INFO and IPIV in memory of the host."""
