@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Vector
     from pblas.core.operation import Bound
 
+_TAG = 1012
 _READ = "DistMatrix[...]"
 _WRITE = "DistMatrix[...] = value"
 
@@ -200,6 +201,26 @@ def _held(a: DistMatrix, chosen: Lists, rank: int, *, first_copy: bool = False) 
     return held
 
 
+def _index(slow: Array, fast: Array) -> tuple[Any, ...]:
+    """The index of a box of elements: with slices where indices have one distance, which read and write in a line.
+
+    >>> _index(np.array([1, 3, 5]), np.array([4, 0, 1]))
+    (slice(1, 6, 2), array([4, 0, 1]))
+    """
+    regular = [_as_slice(indices) for indices in (slow, fast)]
+    return tuple(regular) if any(isinstance(x, slice) for x in regular) else np.ix_(slow, fast)
+
+
+def _as_slice(indices: Array) -> slice | Array:
+    """Ascending indices of one distance as a slice; others as they are."""
+    if not indices.size:
+        return slice(0)
+    first, last = int(indices[0]), int(indices[-1])
+    step = (last - first) // max(1, indices.size - 1) or 1
+    is_regular = step > 0 and np.array_equal(indices, np.arange(first, last + 1, step))
+    return slice(first, last + 1, step) if is_regular else indices
+
+
 def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Lists) -> None:
     """**Collective.** out[target] := a[source]: each rank sends its elements to the ranks that store them."""
     runtime, backend = a.runtime, a.runtime.backend
@@ -208,27 +229,32 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
         stored = [_held(out, target, peer) for peer in range(runtime.nprocs)]
 
         def common(sender: int, receiver: int, of: int) -> tuple[Array, Array]:
-            """Local rows and columns at the sender (of=0) or the receiver (of=1) of the elements between them."""
+            """Local indices at the sender (of=0) or the receiver (of=1) of the elements between them, slow first."""
             pairs = zip(held[sender], stored[receiver], strict=True)
             found = [np.intersect1d(x, y, assume_unique=True, return_indices=True)[1 + of] for (x, _), (y, _) in pairs]
             (_, i_loc), (_, j_loc) = stored[receiver] if of else held[sender]
-            return i_loc[found[0]], j_loc[found[1]]
+            rows, columns = i_loc[found[0]], j_loc[found[1]]
+            return (columns, rows) if by_columns else (rows, columns)
 
-        rank, ranks = runtime.rank, range(runtime.nprocs)
+        rank, ranks, by_columns = runtime.rank, range(runtime.nprocs), a.desc.order == "F"
         part = backend.reading(a.stored(opname))
-        packed = [part[np.ix_(*common(rank, peer, 0))].ravel() for peer in ranks]
-        places = [np.ix_(*common(peer, rank, 1)) for peer in ranks]
-        shapes = [(i.size, j.size) for i, j in places]
-        counts = [m * n for m, n in shapes]
-        sent, received = np.concatenate(packed), np.empty(sum(counts), a.dtype)
+        part = part.T if by_columns else part
+        packed = [part[_index(*common(rank, peer, 0))].ravel() for peer in ranks]
+        places = [common(peer, rank, 1) for peer in ranks]
+        counts = [slow.size * fast.size for slow, fast in places]
+        blocks = [packed[peer] if peer == rank else np.empty(counts[peer], a.dtype) for peer in ranks]
     runtime.agree(f"{opname}: memory", "")
-    transfer = backend.plain_channel.all_to_all(sent, [x.size for x in packed], received, counts)
-    backend.wait(transfer.done, f"{opname}: elements")
+    channel, peers = backend.plain_channel, [(rank + turn) % len(ranks) for turn in range(1, len(ranks))]
+    transfers = [channel.receive(blocks[peer][:, None], peer, _TAG) for peer in peers if counts[peer]]
+    transfers += [channel.send(packed[peer][:, None], peer, _TAG) for peer in peers if packed[peer].size]
+    for transfer in transfers:
+        backend.wait(transfer.done, f"{opname}: elements")
     if a.conjugated != out.conjugated:
-        np.conj(received, out=received)
+        blocks = [np.conj(block) for block in blocks]
     with _rewriting(runtime, out.stored(opname)) as local:
-        for place, shape, block in zip(places, shapes, np.split(received, np.cumsum(counts)[:-1]), strict=True):
-            local[place] = block.reshape(shape)
+        stored_lines = local.T if by_columns else local
+        for (slow, fast), block in zip(places, blocks, strict=True):
+            stored_lines[_index(slow, fast)] = block.reshape(slow.size, fast.size)
 
 
 def _bind_masked(opname: str, runtime: Runtime, a: DistMatrix, mask: Any, value: object) -> Bound[DistMatrix]:
