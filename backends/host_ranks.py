@@ -48,6 +48,7 @@ class HostRanks(ABC):
     push = False
     """Whether ranks write data into the memory of the peers that need it, instead of reading it there (global)."""
     falls_back = False  # whether too little shared memory is no error (global)
+    dry: Any = None  # in a dry run, whose matrices have no elements, these ranks as a `DryRanks`; else None (global)
     arena: Blocks[Any, Any]  # symmetric memory
     arrays: Device  # operations of the executors on this rank's arrays
     channel: Channel  # messages of pieces of matrices

@@ -17,7 +17,7 @@ from pblas.backends import log
 from pblas.backends.agreement import rendezvous
 from pblas.backends.gpu_info import INSTALL
 from pblas.backends.local_step import LocalStep
-from pblas.backends.settings import TIMEOUT, Movement, Name, checked_name
+from pblas.backends.settings import DRY_RUN, TIMEOUT, Movement, Name, checked_name
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,7 +48,6 @@ def open_backend(
     link: tuple[float, float] | None,
 ) -> HostRanks:
     """**Collective.** Start the backend of a context; the arguments are those of `Context`."""
-    peers = _peers("Context", comm, process_group, timeout)
     has_mpi = process_group is None
     settings: dict[str, Any] = {
         "timeout": timeout,
@@ -57,6 +56,16 @@ def open_backend(
         "ranks_per_node": ranks_per_node,
         "link": link,
     }
+    if DRY_RUN.get() is not None:
+        from pblas.backends.dry_backend import DryComm, DryRanks
+
+        if checked_name(backend, device=device, is_group=not has_mpi, **settings) in ("nvshmem", "cuda"):
+            raise errors.BackendError(f"Context: a dry run has ranks on CPUs only; leave out backend={backend!r}")
+        ranks: Any = comm  # of communicators of MPI, which has one rank here, only COMM_SELF tells its size
+        is_self = ranks is not None and not isinstance(ranks, DryComm) and ranks.Get_name() == "MPI_COMM_SELF"
+        size = ranks.size if is_self or isinstance(ranks, DryComm) else None
+        return DryRanks(DRY_RUN.get(), size, timeout=timeout, threads=threads, transport=transport)
+    peers = _peers("Context", comm, process_group, timeout)
     # With the default timeout: that of the call may be the wrong setting.
     with LocalStep(lambda operation, error: rendezvous(peers, operation, TIMEOUT, error), "Context"):
         name = checked_name(backend, device=device, is_group=not has_mpi, **settings)

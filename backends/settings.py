@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
@@ -12,6 +13,8 @@ Movement = Literal["auto", "shared", "message"]
 Tuning = Literal["measured", "fixed"]
 
 TIMEOUT = 120.0  # seconds that a rank waits for another one, unless the context has its own `timeout`
+DRY_RUN: ContextVar[Any] = ContextVar("DRY_RUN", default=None)
+"""The `Recording` of the dry run in which contexts are made; None: they are real."""
 _MOST_THREADS = (1 << 31) - 1  # of BLAS, which takes a C int
 
 

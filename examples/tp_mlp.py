@@ -33,11 +33,12 @@ def mlp(ctx: pblas.Context, x: Any, gate_up: Any, down: Any, tokens: int, *, aut
 
 
 def plain(ctx: pblas.Context, x: Any, gate_up: Any, down: Any, tokens: int) -> Any:
-    z = ctx.allgather(x) @ gate_up.T
+    spans = [tp.local_shard(tokens, rank, ctx.nprocs) for rank in range(ctx.nprocs)]
+    counts = [span.stop - span.start for span in spans]
+    z = ctx.allgather(x, counts=counts) @ gate_up.T
     gate, up = z[:, : down.shape[1]], z[:, down.shape[1] :]
     h = gate / (1 + np.exp(-gate)) * up
-    spans = [tp.local_shard(tokens, rank, ctx.nprocs) for rank in range(ctx.nprocs)]
-    return ctx.reduce_scatter(h @ down.T, counts=[span.stop - span.start for span in spans])
+    return ctx.reduce_scatter(h @ down.T, counts=counts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

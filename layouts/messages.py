@@ -106,6 +106,26 @@ def received_count(source: Placement, target: Placement, rank: int) -> int:
     return count - (rows and rows * overlap_count(target.columns, needs[1], source.columns, has[1]))
 
 
+def sent_count(source: Placement, target: Placement, rank: int) -> int:
+    """Number of elements that `rank` sends to other ranks.
+
+    >>> from pblas.layouts.descriptor import MatrixDescriptor
+    >>> rows, columns = MatrixDescriptor.row_wise(4, 4, 2), MatrixDescriptor.column_wise(4, 4, 2)
+    >>> sent_count(Placement.of(rows), Placement.of(columns), 1)
+    4
+    """
+    has, needs = source.coordinates(rank), target.coordinates(rank)
+    if has is None:
+        return 0
+    if source.copies > 1:  # the ranks with copies share the work
+        return sum(rows * columns for rows, columns in (move.shape for move in sends(source, target, rank)))
+    count = source.rows.count(has[0]) * source.columns.count(has[1])
+    if not count or needs is None:
+        return count * target.copies
+    rows = overlap_count(target.rows, needs[0], source.rows, has[0])
+    return count * target.copies - (rows and rows * overlap_count(target.columns, needs[1], source.columns, has[1]))
+
+
 def _holds(place: Placement, rank: int, r: int, c: int) -> bool:
     """Whether a rank has the blocks at coordinates (r, c)."""
     position = place.coordinates(rank)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pblas.core.linalg_errors import ConvergenceError as ConvergenceError
     from pblas.core.linalg_errors import NotPositiveDefiniteError as NotPositiveDefiniteError
     from pblas.core.linalg_errors import SingularMatrixError as SingularMatrixError
+    from pblas.dry import dry_run as dry_run
     from pblas.epilogues import Epilogue as Epilogue
     from pblas.errors import ArgumentError as ArgumentError
     from pblas.errors import BackendError as BackendError
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from pblas.redistribution.api import plan_redistribution as plan_redistribution
     from pblas.redistribution.api import redistribute as redistribute
     from pblas.redistribution.redistribution_plan import RedistributionPlan as RedistributionPlan
+    from pblas.simulation.dry_run import DryRun as DryRun
     from pblas.simulation.hardware import Hardware as Hardware
     from pblas.simulation.hardware import Link as Link
     from pblas.simulation.simulate import Simulation as Simulation
@@ -87,6 +89,7 @@ else:
             "pblas.config": "show_config",
             "pblas.context": "Context",
             "pblas.core.linalg_errors": "ConvergenceError NotPositiveDefiniteError SingularMatrixError",
+            "pblas.dry": "dry_run",
             "pblas.epilogues": "Epilogue",
             "pblas.errors": (
                 "ArgumentError BackendError ContextError DescriptorError DTypeError FileFormatError "
@@ -105,6 +108,7 @@ else:
             "pblas.plans.base": "Plan",
             "pblas.redistribution.api": "plan_redistribution PlannedRedistribution redistribute",
             "pblas.redistribution.redistribution_plan": "RedistributionPlan",
+            "pblas.simulation.dry_run": "DryRun",
             "pblas.simulation.hardware": "Hardware Link",
             "pblas.simulation.simulate": "Simulation",
             "pblas.trace": "Trace",

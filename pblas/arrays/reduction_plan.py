@@ -105,13 +105,38 @@ class ReductionPlan(StationaryPlan):
 
     def received_elements(self, rank: int) -> int:
         """Elements of all other ranks' partial results."""
-        return self.components * sum(self.count(peer) for peer in range(self.nprocs) if peer != rank)
+        return self.components * (self._totals[1] - self.count(rank))
+
+    @property
+    def _totals(self) -> tuple[int, int]:
+        """Number of ranks that contribute, and the number of results to which each of them does, summed (global)."""
+        (m, n), rows, columns = self.a.shape, self.a.rows, self.a.columns
+        if not m * n:
+            return 0, 0
+        if self.operation == "diagonal":
+            return len(self._diagonal_owners), min(m, n)
+        down, across = (1 if x.is_replicated else min(x.nblocks, x.nprocs) for x in (rows, columns))
+        return down * across, down * across if self.axis is None else down * n if self.axis == 0 else across * m
+
+    @property
+    def _diagonal_owners(self) -> set[tuple[int, int]]:
+        """Coordinates of the ranks that hold elements of the diagonal; 0 where it is replicated (global)."""
+        splits, length = (self.a.rows, self.a.columns), min(self.a.shape)
+        starts = {start for x in splits for b in range(x.nblocks) if (start := x.block(b)[0]) < length}
+        down, across = ([max(0, x.owner(start)) for start in starts] for x in splits)
+        return set(zip(down, across, strict=True))
 
     def phases(self, view: View) -> Iterator[Phase]:
         """Each rank reads its elements once, then all partial results arrive in one step."""
-        traffic = Traffic()
-        for peer in range(self.nprocs):
-            traffic += view.traffic(peer, self.itemsize * self.components * self.count(peer))
+        unit, (contributors, results) = self.itemsize * self.components, self._totals
+        node = view.rank - view.rank % view.ranks_per_node
+        near = range(node, min(node + view.ranks_per_node, self.nprocs))
+        traffic, counts = Traffic(), list(map(self.count, near))
+        for peer, count in zip(near, counts, strict=True):
+            traffic += view.traffic(peer, unit * count)
+        nbytes, messages = unit * (results - sum(counts)), contributors - sum(map(bool, counts))  # of other nodes
+        is_read = view.transport == "shared"
+        traffic += Traffic(read=nbytes) if is_read else Traffic(far=nbytes, far_messages=messages)
         yield Phase(1, before=traffic, copied=self.operands_nbytes(view.rank))
 
     @property
@@ -131,10 +156,10 @@ class ReductionPlan(StationaryPlan):
     @property
     def workspace_nbytes(self) -> int:
         """The partial results of all ranks."""
-        return self.itemsize * self.components * sum(self.count(rank) for rank in range(self.nprocs))
+        return self.itemsize * self.components * self._totals[1]
 
     def moves(self) -> str:
-        senders = sum(self.contributes(rank) for rank in range(self.nprocs))
+        senders = self._totals[0]
         if self.nprocs == 1 or not senders:
             return "nothing"
         what = "1 partial result" if self.nresults == 1 else f"partial results, of {self.nresults:,} in all,"

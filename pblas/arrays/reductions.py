@@ -13,7 +13,7 @@ from pblas import errors
 from pblas.arrays.reduction_plan import Operation as Reduces
 from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.arrays.reduction_run import PreparedReduction, combined, partial_results
-from pblas.collectives.api import Exchange, Exchanging
+from pblas.collectives.api import Exchange, Exchanging, stage
 from pblas.core.call import call, checked_call
 from pblas.core.checks import check_matrix, common_dtype
 from pblas.core.operation import Bound, Operation
@@ -95,6 +95,13 @@ class Reduced(Operation[Any]):
 
     def executor(self, plan: ReductionPlan, backend: HostRanks) -> RunReduction:
         return RunReduction(plan, backend, self.values)
+
+    def unknown(self, runtime: Runtime) -> Any:
+        stage(runtime)
+        a, operation, axis, dtype = self.reduces
+        plan = ReductionPlan(a, operation, axis, name_of(dtype), runtime.nprocs)
+        integral = operation in ("argmax", "argmin")
+        return self.values(np.zeros(plan.nresults, np.intp if integral else plan.partial_dtype))
 
     def arrays(
         self, opname: str, runtime: Runtime, executor: RunReduction, bound: Bound[Any], result: DistMatrix

@@ -11,14 +11,14 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 import pblas
-from pblas.cli import bench, demo, files, info, layout, plan, scripts
+from pblas.cli import bench, demo, dry_run, files, info, layout, plan, scripts
 from pblas.cli.output import Parser, launcher_rank, make_console, wait_for_rank_0
 from pblas.errors import DTypeError, FileFormatError, PblasError, PeerTimeout
 
 _COMMANDS = (
     *(demo.add_parser, bench.add_parser, files.add_matmul, files.add_solve, files.add_eigh, files.add_svd),
     *(files.add_convert, scripts.add_parser),
-    *(plan.add_plan, plan.add_trace, layout.add_parser, info.add_parser),
+    *(plan.add_plan, dry_run.add_parser, plan.add_trace, layout.add_parser, info.add_parser),
 )
 _EPILOG = """\
 A script of your own runs on 4 ranks by `pblas run -n 4 script.py`, or by `mpiexec -n 4 python -m pblas script.py`.

@@ -150,6 +150,10 @@ def add_up(
 def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequence[int]) -> Array:
     """**Collective.** All ranks' x, one below the other, on CPUs, as the first step of another call; a new array."""
     rows, row = tuple(counts), x.shape[1:]
+    if runtime.backend.dry is not None:
+        runtime.agree(operation, text)
+        runtime.backend.dry.executed(operation)
+        return np.resize(x, (sum(rows), *row))
     numbers = tuple(math.prod(row) * count for count in rows)
     key = "gather", numbers, x.dtype
     exchange = runtime.kept.get(key, Exchange) or Exchange(numbers, x.dtype, runtime.rank)
@@ -220,6 +224,12 @@ def _staging(runtime: Runtime, nbytes: int = SLOT_NBYTES) -> Staging | None:
     staging: Staging | None = runtime.staging
     usable = staging is not None and staging.nbytes >= nbytes and staging.shared == runtime.backend.shared
     return staging if usable else None
+
+
+def stage(runtime: Runtime) -> None:
+    """Make the context's memory for pieces, as its first exchange of arrays does; for dry runs (local)."""
+    if runtime.nprocs > 1 and _staging(runtime) is None:
+        _new_staging(runtime)
 
 
 def _new_staging(runtime: Runtime, nbytes: int = SLOT_NBYTES) -> Staging:
@@ -332,6 +342,14 @@ def _reduce_on_hosts(
         spec = ReduceArguments(operation, runtime, x, out, options)
         text = spec.text if caller is None else caller[1]
     form = spec.form
+    if runtime.backend.dry is not None:
+        runtime.agree(called, text)
+        stage(runtime)
+        runtime.backend.dry.executed(called)
+        target = spec.target(spec.place.shape, lambda: np.empty(spec.place.shape, spec.dtype))
+        rows = len(spec.place) if spec.place.ndim else None
+        target.array[...] = _of_equal_arrays(form.op, spec.x if spec.shares else spec.x[:rows], runtime.nprocs)
+        return target.result
     if log.is_on(log.INFO):
         how = "by messages" if form.goes_by_messages else "through shared memory"
         log.write(log.INFO, runtime.rank, "%s of %d bytes: %s, %s", operation, form.nbytes, form.algorithm, how)
@@ -344,6 +362,11 @@ def _reduce_on_hosts(
         runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
     spec.keep()
     return result
+
+
+def _of_equal_arrays(op: str, x: Array, nprocs: int) -> Array:
+    """The reduction of as many arrays, each of them x (local)."""
+    return x * nprocs if op == "sum" else x**nprocs if op == "prod" else x
 
 
 def _reduce_in_one_shot(
@@ -444,6 +467,15 @@ def _gather_on_hosts(runtime: Runtime, x: object, out: object, requested_counts:
         spec = GatherArguments(runtime, x, out, requested_counts)
     nrows = len(spec.x)
     counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
+    if runtime.backend.dry is not None:
+        runtime.agree(operation, spec.arguments(), spec.error_of(counts))
+        stage(runtime)
+        runtime.backend.dry.executed(operation)
+        target = spec.target(
+            (sum(counts), *spec.x.shape[1:]), lambda: np.empty((sum(counts), *spec.x.shape[1:]), spec.dtype)
+        )
+        target.array[...] = np.resize(spec.x, target.array.shape)
+        return target.result
     steps, flat = _gathering(operation, spec, counts)
     staging, job, hidden = _staging(runtime), None, 1
     if staging is not None:

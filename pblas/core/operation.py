@@ -159,6 +159,9 @@ class Operation(ABC, Generic[ResultT]):
         returned: ResultT = value
         return returned
 
+    def unknown(self, runtime: Runtime) -> Any:
+        """In a dry run what the executor would return without a result; allocates what it would keep (global)."""
+
     @property
     def text(self) -> str:
         """The form as text for the agreement: a line for each field (global)."""

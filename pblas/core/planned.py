@@ -10,6 +10,7 @@ from pblas import errors
 from pblas.backends import log
 from pblas.core.operation import Bound, Executor, Operation, ResultT
 from pblas.matrices.matrix import DistMatrix
+from pblas.plans.base import Plan
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import Runtime, spelled
 from pblas.trace import Paths, Trace, Tracing
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.plans.base import Plan
     from pblas.simulation.hardware import Topology
 
 _EARLY_NBYTES = 1 << 20
@@ -126,6 +126,47 @@ class Begun(NamedTuple):
     alone: bool
 
 
+class DryExecutor:
+    """Stands for an executor in a dry run: it holds the memory of one, and says when that would run."""
+
+    peers_read = False
+
+    def __init__(self, operation: Operation[Any], plan: Any, backend: Any) -> None:
+        self._operation, self._plan, self._backend = operation, plan, backend
+        self._executor: Any = None
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Make the executor, unless it has no memory of its own (local)."""
+        if self._executor is None and not self._operation.is_local:
+            self._executor = self._operation.executor(self._plan, self._backend)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """As of the executor (local)."""
+        return 0 if self._executor is None else self._executor.workspace_nbytes
+
+    def free_buffers(self) -> None:
+        """Free the executor's memory (local)."""
+        self._executor = None
+
+    def publish(self, _: object) -> bool:
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        return False
+
+    def run(self, runtime: Runtime) -> Any:
+        """Report the plan, and return what stands for the value of the operation (local)."""
+        self._reserve()
+        plan = self._plan if isinstance(self._plan, Plan) else None
+        transient = self._backend.counted(plan.transient_nbytes) if plan else None
+        value = self._operation.unknown(runtime)
+        self._backend.executed(runtime.called, plan)
+        del transient
+        return value if value is None else self._backend.known(runtime.called, value)
+
+
 class Planned(PlanHandle, Kept, Generic[ResultT]):
     """The plan and the executor of an operation."""
 
@@ -186,6 +227,8 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
             machine = runtime.nprocs, runtime.topology
             self.operation = self.operation.made(self.noun, self.bound.form, *machine)
             self.plan, self.topology = self.operation.plan(*machine), runtime.topology
+        if runtime.backend.dry is not None:
+            return DryExecutor(self.operation, self.plan, runtime.backend)
         return self.operation.executor(self.plan, runtime.backend)
 
     def free_buffers(self) -> None:
@@ -221,12 +264,15 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def begin(self, opname: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
-        self.operation.begin(runtime.backend.arrays, bound)
+        if runtime.backend.dry is None:
+            self.operation.begin(runtime.backend.arrays, bound)
         result: Any = bound.out
         if result is None and self._has_result:
             result = self.new_result(runtime, bound)
             if self._shared != runtime.backend.shared:  # it made the context switch to messages
                 self.prepare(runtime)
+        if runtime.backend.dry is not None:
+            return Begun(result, runtime, alone=False)
         x = self.operation.arrays(opname, runtime, self._executor, bound, result)
         return Begun(result, x, self._executor.publish(x))
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import numpy as np
+
 from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.core.call import made, step
@@ -150,6 +152,8 @@ class Factorization(Operation[Factored]):
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Factored], result: DistMatrix
     ) -> Factored:
         _, check = bound.local
+        if runtime.backend.dry is not None:
+            return self._unknown(result)
         executor.finish()
         executor.progress = None  # an exception in it keeps frames alive
         if isinstance(executor, RunCholesky | RunGridCholesky):
@@ -163,6 +167,17 @@ class Factorization(Operation[Factored]):
         if isinstance(executor, RunPivotedQr):
             return Factored(result, tau=executor.tau.copy(), order=executor.order)
         return Factored(result)
+
+    def _unknown(self, w: DistMatrix) -> Factored:
+        """W in a dry run: without pivoting, of full rank (global)."""
+        numbers = np.arange(min(w.shape))
+        if isinstance(self.chosen, LuPlan):
+            return Factored(w, 0, numbers + 1)
+        if isinstance(self.chosen, TsqrPlan):
+            return Factored(w, tree=Tree(np.empty(0), [], []))
+        if isinstance(self.chosen, PivotedQrPlan):
+            return Factored(w, tau=np.zeros(len(numbers), self.dtype), order=np.arange(w.shape[1]))
+        return Factored(w)
 
 
 class PlannedFactorization(Planned[Factored]):

@@ -350,6 +350,8 @@ def full_rank_solution(
 
 def negligible(diagonal: Array, shape: tuple[int, int]) -> int:
     """The first size of R's diagonal, from 1, that is negligible beside the largest; 0 if A has full rank (global)."""
+    if type(diagonal) is not np.ndarray:  # of a dry run: R has no elements
+        return 0
     limit = np.finfo(diagonal.dtype).eps * max(shape) * diagonal.max(initial=0)
     found = np.flatnonzero(diagonal <= limit)  # NaN is not: it becomes the result
     return int(found[0]) + 1 if found.size else 0

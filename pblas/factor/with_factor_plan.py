@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
@@ -177,6 +178,12 @@ class FactorStep(NamedTuple):
         return (self.i1 - self.i0) * self.panel.width
 
 
+@lru_cache(64)
+def _columns(shape: tuple[int, int], nprocs: int, nb: int | None, lld: int | None) -> MatrixDescriptor:
+    """The layout of a matrix in block columns; each step of a plan asks for it."""
+    return replace(MatrixDescriptor.column_wise(*shape, nprocs, nb=nb), lld=lld)
+
+
 @dataclass(frozen=True, slots=True)
 class WithPanelsPlan(WithFactorPlan):
     """Each rank changes columns of its own with the panels of a factor in block columns, one after the other."""
@@ -186,9 +193,13 @@ class WithPanelsPlan(WithFactorPlan):
     def steps(self) -> list[FactorStep]:
         """The steps, in order (global)."""
 
+    def first_column(self, panel: Panel) -> int:
+        """The first column of X that a panel changes (global)."""
+        return 0
+
     def columns(self, panel: Panel, rank: int) -> int:
         """Number of a rank's last columns that a panel changes (local)."""
-        return self.x.local_shape(rank)[1]
+        return columns_from(self.x, self.first_column(panel), rank)
 
     def multiplied_rows(self, step: FactorStep) -> int:
         """Rows of the GEMM of a step."""
@@ -210,7 +221,13 @@ class WithPanelsPlan(WithFactorPlan):
     def lent_elements(self, rank: int) -> int:
         """Elements of this rank's panels, once for each rank that reads them."""
         own = (step for step in self.steps if step.panel.owner == rank)
-        return sum(step.elements * len(self.readers(step.panel)) for step in own)
+        return sum(step.elements * self._nreaders(step.panel) for step in own)
+
+    def _nreaders(self, panel: Panel) -> int:
+        """Number of `readers` (global)."""
+        x, start = self.x, self.first_column(panel)
+        owners = min(x.columns.nblocks - start // x.nb, self.nprocs) if start < x.n else 0
+        return owners - (self.columns(panel, panel.owner) > 0)
 
     def changes(self, view: View) -> Iterator[Phase]:
         """Each step multiplies a rank's columns with a panel."""
@@ -254,8 +271,7 @@ class SubstitutionPlan(WithPanelsPlan):
     @property
     def x(self) -> MatrixDescriptor:
         """Columns in even blocks, or dealt out a few at a time, as far apart in memory as those of the factor."""
-        x = MatrixDescriptor.column_wise(*self.b.shape, self.nprocs, nb=_DEALT if self.begins == "sorted" else None)
-        return replace(x, lld=self.w.lld)
+        return _columns(self.b.shape, self.nprocs, _DEALT if self.begins == "sorted" else None, self.w.lld)
 
     @property
     def stays(self) -> bool:
@@ -318,7 +334,7 @@ class PanelReflectorsPlan(ReflectorsPlan, WithPanelsPlan):
     def x(self) -> MatrixDescriptor:
         """Columns in even blocks; cyclic ones where Q is made, since the last panels change the last columns only."""
         nb = None if self.reads else self.w.nb
-        return MatrixDescriptor.column_wise(*self.right.shape, self.nprocs, nb=nb)
+        return _columns(self.right.shape, self.nprocs, nb, None)
 
     @property
     def steps(self) -> list[FactorStep]:
@@ -326,11 +342,9 @@ class PanelReflectorsPlan(ReflectorsPlan, WithPanelsPlan):
         steps = [FactorStep(panel, panel.start, self.w.m) for panel in panels(self.w) if panel.start < self.right.m]
         return steps if self.adjoint else steps[::-1]
 
-    def columns(self, panel: Panel, rank: int) -> int:
-        """Number of a rank's last columns that a panel changes: of an identity, those from the panel's first on."""
-        if not self.reads:
-            return columns_from(self.x, min(panel.start, self.x.n), rank)
-        return self.x.local_shape(rank)[1]
+    def first_column(self, panel: Panel) -> int:
+        """Of an identity the panel's first column."""
+        return 0 if self.reads else min(panel.start, self.x.n)
 
     def multiplied_rows(self, step: FactorStep) -> int:
         """The rows of X twice: X -= V (T (V^H X))."""

@@ -107,7 +107,8 @@ def plan_matmul(
             if D has one (local; given on all ranks or on none).
         nprocs: ranks, when planning from descriptors or sizes; None for the largest grid (global).
         memory_nbytes: bytes that a rank may use for matrices and workspace; None for the memory of `hardware`, or no
-            limit. If no plan fits, the planner takes the one that needs least (global).
+            limit. If no plan fits, the planner takes the one that needs least. Not counted are copies of operands in
+            memory of the caller, as of `from_local`, that other ranks read (global).
         queue: stream slot, 0..7. On GPUs that push data, executions of this plan may run concurrently with executions
             of plans with other queues, on other streams, but not with other calls. Each queue has its own workspace,
             and 64 MiB for GEMMs. All ranks must still call in the same order. None: executions run alone (global).

@@ -155,11 +155,11 @@ class Search(Generic[PlanT]):
     def consider(self, plan: PlanT) -> None:
         """Take the plan if it is quicker than the best one, and fits."""
         context = self._context
-        if self.improves(context.least_seconds(plan)):
-            if not context.fits(plan):
-                self.large.append(plan)
-            elif self.improves(seconds := context.seconds(plan, self._below)):
+        if self.improves(context.least_seconds(plan)) and self.improves(seconds := context.seconds(plan, self._below)):
+            if context.fits(plan):
                 self.best, self.seconds, self._below = plan, seconds, self._alike * seconds
+            else:
+                self.large.append(plan)
 
 
 @lru_cache(_LAYOUTS)

@@ -174,8 +174,8 @@ class PlanningContext:
 
 
 def needed_nbytes(plan: ProductPlan) -> int:
-    """Bytes of matrices and workspace of the rank that needs most."""
-    return _operands_nbytes(plan.product) + plan.workspace_nbytes
+    """Bytes of matrices and workspace of the rank that needs most, if the context has made the matrices."""
+    return _operands_nbytes(plan.product) + plan.workspace_nbytes - plan.staged_nbytes
 
 
 @lru_cache(16)

@@ -209,8 +209,13 @@ class AllGatherGemm(ProductPlan):
             rows = product.d.split.max_count if product.d.split else product.m
             sums = 4 * rows * product.n if self.along_k and product.rounds else 0
             return 2 * padded(product.itemsize * product.k * product.n) + sums
-        staged = math.prod(self._lines_shape(self.shards.max_count)) if self.transport != "message" else 0
-        return product.itemsize * staged + (self.held_nbytes if self.transport != "shared" else 0)
+        return self.staged_nbytes + (self.held_nbytes if self.transport != "shared" else 0)
+
+    @property
+    def staged_nbytes(self) -> int:
+        """A copy of the own shard."""
+        is_read = self.transport in ("shared", "mixed")
+        return self.product.itemsize * math.prod(self._lines_shape(self.shards.max_count)) if is_read else 0
 
     @property
     def held_nbytes(self) -> int:

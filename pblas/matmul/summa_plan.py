@@ -11,6 +11,7 @@ Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -290,16 +291,25 @@ class Summa(ProductPlan):
         """Number of layers from which a rank receives partial products, at least 1."""
         return max(1, len(self.cuboids.layers) - self.in_place)
 
-    def _panels_elements(self, place: Placement, panels: int, arrives: int, leaves: int) -> int:
-        """Elements of workspace for an operand: `panels` at a time, messages, and a copy that peers can read."""
+    def _panels_elements(self, panels: int, arrives: int, leaves: int) -> int:
+        """Elements of workspace for an operand: `panels` at a time, and messages."""
         count = panels
         if self.transport == "mixed" and not self.is_skewed:  # a host receives once what several of its ranks need
             count += panels * 3 // 2
-        if self.transport != "message":
-            count += place.rows.max_count * place.columns.max_count
         if self.transport != "shared":
             count += arrives + leaves
         return count
+
+    @property
+    def staged_nbytes(self) -> int:
+        """Copies of the operands that move, which peers can read."""
+        places = self._moving if self.transport != "message" else ()
+        return self.product.itemsize * sum(place.rows.max_count * place.columns.max_count for place in places)
+
+    @property
+    @abstractmethod
+    def _moving(self) -> tuple[Placement, ...]:
+        """The operands of which peers read this rank's parts."""
 
     def _partials_nbytes(self, panels: int, columns: int, own: int) -> int:
         """Bytes for partial products of `columns` columns, their messages, and sums outside D or in a wider dtype."""
@@ -329,19 +339,24 @@ class Summa(ProductPlan):
 
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
         """Of several ranks the two that wait for most bytes, the one with the largest cuboid, and the last one."""
-        cuboids, nprocs = self.cuboids, self.product.nprocs
-        ranks = sorted(self.extreme_ranks())
+        nprocs, ranks = self.product.nprocs, sorted(self.extreme_ranks())
         some = [ranks[i * len(ranks) // _ASKED] for i in range(_ASKED)] if len(ranks) > _ASKED else ranks
         if nprocs <= ranks_per_node:
             some = some[:: max(1, len(some) // 4)]
-        arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message")) for rank in some}
+        slow = self._slow_a, self._slow_b
+        arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message"), slow) for rank in some}
         most = sorted(some, key=arriving.__getitem__)[-2:]
-        busiest = cuboids.d.rank(cuboids.m.src, cuboids.n.src, cuboids.k.src)
-        return list(dict.fromkeys((*reversed(most), busiest, nprocs - 1)))
+        return list(dict.fromkeys((*reversed(most), self.busy_rank, nprocs - 1)))
 
-    def _awaited_nbytes(self, view: View) -> float:
+    @property
+    def busy_rank(self) -> int:
+        """The rank with the largest cuboid."""
+        cuboids = self.cuboids
+        return cuboids.d.rank(cuboids.m.src, cuboids.n.src, cuboids.k.src)
+
+    def _awaited_nbytes(self, view: View, slow: tuple[float, float]) -> float:
         """Bytes that a rank waits for, times `Phase.slow`; with several nodes those from other nodes only."""
-        sources, far = ((self.a, self._slow_a), (self.b, self._slow_b)), view.ranks_per_node < view.nprocs
+        sources, far = zip((self.a, self.b), slow, strict=True), view.ranks_per_node < view.nprocs
         arriving = zip(sources, self.arriving_elements(view.rank), strict=True)
         count = sum(count * slow * (1 - far * _share(place, view)) for (place, slow), count in arriving if count)
         delivered = self.delivered_nbytes(view.rank)
@@ -545,11 +560,14 @@ Panel(start=2, stop=4, owner=1)], 256)
         from_b = min(leaves, b.rows.max_count) * b.columns.max_count * p1
         if self.is_read_in_place:  # and sent without packing
             from_a = from_b = 0
-        count = self._panels_elements(a, 2 * width * rows, arrives * rows, from_a)
-        count += self._panels_elements(b, 2 * width * columns, arrives * columns, from_b)
-        if self.in_place:
-            return itemsize * count
-        return itemsize * count + self._partials_nbytes(1, columns, self.sums.columns.max_count)
+        count = self._panels_elements(2 * width * rows, arrives * rows, from_a)
+        count += self._panels_elements(2 * width * columns, arrives * columns, from_b)
+        partials = 0 if self.in_place else self._partials_nbytes(1, columns, self.sums.columns.max_count)
+        return itemsize * count + self.staged_nbytes + partials
+
+    @property
+    def _moving(self) -> tuple[Placement, ...]:
+        return self.a, self.b
 
     @property
     def _panels_of(self) -> str:
@@ -644,11 +662,16 @@ class SummaA(Summa):
         a, b, n = self.a, self.b, self.oriented.n
         width, cuboids = min(self.width, n), self.cuboids
         leaves = min(3 * _SPARE * width, b.columns.max_count) * b.rows.max_count * cuboids.m.nprocs
-        count = self._panels_elements(b, 2 * width * inner, min(2 * _SPARE * width, n) * inner, leaves)
+        count = self._panels_elements(2 * width * inner, min(2 * _SPARE * width, n) * inner, leaves)
         if not self.stays:
             whole = a.rows.max_count * a.columns.max_count * cuboids.n.nprocs
-            count += self._panels_elements(a, rows * inner, rows * inner, whole)
-        return itemsize * count + self._partials_nbytes(2, width, min(width, self.sums.columns.max_count))
+            count += self._panels_elements(rows * inner, rows * inner, whole)
+        partials = self._partials_nbytes(2, width, min(width, self.sums.columns.max_count))
+        return itemsize * count + self.staged_nbytes + partials
+
+    @property
+    def _moving(self) -> tuple[Placement, ...]:
+        return (self.b,) if self.stays else (self.a, self.b)
 
     def moves(self) -> str:
         stays, arrives, line = ("B", "A", "m") if self.transposed else ("A", "B", "n")

@@ -268,6 +268,8 @@ def moves(lengths: Sequence[int], split: Split, source: int, target: int) -> tup
 def exchange(runtime: Runtime, part: Array, block: Array, lengths: Sequence[int], split: Split) -> None:
     """**Collective**, after an agreement. Block := this rank's rows of all parts, one below the other."""
     backend, rank = runtime.backend, runtime.rank
+    if backend.dry is not None:
+        return
     first, own = sum(lengths[:rank]), next(iter(split.runs(rank)), (0, 0))[0]
     sent: list[Any] = []
     for turn in range(runtime.nprocs):

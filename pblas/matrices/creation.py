@@ -308,7 +308,8 @@ class Creation:
                     order = None  # the descriptor has that of the matrix
             desc = None if desc is None else self._checked_desc(opname, desc, order)
             dataset = files.checked_dataset(opname, path, dataset)
-            header = files.read_header(path, dataset, raw_file)
+            dry = self.runtime.backend.dry
+            header = (dry and dry.saved(path)) or files.read_header(path, dataset, raw_file)
             chosen = _chosen_part(opname, header.shape, rows, columns)
             header = replace(header, first=(chosen.i0, chosen.j0))
             raw = header.is_raw
@@ -350,7 +351,8 @@ class Creation:
         largest = self.runtime.agree(opname, arguments, maxima=(self.runtime.nelements(desc),))[0]
         local = self._memory(opname, desc, wanted, largest)
         with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
-            files.read_part(path, header, desc, self.runtime.rank, part)
+            if self.runtime.backend.dry is None:
+                files.read_part(path, header, desc, self.runtime.rank, part)
         self.runtime.agree("load: read the parts", {})
         matrix = DistMatrix(desc, local, self.runtime)
         log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)
@@ -433,6 +435,9 @@ class Creation:
 
         with self.runtime.local_step(step):
             try:
+                if self.runtime.backend.dry is not None:
+                    _try(local, desc, self.runtime.rank, checked)
+                    return
                 _fill(backend, local, desc, checked)
             except errors.DTypeError:
                 raise
@@ -530,6 +535,13 @@ def _fill_panels(local: Array, i: Array, j: Array, entries: Any, nelements: int)
     width = max(1, nelements // len(i))
     for start in range(0, len(j), width):
         local[:, start : start + width] = entries(i[:, None], j[None, start : start + width])
+
+
+def _try(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:
+    """Evaluate entries(i, j) at the first four global indices, as `_fill` does at all (local)."""
+    if local.size:
+        i, j = (indices[:2] for indices in transfer.global_indices(desc, rank))
+        np.broadcast_to(entries(i[:, None], j[None, :]), (len(i), len(j)))
 
 
 def _check_conversion(opname: str, source: Dtype, target: Dtype) -> None:

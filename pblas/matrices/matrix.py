@@ -11,7 +11,7 @@ from pblas import errors
 from pblas.backends import log
 from pblas.matrices import files, indexing
 from pblas.matrices import scatter_gather as transfer
-from pblas.matrices.complete_files import checked_path, discard, finish, write
+from pblas.matrices.complete_files import Header, checked_path, discard, finish, write
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_flag, name_of, shared_descriptor
@@ -222,6 +222,8 @@ class DistMatrix(Operators):
                     value = complex(element) if self.dtype.kind == "c" else float(element)
             runtime.agree(opname, {"i": chosen.i0, "j": chosen.j0, **self.signature()})
             number: float | complex = runtime.backend.broadcast_object(value, owner)
+        if runtime.backend.dry is not None:
+            return runtime.backend.dry.known("A[i, j]", np.zeros((), self.dtype))
         return number.conjugate() if self.conjugated else number
 
     @overload
@@ -246,8 +248,15 @@ class DistMatrix(Operators):
         with runtime.local_step("to_global"):
             check_root("to_global", root, runtime.nprocs)
             if root is None or root == runtime.rank:
-                whole = transfer.empty_whole("to_global", self.desc, self.dtype)
+                whole = (
+                    transfer.empty_whole("to_global", self.desc, self.dtype) if runtime.backend.dry is None else None
+                )
         runtime.agree("to_global", {"root": root, **self.signature()})
+        if runtime.backend.dry is not None:
+            if root not in (None, runtime.rank):
+                return None
+            unknown: Array = runtime.backend.dry.unknown("to_global", self.shape, self.dtype, self.desc.order)
+            return unknown
         transfer.gather(runtime, self.stored("to_global"), self.desc, root or 0, whole)
         if root is None and whole is not None:
             transfer.broadcast(runtime, whole, self.desc.order)
@@ -288,6 +297,9 @@ class DistMatrix(Operators):
             dataset = files.checked_dataset("save", path, dataset)
             overwrite = checked_flag("save", "overwrite", overwrite)
         runtime.agree("save", {"path": path, "dataset": dataset, "overwrite": overwrite, **self.signature()})
+        if runtime.backend.dry is not None:
+            runtime.backend.dry.keep_header(path, Header(self.shape, self.dtype, self.desc.order, 0, dataset or ""))
+            return
         made: object = None
         try:
             with runtime.local_step("save: create the file"):

@@ -72,7 +72,7 @@ def put_part(whole: Array, desc: MatrixDescriptor, rank: int, part: Array) -> No
 def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local: Array, root: int) -> None:
     """**Collective**, after an agreement. Distribute the array of `root`; other ranks pass None."""
     backend = runtime.backend
-    if not desc.m * desc.n:  # the other size may be long, and have many blocks
+    if not desc.m * desc.n or backend.dry is not None:  # the other size may be long, and have many blocks
         return
     if runtime.rank != root:
         for panel in _panels(local, desc.order, local.itemsize):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pblas.simulation.simulate import Simulation
 
 
+_ASK_FEW = 4  # about how many ranks are simulated for a prediction
 _ASK_ALL = 1024  # largest number of ranks that are all examined to find the busiest
 
 
@@ -118,6 +119,19 @@ class Plan(ABC):
         """The part of `workspace_nbytes` that an executor holds between executions."""
         return self.workspace_nbytes
 
+    @property
+    def staged_nbytes(self) -> int:
+        """The part of `workspace_nbytes` for copies of operands that peers read, but that are in memory of the caller.
+
+        Matrices that the context has made need none.
+        """
+        return 0
+
+    @property
+    def transient_nbytes(self) -> int:
+        """The part of `workspace_nbytes` that an execution allocates, and frees before it ends."""
+        return 0
+
     @abstractmethod
     def operands_nbytes(self, rank: int) -> int:
         """Bytes of operands and results on a rank."""
@@ -132,7 +146,13 @@ class Plan(ABC):
 
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
         """A few ranks for `predict`, among them one that takes about as long as the slowest; it comes first."""
-        return sorted(self.extreme_ranks())
+        ranks = sorted(self.extreme_ranks())
+        return list(dict.fromkeys((*ranks[:: max(1, len(ranks) // _ASK_FEW)], ranks[-1])))
+
+    @property
+    def busy_rank(self) -> int | None:
+        """A rank that takes about as long as most, found at once; None if `typical_ranks` is as quick."""
+        return None
 
     @abstractmethod
     def title(self) -> str:
@@ -193,8 +213,8 @@ class Plan(ABC):
 
     @property
     def memory_nbytes(self) -> int:
-        """Bytes of operands, results and workspace on the rank that holds most."""
-        return max(map(self.operands_nbytes, self.extreme_ranks())) + self.workspace_nbytes
+        """Bytes of operands, results and workspace on the rank that holds most; the context has made the operands."""
+        return max(map(self.operands_nbytes, self.extreme_ranks())) + self.workspace_nbytes - self.staged_nbytes
 
     @property
     def lower_bound_nbytes(self) -> float:

@@ -9,7 +9,7 @@ from math import prod
 from typing import ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.layouts.messages import received_count, receives, sends
+from pblas.layouts.messages import received_count, receives, sent_count
 from pblas.layouts.placement import Placement
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan
@@ -74,7 +74,7 @@ class RedistributionPlan(Plan):
         return self.trapezoid.received_count(self.source, self.target, rank)
 
     def sent_elements(self, rank: int) -> int:
-        return sum(prod(move.shape) for move in sends(self.source, self.target, rank)) if self.reads_a else 0
+        return sent_count(self.source, self.target, rank) if self.reads_a else 0
 
     def phases(self, view: View) -> Iterator[Phase]:
         """One step without a GEMM; with a trapezoid the copies count all of B."""

@@ -37,6 +37,7 @@ class Calls:
         self.backend = backend
         self.closed = False  # whether the context is closed, so that no agreement follows (global)
         self.read_since = -1  # the last agreement before peers began to read memory of this rank (global)
+        self.called = ""  # the public call that is under way, or the last one (global)
         self.users = ""  # the call that calls a function of the user at the moment, if there is one (local)
         self._pid = os.getpid()
         self._thread = threading.RLock()  # held by the thread that is in a call
@@ -67,6 +68,7 @@ class Calls:
         self._depth += 1
         if self._depth > 1:
             return
+        self.called = opname
         self.backend.agreement.in_call, self._struck = True, False
         self._ignore_numpy_errors()
         self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0

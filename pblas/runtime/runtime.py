@@ -83,6 +83,11 @@ class Runtime:
         self._calls.closed = value
 
     @property
+    def called(self) -> str:
+        """The name of the public call that is under way, or of the last one (global)."""
+        return self._calls.called
+
+    @property
     def rank(self) -> int:
         """This rank's number in the context (local)."""
         return self.backend.rank

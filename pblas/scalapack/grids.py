@@ -11,12 +11,12 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from pblas.backends.local_step import LocalStep
-from pblas.backends.settings import TIMEOUT, checked_name
+from pblas.backends.settings import DRY_RUN, TIMEOUT, checked_name
 from pblas.context import Context
 from pblas.errors import PblasArgumentError, PblasError
 from pblas.layouts.grid import Grid
@@ -93,6 +93,8 @@ def pinfo() -> tuple[int, int]:
 
     Source: BLACS, blacs_pinfo.
     """
+    if DRY_RUN.get() is not None:
+        return 0, DRY_RUN.get().nprocs
     from pblas.backends.mpi.world import world
 
     comm = world()
@@ -292,6 +294,8 @@ def _new_handle(
     opname: str, ictxt: Any, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]
 ) -> int:
     """**Collective.** A new handle for a grid; `arranged(nprocs)` returns the grid and its ranks."""
+    if DRY_RUN.get() is not None:
+        return _dry_handle(opname, arranged, options)
     from pblas.backends.mpi import rendezvous
     from pblas.backends.mpi.world import subset, world, world_ranks
 
@@ -308,6 +312,17 @@ def _new_handle(
         return OUTSIDE
     handle = next(_HANDLES)
     _GRIDS[handle] = ProcessGrid(Context(part, **options), grid, part, ranks, world_ranks(part))
+    return handle
+
+
+def _dry_handle(opname: str, arranged: Callable[[int], tuple[Grid, tuple[int, ...]]], options: dict[str, Any]) -> int:
+    """A handle for a grid of a dry run, in which rank 0 stands for the first rank of the grid."""
+    from pblas.backends.dry_backend import DryComm
+
+    grid, ranks = arranged(DRY_RUN.get().nprocs)
+    _check_options(opname, options)
+    handle, comm = next(_HANDLES), cast("MPI.Intracomm", DryComm(grid.size))
+    _GRIDS[handle] = ProcessGrid(Context(comm, **options), grid, comm, ranks, ranks)
     return handle
 
 

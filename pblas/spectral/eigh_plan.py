@@ -223,15 +223,20 @@ class EighPlan(Plan):
     @property
     def workspace_nbytes(self) -> int:
         """W and Z, S of two halves and their products, and the messages of redistributions."""
-        n, elements = self.a.n, self.w.max_stored_nelements
-        if self.direct:  # and the routine's own
-            elements += (1 + self.vectors) * n * n * (2 if self.library == "cuSOLVER" else 1)
-        else:
-            elements += 4 * self.w.nb * n
-        if self.vectors and not self.direct:
-            elements += self.z.max_stored_nelements + (2 * n * n if self.members == 1 else 3 * n * n // 2)
+        elements = self.w.max_stored_nelements
+        if not self.direct:
+            elements += 4 * self.w.nb * self.a.n + self.vectors * self.z.max_stored_nelements
         others = (*self.copies, *self.transformation, *self.back)
-        return self.itemsize * elements + max(plan.workspace_nbytes for plan in others)
+        return self.itemsize * elements + self.transient_nbytes + max(plan.workspace_nbytes for plan in others)
+
+    @property
+    def transient_nbytes(self) -> int:
+        """S of two halves and their products, or what the routine takes that computes all on one rank."""
+        n = self.a.n
+        if self.direct:
+            return self.itemsize * (1 + self.vectors) * n * n * (2 if self.library == "cuSOLVER" else 1)
+        elements = 2 * n * n if self.members == 1 else 3 * n * n // 2
+        return self.itemsize * elements * self.vectors
 
     @property
     def buffer_nbytes(self) -> int:

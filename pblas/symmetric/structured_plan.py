@@ -155,8 +155,13 @@ class RankUpdate(SummaC):
     @property
     def workspace_nbytes(self) -> int:
         """That of the products, and the blocks across the diagonal."""
-        blocks = 2 * self.leaf * self.cuboids.n.max_count * max(4, self.itemsize)
-        return SummaC.workspace_nbytes.fget(self) * self.terms + blocks  # type: ignore[attr-defined]  # a property
+        products = SummaC.workspace_nbytes.fget(self) * self.terms  # type: ignore[attr-defined]  # a property
+        return int(products) + self.transient_nbytes
+
+    @property
+    def transient_nbytes(self) -> int:
+        """The blocks across the diagonal."""
+        return 2 * self.leaf * self.cuboids.n.max_count * max(4, self.itemsize)
 
     @property
     def lower_bound(self) -> float:

@@ -13,6 +13,7 @@ from pblas.backends.dtypes import FLOAT8, RESULTS, Array, Dtype, ProductDtypes, 
 from pblas.backends.interop import Target, current_stream, has_memory, is_view, library_of, new_target
 from pblas.backends.local_step import AgreedError, LocalStep
 from pblas.backends.push_engine import is_array
+from pblas.backends.settings import DRY_RUN
 from pblas.backends.shared_workspace import WorkspaceSlot
 from pblas.collectives.api import add_up, gather, refuse_stream
 from pblas.collectives.arguments import array_remedy, backends_array
@@ -281,7 +282,7 @@ class Caller:
         """The memory of a result: the caller's array `out`, or a new array if that is None (local)."""
         backend = self.runtime.backend
         if out is None and type(self._like) is np.ndarray and not backend.gpus:
-            array = np.empty(shape, dtype)
+            array = backend.new(shape, dtype)
             return Target(array, array, self._like)
         if out is None:
             library_of(self._like)
@@ -517,6 +518,11 @@ def default_context() -> Context:
 
     It is closed when the program ends, or calls MPI.Finalize.
     """
+    recording = DRY_RUN.get()
+    if recording is not None:
+        recording.defaults = recording.defaults or [Context()]
+        context: Context = recording.defaults[0]
+        return context
     if not _default or _default[0].runtime.closed:
         first, _default[:] = not _default, [Context()]  # its error says what to do without MPI
         if first:

@@ -11,7 +11,7 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.arrays.reduction_run import PreparedReduction, combined
-from pblas.collectives.api import Exchange, Exchanging, add_up
+from pblas.collectives.api import Exchange, Exchanging, add_up, stage
 from pblas.core.call import call as perform
 from pblas.core.checks import check_matrix, check_not_conjugated, checked_letter, checked_trans
 from pblas.core.operation import Bound, Operation
@@ -373,6 +373,10 @@ class MatrixVector(Operation[Any]):
         old = y.stored(opname) if self.reads_y else None
         target = None if result is None else result.stored(opname)
         return _Operands(runtime, opname, bound.reads["A"].stored(opname), x.stored(opname), old, target, put)
+
+    def unknown(self, runtime: Runtime) -> Any:
+        stage(runtime)
+        return np.zeros(self.oriented.m, self.result_dtype) if self.result is None else None
 
     def finish(self, opname: str, runtime: Runtime, executor: object, bound: Bound[Any], result: object) -> Any:
         return result.T if isinstance(result, DistMatrix) and self.target and self.target.is_row else result

@@ -18,7 +18,7 @@ from pblas.matmul.choose import choose, choose_layouts, general_product, one_dim
 from pblas.matmul.choose_granularity import PlanningContext, needed_nbytes
 from pblas.matmul.choose_grid import free_layouts, natural_plan, on_grids, over_all_ranks
 from pblas.matmul.product_plan import ProductPlan
-from pblas.simulation.hardware import FAT_TREE, ITEMSIZE, LAPTOP, NVLINK, Hardware
+from pblas.simulation.hardware import FAT_TREE, ITEMSIZE, LAPTOP, NVLINK, Hardware, Topology
 from pblas.simulation.simulate import predict
 
 WITHIN = 1.05
@@ -88,6 +88,17 @@ def drawn(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:
 @pytest.mark.parametrize("seed", range(100))
 def test_no_other_plan_is_much_faster(seed: int) -> None:
     Case.draw(random.Random(seed), most=16 if seed % 10 else 64).check()
+
+
+@pytest.mark.parametrize("hardware", [None, LAPTOP, FAT_TREE])
+def test_matrices_and_little_more_fit_into_memory(hardware: Hardware | None) -> None:
+    """54 MB of matrices on each rank: no copy of an operand is counted, since the context makes the matrices."""
+    topology = Topology(4, shared=True) if hardware is None else hardware.topology
+    context = PlanningContext(topology, 4, hardware=hardware, memory_nbytes=60_000_000)
+    layouts = choose_layouts(3000, 3000, 3000, "float64", context=context)
+    plan = choose("float64", *layouts, context=context)
+    assert needed_nbytes(plan) <= 60_000_000
+    assert plan.staged_nbytes > 0 or plan.transport == "message"
 
 
 def test_the_example_of_the_documentation_runs_at_its_rate() -> None:

@@ -1,0 +1,93 @@
+"""Dry runs: programs of any number of ranks on one process."""
+
+import runpy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pblas
+from pblas.backends.settings import DRY_RUN
+from pblas.cli import main
+from pblas.dry import _run
+from pblas.simulation.dry_run import least_ranks
+from pblas.simulation.hardware import FAT_TREE
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+WITH_MAIN = "conjugate_gradients", "matmul", "membrane", "power_iteration"
+
+
+@pytest.mark.parametrize("name", WITH_MAIN)
+def test_an_example_runs_dry(name: str) -> None:
+    """On 1000 ranks each has a time and memory, and no example needs values."""
+    program = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    ledger, _, _, _ = _run(program, 1000, FAT_TREE, {})
+    assert 0 < ledger.seconds < 100
+    assert 0 < ledger.peak_nbytes < 100e6
+    assert DRY_RUN.get() is None
+
+
+def program(n: int, tol: float = 1e-3) -> Any:
+    """A loop that ends by a norm."""
+    with pblas.Context() as ctx:
+        A, steps = ctx.random((n, n)), 0
+        while A.norm() > tol:
+            A = A @ A
+            steps += 1
+        return A.norm() if steps else -1.0
+
+
+def test_values_decide_how_often_a_loop_runs() -> None:
+    run = pblas.dry_run(lambda: program(20_000), ranks=256, values={"norm": [1, 1, 1, 0]})
+    assert {entry.call: entry.count for entry in run.operations} == {"pmatmul": 3, "norm": 5}
+    assert [Path(site.partition(":")[0]).name for site in run.reads] == ["test_dry_run.py"]
+    assert run.fits
+    assert run.memory_limit >= run.peak_nbytes >= 3 * 8 * 20_000**2 // 256
+    assert f"{run.value}" == "?"
+    assert "needs   P >= " in str(run)
+    with pytest.raises(pblas.ArgumentError, match=r"test_dry_run.py:\d+ has read values 10000 times"):
+        pblas.dry_run(lambda: program(64), ranks=4, values={"norm": 1.0})
+    assert pblas.dry_run(lambda: program(64), ranks=4).value == -1.0
+
+
+def test_mistakes_raise_the_errors_of_a_run() -> None:
+    def wrong() -> None:
+        with pblas.Context() as ctx:
+            ctx.zeros((6, 5)) @ ctx.zeros((6, 5))
+
+    with pytest.raises(pblas.DescriptorError, match=r"disagree on K.*found on rank 0 of 4096"):
+        pblas.dry_run(wrong)
+    assert DRY_RUN.get() is None
+
+
+def test_an_assertion_about_values_ends_a_run() -> None:
+    def judged() -> None:
+        with pblas.Context() as ctx:
+            assert ctx.ones((8, 8)).sum() == 64
+
+    assert "test_dry_run.py" in pblas.dry_run(judged, ranks=2).ended
+
+
+def _peak(need: int, ranks: int) -> int:
+    """Memory of a program that needs `need` ranks of 10 bytes."""
+    return -(-10 * need // ranks)
+
+
+def test_the_fewest_ranks() -> None:
+    for need in (1, 2, 96, 100_000):
+        found = least_ranks(partial(_peak, need), 4096, _peak(need, 4096), 10)
+        assert found is not None
+        assert need <= found <= max(need + 1, 1.06 * need)
+    assert least_ranks(lambda _: 12, 4096, 12, 11) is None
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "script.py"
+    text = "import sys, pblas\nwith pblas.Context() as ctx:\n    x = ctx.zeros((int(sys.argv[1]), 9)).sum()\n"
+    script.write_text(f"{text}    assert x == 1\n    print(f'{{x:.3f}} on {{ctx.nprocs}}')\n", encoding="utf-8")
+    assert main(["dry-run", "--ranks", "64", "--hardware", "laptop", str(script), "900"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("? on 64") == 1
+    assert "dry run on 64 ranks of laptop" in out
+    assert "ReductionPlan, 900 x 9, float64" in out
