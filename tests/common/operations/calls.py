@@ -89,6 +89,7 @@ _INSIDE: dict[str, set[str]] = {
     "DistMatrix.__setitem__: of a row": {"a", "b", "i", "j"},
     "DistMatrix.__setitem__: of lists": {"a", "b", "rows"},
     "DistMatrix.__getitem__: of lists": {"a", "rows", "columns"},
+    "DistMatrix.__getitem__: by a mask": {"a", "mask"},  # of an integer no other rank takes part
 }
 """Arguments of entries of the catalogue that are no arguments of the call itself."""
 
