@@ -170,7 +170,7 @@ class DistMatrix(Operators):
 
         An integer selects one row or column, and the view keeps two dimensions: A[i] is A[i:i+1, :], and A[:, j] is
         m x 1. Slices with other steps and lists select a copy: A[::2, ::-1], A[[0, 3]], A[:, columns] and
-        A[np.ix_(rows, columns)] are collective, as are A[i, j], which reads one element, and A[mask].
+        `A[np.ix_(rows, columns)]` are collective, as are A[i, j], which reads one element, and A[mask].
 
         Args:
             key: one or two integers, slices, or lists and arrays of integers, of which an Ellipsis takes the place of
@@ -184,7 +184,7 @@ class DistMatrix(Operators):
             elements by rows; both are equal on all ranks.
 
         Raises:
-            ArgumentError: another key, or two lists that are not made by np.ix_.
+            ArgumentError: another key, or two lists that are not made by `np.ix_`.
             DescriptorError: a mask of another shape.
             OutOfRangeError: an index out of range, or another number of bools; an IndexError too.
 
