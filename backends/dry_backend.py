@@ -232,7 +232,7 @@ class DryRanks(CpuBackend):
     # Memory
 
     def allocate(self, nbytes: int) -> Any:
-        return self.arena.allocate(nbytes)
+        return self.arena.allocate(nbytes) if self.shared else self.private(nbytes)
 
     def buffer(self, nbytes: int) -> Array:
         return self.counted(nbytes)
