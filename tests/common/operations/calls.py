@@ -232,10 +232,11 @@ EXEMPT: dict[str, str] = {
         |init_nvshmem|show_config|tp\.(default_context|local_shard)
         |scalapack\.(descinit|get|gridinfo|indx\w+|infog2l|numroc|pcoord|pinfo|pnum|p.elset)
     """,
-    "begins or ends contexts or processes: test_lifetime.py, test_startup.py, test_launch.py": r"""
-        run|Context\.close|scalapack\.(exit|gridexit|gridinit|gridmap)
+    "begins or ends contexts or processes: test_lifetime.py, test_startup.py, test_launch.py, test_dry_run.py": r"""
+        run|dry_run|Context\.close|scalapack\.(exit|gridexit|gridinit|gridmap)
     """,
     "messages of mpi4py, which no agreement precedes": r"scalapack\.(barrier|comm|.g(sum|amx|amn|ebs|ebr)2d)",
+    "a picture by Matplotlib: tests/mpi/matrices/test_numpy.py": r"DistMatrix\.plot",
     "a with block about other calls: tests/mpi/push/test_trace.py": r"Context\.trace",
     "Planned.trace, as that of PlannedMatmul": r"Planned\w+\.trace",
 }

@@ -228,7 +228,10 @@ def test_eigh_reports_errors(folder: Path, capsys: Capture) -> None:
         ("matmul none.npy a.npy -o d.npy", "No such file"),
         ("matmul a.npy a.npy -o none/d.npy", "there is no folder"),
         ("matmul a.npy a.npy -o .", "a folder, device or pipe has this name"),
-        ("matmul a.npy a.npy -o d.txt", "d.txt ends in '.txt'; a matrix is saved as .npy or .h5: pass 'd.npy'"),
+        (
+            "matmul a.npy a.npy -o d.txt",
+            "d.txt ends in '.txt'; a matrix is saved as .npy, .h5, .mtx or .bin: pass 'd.npy'",
+        ),
         ("matmul a.npy none.h5 -o d.npy", "No such file"),
         ("matmul a.npy b.npy -o b.npy", "b.npy is also read; choose another --output, or replace it by --overwrite"),
         ("solve a.npy b.npy -o ./a.npy", "a.npy is also read"),
