@@ -38,10 +38,10 @@ class Replication(Operation[DistMatrix]):
 
     noun: ClassVar[str] = "replication"
 
-    array: MatrixDescriptor
-    dtype: Dtype
     a: MatrixDescriptor
     conjugated: bool
+    array: MatrixDescriptor
+    dtype: Dtype
 
     @classmethod
     def bind(cls, opname: str, runtime: Runtime, like: DistMatrix, array: object) -> Bound[DistMatrix]:
@@ -53,9 +53,8 @@ class Replication(Operation[DistMatrix]):
         elements = converted_array(opname, "the array", elements, like.dtype)
         m, n = elements.shape
         desc = MatrixDescriptor.replicated(m, n, runtime.nprocs, order=runtime.order or like.desc.order)
-        return Bound(
-            cls, (desc, like.dtype, like.desc.without_lld, like.conjugated), {}, {"A": like}, None, local=elements
-        )
+        form = like.desc.without_lld, like.conjugated, desc, like.dtype
+        return Bound(cls, form, {}, {"A": like}, None, local=elements)
 
     @property
     def result(self) -> tuple[MatrixDescriptor, Dtype]:

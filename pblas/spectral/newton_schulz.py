@@ -57,7 +57,7 @@ def newton_schulz(
             if not is_integer(steps, 0):
                 raise errors.ArgumentError(f"{opname}: steps must be an integer >= 0, got {steps!r}")
             weights = _checked(opname, steps, coefficients)
-        runtime.agree(opname, {"coefficients": weights, **x.signature()})
+        runtime.agree(opname, {"steps": int(steps), "coefficients": weights, **x.signature()})
         size = float(x.norm())
         y = elementwise("x / s", x=x, s=size) if size else x.copy()
         is_tall = x.shape[0] > x.shape[1]

@@ -69,14 +69,15 @@ def matrix_norm(a: DistMatrix, *, ord: Ord | Literal["nuc"] = "fro") -> Real:  #
     4.0
     """
     opname, runtime = "matrix_norm", arguments.runtime_of("matrix_norm", a)
-    if not _is_spectral(ord):
-        kind: Any = ord
-        return a.norm(kind)
     with runtime.call(opname):
         with runtime.local_step(opname):
             arguments.check_matrix(opname, "A", a, runtime)
-            check_on_cpus(opname, runtime)
+            if _is_spectral(ord):
+                check_on_cpus(opname, runtime)
         runtime.agree(opname, {"ord": ord, **a.signature()})
+        if not _is_spectral(ord):
+            kind: Any = ord
+            return a.norm(kind)
         s = spectrum(opname, a)
         size: Real = s.sum() if ord == "nuc" else s.max(initial=0) if ord == 2 else s.min(initial=inf if s.size else 0)
         return size

@@ -224,6 +224,7 @@ def plan_svd(
         with runtime.local_step(opname):
             _check_matrix(opname, a, runtime, algorithm)
             options = checked()
-        runtime.agree(opname, {**options, **a.signature()})
+        asked = {"full_matrices": options["full"], "algorithm": options["algorithm"]}
+        runtime.agree(opname, {**asked, **a.signature()})
         plan = choose_svd(a.desc, a.dtype.name, runtime.nprocs, runtime.transport, **options)
         return PlannedSvd(plan, a.dtype, options, runtime)
