@@ -33,6 +33,11 @@ __device__ __forceinline__ A factor(E x, bool is_real, integer mode) {
     return value;
 }
 
+template <class T>
+__device__ __forceinline__ void add_product(T& sum, T x, T y) {
+    sum = pointwise::add(sum, pointwise::multiply(x, y));
+}
+
 // sums[c, i] := the sum of X[i, j] v[j] over the c-th `width` columns
 extern "C" __global__ void __launch_bounds__(THREADS)
     multiply_rows(ARGUMENTS, const A* v, A* sums, integer width, integer mode) {
@@ -42,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     A sum = {};
 #pragma unroll 8
     for (integer j = start; j < end; j++)
-        if (first[j] <= i && i < stop[j]) sum = pointwise::add(sum, pointwise::multiply(factor(x[i + j * ld], diagonal[j] == i, mode), v[j]));
+        if (first[j] <= i && i < stop[j]) add_product(sum, factor(x[i + j * ld], diagonal[j] == i, mode), v[j]);
     sums[blockIdx.y * rows + i] = sum;
 }
 
@@ -70,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // From a multiple of the threads on, so that loads are aligned.
 #pragma unroll 4
     for (integer i = low / THREADS * THREADS + threadIdx.x; i < high; i += THREADS)
-        if (i >= low) sum = pointwise::add(sum, pointwise::multiply(factor(x[i + j * ld], diagonal[j] == i, mode), v[i]));
+        if (i >= low) add_product(sum, factor(x[i + j * ld], diagonal[j] == i, mode), v[i]);
     sum = sum_of_warp(sum);
     if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = sum;
     __syncthreads();
@@ -87,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (i >= rows || i < first[j] || i >= stop[j]) continue;
         auto value = widen(x[i + j * ld]);
         for (integer c = 0; c < count; c++)
-            value = pointwise::add(value, pointwise::multiply(widen(left[c * rows + i]), widen(right[c * columns + j])));
+            add_product(value, widen(left[c * rows + i]), widen(right[c * columns + j]));
         if (diagonal[j] == i) make_real(value);
         narrow(value, x[i + j * ld]);
     }

@@ -36,17 +36,8 @@ def multiply(x: GpuArray, part: Staircase, vector: Array, dtype: Dtype, mode: st
     width = max(width, -(-added // _MOST_CTAS))
     sums = cupy.empty((-(-added // width), results), dtype)
     ctas = columns if transposed else -(-rows // _THREADS)
-    _launch(
-        name,
-        (ctas, len(sums)),
-        x,
-        part,
-        dtype,
-        transfer.on_gpu(vector.astype(dtype, copy=False)),
-        sums,
-        width,
-        _MODES[mode],
-    )
+    v = transfer.on_gpu(vector.astype(dtype, copy=False))
+    _launch(name, (ctas, len(sums)), x, part, dtype, v, sums, width, _MODES[mode])
     return transfer.on_host(sums[0] if len(sums) == 1 else sums.sum(0))
 
 

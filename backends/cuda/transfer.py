@@ -153,7 +153,7 @@ class _Own(threading.local):
     """The page-locked memory and the streams of this thread."""
 
     def __init__(self) -> None:
-        self._memory = cupy.cuda.alloc_pinned_memory(1)
+        self._memory: Any = None
         self._streams: dict[int, Any] = {}
 
     def stream(self, device: int) -> Any:
@@ -164,8 +164,8 @@ class _Own(threading.local):
 
     def buffer(self, x: GpuArray) -> Array:
         """A tight array of the shape and dtype of x, valid until the next call."""
-        if self._memory.mem.size < x.nbytes:
-            self._memory = cupy.cuda.alloc_pinned_memory(max(x.nbytes, min(_PIECE_NBYTES, 2 * x.nbytes)))
+        if self._memory is None or self._memory.mem.size < x.nbytes:
+            self._memory = cupy.cuda.alloc_pinned_memory(max(x.nbytes, _PIECE_NBYTES))
         buffer: Array = np.frombuffer(self._memory, np.uint8, x.nbytes).view(x.dtype).reshape(x.shape)
         return buffer
 

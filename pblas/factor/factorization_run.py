@@ -33,7 +33,29 @@ TAG_HEADER = 1041
 _FACTOR = "factor a panel"
 
 
-class RunFactorization(ABC):
+class FactorsInPlace:
+    """The methods that executors which factor W in its place have in common."""
+
+    _source: SourceMatrix
+    w: Array  # this rank's part of W (local)
+
+    def publish(self, w: Array) -> bool:
+        """Publish the location of W, which is in a window if ranks share memory: false."""
+        self.w = w
+        return self._source.publish(w)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        """Nothing is staged: W is factored in its place."""
+        assert not scratch, "W is made by the context"
+        return False
+
+    def finish(self) -> None:
+        """Complete W, after the closing agreement: no other rank reads W any more."""
+        del self.w
+        self._source.release()
+
+
+class RunFactorization(FactorsInPlace, ABC):
     """Runs a factorization on one rank: W is factored in place."""
 
     peers_read = True  # peers read this rank's panels until the closing agreement (global)
@@ -62,7 +84,6 @@ class RunFactorization(ABC):
         """Of each panel, in a column: INFO of the panel, and its `npivots` pivots (global)."""
         self.progress: Callable[[float], None] | None = None
         """Called with the done part of the work after each panel but the last; None for no calls (local)."""
-        self.w: Array  # this rank's part of W (local)
 
     def run(self, w: Array) -> None:
         """Factor W."""
@@ -116,7 +137,7 @@ class RunFactorization(ABC):
 
     # Each factorization defines these
 
-    def start(self) -> None:  # noqa: B027 - LU takes W as it is
+    def start(self) -> None:
         """Prepare this rank's part of W, before the first panel is factored (local)."""
 
     @abstractmethod
@@ -127,7 +148,7 @@ class RunFactorization(ABC):
     def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
         """Update the local columns j0..j1-1 with the factored panel k, whose rows arrive in pieces (local)."""
 
-    def end_step(self, k: int) -> None:  # noqa: B027 - only LU does more in a step
+    def end_step(self, k: int) -> None:
         """Do the rest of step k, after the updates (local)."""
 
     def npivots(self, panel: Panel) -> int:
@@ -141,21 +162,6 @@ class RunFactorization(ABC):
     @property
     def workspace_nbytes(self) -> int:
         return self.panels.workspace_nbytes + int(self._headers.nbytes)
-
-    def publish(self, w: Array) -> bool:
-        """Publish the location of W, which is in a window if ranks share memory: false."""
-        self.w = w
-        return self._source.publish(w)
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Nothing is staged: W is factored in its place."""
-        assert not scratch, "W is made by the context"
-        return False
-
-    def finish(self) -> None:
-        """Complete W, after the closing agreement: no other rank reads W any more."""
-        del self.w
-        self._source.release()
 
     @property
     def info(self) -> int:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from pblas.factor.factorization_run import FactorsInPlace
 from pblas.factor.grid_panels import Block, GridPanels
 from pblas.layouts.placement import Placement
 from pblas.redistribution.transfer import SourceMatrix, own_memory
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 _NEVER = -(1 << 60)  # minus the place of a bad pivot, where there is none
 
 
-class RunGridCholesky:
+class RunGridCholesky(FactorsInPlace):
     """Runs a GridCholeskyPlan on one rank. Blocks above the diagonal are not touched."""
 
     peers_read = False  # the agreement on INFO comes after all reads
@@ -52,7 +53,6 @@ class RunGridCholesky:
         """Called with the done part of the work after each panel but the last; None for no calls (local)."""
         self.info = 0
         """LAPACK's INFO of the last execution, equal on all ranks (global)."""
-        self.w: Array  # this rank's part of W (local)
 
     def run(self, w: Array) -> None:
         """Factor W."""
@@ -140,18 +140,3 @@ class RunGridCholesky:
     @property
     def workspace_nbytes(self) -> int:
         return self._panels.workspace_nbytes + int(self._infos.nbytes)
-
-    def publish(self, w: Array) -> bool:
-        """Publish the location of W, which is in a window if ranks share memory: false."""
-        self.w = w
-        return self._source.publish(w)
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Nothing is staged: W is factored in its place."""
-        assert not scratch, "W is made by the context"
-        return False
-
-    def finish(self) -> None:
-        """Nothing remains to be done: no other rank reads W any more."""
-        del self.w
-        self._source.release()

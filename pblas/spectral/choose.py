@@ -22,8 +22,8 @@ multiply, and half of one to exchange at 1 Gbit/s. On one host LAPACK with the c
 reads a triangle once, and strips are read twice."""
 _LEAF = 64  # rows of T with which a rank begins, at least
 _DIRECT = 128
-"""Largest order that one routine of LAPACK solves on rank 0: in 0.7 of the time of the stages, or up to 64 columns in
-half of it (AMD EPYC, 1 and 2 ranks)."""
+"""Largest order that one routine of LAPACK solves on rank 0: in 0.7 to 0.9 of the time of the stages, and of 64 columns
+in 0.6 to 0.7 of it (AMD EPYC, 2 ranks and 1)."""
 _LAYOUTS = 256
 
 
@@ -58,6 +58,16 @@ def choose_eigh(
         why = "one rank" if nprocs == 1 else f"{library} solves A on one rank; several are no faster"
         z = MatrixDescriptor.column_wise(n, k, 1)
         return EighPlan(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, library, direct=True)
+    w, why = working_matrix(n, dtype, nprocs, transport, algorithm)
+    members = max(1, min(nprocs, n // _LEAF))
+    z = apart(MatrixDescriptor.column_wise(n, k, members), dtype)
+    return EighPlan(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors)
+
+
+def working_matrix(
+    n: int, dtype: str, nprocs: int, transport: Transport, algorithm: EighAlgorithm
+) -> tuple[MatrixDescriptor, str]:
+    """The distribution of an n x n matrix that is reduced, below a panel of other rows, and the rule that chose it."""
     is_large = transport in ("message", "mixed") and n >= _SPLIT
     is_split = nprocs > 1 and n > _WIDTH * nprocs and (algorithm == "blocked" or (algorithm == "auto" and is_large))
     why = "several hosts, and enough columns for all ranks"
@@ -65,7 +75,4 @@ def choose_eigh(
         why = "LAPACK reduces A with the cores of a host faster than ranks that exchange each column"
     why = "one rank" if nprocs == 1 else f"algorithm={algorithm!r}" if algorithm != "auto" else why
     nb = min(_WIDTH if is_split else _WIDTH_OF_ONE, max(n, 1))
-    w = apart(MatrixDescriptor.column_wise(n + nb, n, nprocs if is_split else 1, nb=nb), dtype)
-    members = max(1, min(nprocs, n // _LEAF))
-    z = apart(MatrixDescriptor.column_wise(n, k, members), dtype)
-    return EighPlan(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors)
+    return apart(MatrixDescriptor.column_wise(n + nb, n, nprocs if is_split else 1, nb=nb), dtype), why

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from pblas.factor.choose import apart, choose_qr
 from pblas.factor.factorization_plan import Panel, columns_from, panels
@@ -27,15 +27,10 @@ from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, Traffic, View
+from pblas.spectral.choose import EighAlgorithm, working_matrix
 
-SvdAlgorithm = Literal["auto", "blocked", "local"]
-"""The reduction on all ranks ("blocked"), or on one ("local")."""
+SvdAlgorithm = EighAlgorithm
 
-_WIDTH, _WIDTH_OF_ONE = 32, 128
-"""Columns of a panel, half of whose work is products with vectors; and of a block of reflectors of LAPACK."""
-_SPLIT = 4096
-"""Columns from which on ranks of several hosts reduce the matrix together. On one host LAPACK with the cores of all
-ranks has no messages for each column."""
 _LAYOUTS = 256
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 
@@ -279,14 +274,7 @@ def choose_svd(
         chosen = choose_qr(a if m > n else a.T, dtype, nprocs, transport)
         assert isinstance(chosen, QrPlan | TsqrPlan), "on CPUs"
         factor = chosen
-    is_large = transport in ("message", "mixed") and k >= _SPLIT
-    is_split = nprocs > 1 and k > _WIDTH * nprocs and (algorithm == "blocked" or (algorithm == "auto" and is_large))
-    why = "several hosts, and enough columns for all ranks"
-    if not is_split:
-        why = "LAPACK reduces A with the cores of a host faster than ranks that exchange each column"
-    why = "one rank" if nprocs == 1 else f"algorithm={algorithm!r}" if algorithm != "auto" else why
-    nb = min(_WIDTH if is_split else _WIDTH_OF_ONE, max(k, 1))
-    w = apart(MatrixDescriptor.column_wise(k + nb, k, nprocs if is_split else 1, nb=nb), dtype)
+    w, why = working_matrix(k, dtype, nprocs, transport, algorithm)
     z = apart(MatrixDescriptor.column_wise(k, k, nprocs), dtype)
     u, vh = (a if a.shape == shape else resized(a, shape) for shape in ((m, m if full else k), (n if full else k, n)))
     return SvdPlan(a, factor, w, z, u, vh, why, dtype, nprocs, transport, vectors)

@@ -30,9 +30,9 @@ MOST_OF_SVD = 50.0
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Panels and tiles of a few columns, and all ranks for them, so that small matrices go through all of it."""
-    monkeypatch.setattr("pblas.spectral.svd_plan._WIDTH", 3)
-    monkeypatch.setattr("pblas.spectral.svd_plan._WIDTH_OF_ONE", 4)
-    monkeypatch.setattr("pblas.spectral.svd_plan._SPLIT", 12)
+    monkeypatch.setattr("pblas.spectral.choose._WIDTH", 3)
+    monkeypatch.setattr("pblas.spectral.choose._WIDTH_OF_ONE", 4)
+    monkeypatch.setattr("pblas.spectral.choose._SPLIT", 12)
     monkeypatch.setattr("pblas.spectral.bidiagonalization_run._TILE_NBYTES", 400)
     choose_svd.cache_clear()
     yield
