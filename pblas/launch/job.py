@@ -270,7 +270,7 @@ class Job:
             status = str(self._process.wait(_END_SECONDS))
         self._forward_arrived()
         error = errors.ContextError(
-            f"{self._opname}: rank {rank} of {self._nranks} died, with exit status {status}, and no rank is left; "
+            f"{self._opname}: rank {rank} of {self._nranks} died (exit status of the job: {status}), no rank is left; "
             f"start others with pblas.Pool or pblas.run"
         )
         error.add_note(self._log_text())

@@ -284,13 +284,18 @@ class Plan(ABC):
         limit = f"{received / bound if bound else 1:.2f} x the lower bound of any plan, {bound:,.0f}"
         if received and not bound:
             limit = "the lower bound that is known for any plan is 0"
+        staged = self.staged_nbytes
+        copies = f", and {staged:,} for copies of arrays that the context has not made" if staged else ""
         lines = [
             *self.operand_lines(),
             ("why", self.why),
             ("moves", self.moves()),
             *self.detail_lines(),
             ("received", f"{received:,} bytes per rank at most, {limit}"),
-            ("workspace", f"{self.workspace_nbytes:,} bytes per rank at most ({self.transport} transport)"),
+            (
+                "workspace",
+                f"{self.workspace_nbytes - staged:,} bytes per rank at most ({self.transport} transport){copies}",
+            ),
             ("memory", f"{self.memory_nbytes:,} bytes per rank at most, of matrices and workspace"),
         ]
         title = f"{self.name}: {self.title()}, {self.dtypes_text}, on {ranks_text(self.nprocs)}"

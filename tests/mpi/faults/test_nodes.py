@@ -16,7 +16,7 @@ from pblas.matmul import arguments
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
 from tests.common.gauge import Array
 from tests.common.ranks import COMM, SEVERAL_HOSTS, Contexts, broken_later, one_host, open_context, outcome_of
-from tests.mpi.faults.test_transport import LAYOUTS, Product, all_gather_gemm, combinations
+from tests.mpi.faults.test_transport import LAYOUTS, Product, only, combinations
 
 SETTINGS = ("message", "shared", "mixed")
 
@@ -68,7 +68,7 @@ def test_slow_ranks_of_a_node_read_pieces_before_later_ones_take_their_memory(
     """With memory for one piece on each rank, and GEMMs of random length: the bits are those of the messages."""
     bits = {}
     monkeypatch.setattr("pblas.matmul.product_plan.ProductPlan.in_flight", 1)
-    monkeypatch.setattr(arguments, "choose", all_gather_gemm)
+    monkeypatch.setattr(arguments, "choose", only(AllGatherGemm))
     for name in ("message", "mixed"):
         ctx, rng = contexts[name], np.random.default_rng(contexts[name].rank)
         arrays = ctx.runtime.backend.arrays

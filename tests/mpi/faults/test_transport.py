@@ -15,7 +15,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul import arguments
 from pblas.matmul.choose import one_dimensional
 from pblas.matmul.choose_granularity import PlanningContext
-from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmReduceScatter
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.product_plan import ProductPlan
 from tests.common.gauge import THRESHOLD, Array, entries, gauge
 from tests.common.ranks import Contexts, collected, few, open_context, some_wrong
@@ -29,19 +29,23 @@ LAYOUTS.append("Local rows")
 SETTINGS = ("message", "shared", "mixed")
 
 
-def all_gather_gemm(
-    dtype: str,
-    a: MatrixDescriptor,
-    b: MatrixDescriptor,
-    d: MatrixDescriptor,
-    *,
-    context: PlanningContext,
-    strict: bool,
-) -> ProductPlan:
-    """Chooses the all-gather and GEMM of a product, whichever plan is quicker."""
-    assert not strict
-    plans = one_dimensional(dtype, a, b, d, context.nprocs, context.others)
-    return context.complete(next(plan for plan in plans if isinstance(plan, AllGatherGemm)))
+def only(*kinds: type[ProductPlan]) -> Any:
+    """A chooser of a plan of these kinds, whichever plan is quicker."""
+
+    def choose(
+        dtype: str,
+        a: MatrixDescriptor,
+        b: MatrixDescriptor,
+        d: MatrixDescriptor,
+        *,
+        context: PlanningContext,
+        strict: bool,
+    ) -> ProductPlan:
+        assert not strict
+        plans = one_dimensional(dtype, a, b, d, context.nprocs, context.others)
+        return context.complete(next(plan for plan in plans if isinstance(plan, kinds)))
+
+    return choose
 
 
 @pytest.fixture
@@ -159,7 +163,7 @@ def test_workspace_is_within_the_plan(contexts: Contexts, layout: str) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_messages_gather_through_the_pieces_of_a_shard(message: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ranks there are, the chunks of one shard are held; without overlap all that arrives."""
-    monkeypatch.setattr(arguments, "choose", all_gather_gemm)
+    monkeypatch.setattr(arguments, "choose", only(AllGatherGemm))
     m, n, k, chunks = 40 * message.nprocs, 40, 16, 5
     descs = [MatrixDescriptor.row_wise(*shape, message.nprocs) for shape in ((m, k), (k, n), (m, n))]
     for overlap in (True, False):
@@ -174,8 +178,11 @@ def test_messages_gather_through_the_pieces_of_a_shard(message: pblas.Context, m
 
 
 @pytest.mark.mpi(min_size=2)
-def test_messages_reduce_through_the_pieces_of_a_shard_and_two_more(message: pblas.Context) -> None:
+def test_messages_reduce_through_the_pieces_of_a_shard_and_two_more(
+    message: pblas.Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pieces of one shard go out and two come in, whatever D's size; beta = 0 needs nothing else."""
+    monkeypatch.setattr(arguments, "choose", only(GemmReduceScatter, GemmAllReduce))
     for layout in ("RS to rows", "RS A replicated", "AR"):
         held = {}
         for chunks in (1, 2, 4):
