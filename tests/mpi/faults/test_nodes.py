@@ -16,7 +16,7 @@ from pblas.matmul import arguments
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
 from tests.common.gauge import Array
 from tests.common.ranks import COMM, SEVERAL_HOSTS, Contexts, broken_later, one_host, open_context, outcome_of
-from tests.mpi.faults.test_transport import LAYOUTS, Product, only, combinations
+from tests.mpi.faults.test_transport import LAYOUTS, Product, combinations, only
 
 SETTINGS = ("message", "shared", "mixed")
 
