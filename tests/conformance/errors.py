@@ -42,7 +42,7 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(ictxt)
         elif name == "IPIV":
             arguments.append(np.ones(2, np.intc))
-        elif name == "W":
+        elif name == "W" or name in {"D", "E"} - set(table.returned):
             arguments.append(np.ones(2, DTYPES[letter]).real.copy())
         elif name == "TAU":
             arguments.append(np.ones(2, DTYPES[letter]))
