@@ -52,7 +52,7 @@ def reciprocal_condition(solve: Operator, n: int, dtype: Dtype, norm: float, p: 
         return 0.0
     # The inf-norm of A^-1 is the 1-norm of its adjoint
     chosen: Operator = (lambda b, trans: solve(b, _ADJOINT[trans])) if p == inf else solve
-    condition = norm * _one_norm(chosen, n, dtype)
+    condition = norm * estimated_one_norm(chosen, n, dtype)
     return 1 / condition if isfinite(condition) and condition > 0 else 0.0
 
 
@@ -76,6 +76,12 @@ def warn_if_small(opname: str, rcond: float, dtype: Dtype, stacklevel: int = 3) 
 
 def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: float, p: float = 1) -> float:
     """**Collective.** `reciprocal_condition` of a product of triangles of one matrix, which has the factor of A."""
+    is_singular = not all(triangle.unit for triangle in triangles) and first_zero(a) > 0
+    return reciprocal_condition(solver(a, triangles), a.shape[0], a.dtype, 0 if is_singular else norm, p)
+
+
+def solver(a: DistMatrix, triangles: tuple[Triangle, ...]) -> Operator:
+    """The inverse of a product of triangles of one matrix, in the order in which they are solved with."""
 
     def solve(b: Array, trans: Trans) -> Array:
         for triangle in triangles if trans == "N" else reversed(triangles):
@@ -83,11 +89,10 @@ def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: fl
             b = trsv(a, b, uplo=triangle.uplo, trans=op, diag="U" if triangle.unit else "N")
         return b
 
-    is_singular = not all(triangle.unit for triangle in triangles) and first_zero(a) > 0
-    return reciprocal_condition(solve, a.shape[0], a.dtype, 0 if is_singular else norm, p)
+    return solve
 
 
-def _one_norm(apply: Operator, n: int, dtype: Dtype) -> float:
+def estimated_one_norm(apply: Operator, n: int, dtype: Dtype) -> float:
     """A lower bound, which is seldom far off, of the 1-norm of an operator, n >= 1."""
     y = apply(np.full(n, 1 / n, dtype), "N")
     estimate, last = float(np.abs(y).sum()), -1
@@ -344,7 +349,7 @@ class CholeskyFactor(Factor):
         def multiplied(b: Array, _: Trans) -> Array:  # L L^H b
             return trmv(self._w, trmv(self._w, b, trans="C"))
 
-        return _one_norm(multiplied, self.shape[0], self.dtype)
+        return estimated_one_norm(multiplied, self.shape[0], self.dtype)
 
     def logdet(self) -> Real:
         """**Collective.** The logarithm of the determinant, a NumPy scalar equal on all ranks."""

@@ -10,7 +10,18 @@ matrices and descriptors.
 import builtins
 
 from pblas.errors import PblasArgumentError
-from pblas.scalapack import auxiliary, eigenvalues, factorizations, level1, level2, level3, orthogonal, redist
+from pblas.scalapack import (
+    auxiliary,
+    eigenvalues,
+    expert,
+    factorizations,
+    level1,
+    level2,
+    level3,
+    orthogonal,
+    redist,
+    singular_values,
+)
 from pblas.scalapack.arguments import ROUTINES as _ROUTINES
 from pblas.scalapack.descriptors import descinit
 from pblas.scalapack.grids import (

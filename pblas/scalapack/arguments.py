@@ -11,6 +11,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
@@ -41,7 +42,8 @@ EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
 ROUTINES: dict[str, Callable[..., object]] = {}  # the routines of all types by their names; each module adds its own
 
-_OWN = {"TOP", *RETURNED, "NOUT", "ICTXT", "IPIV", "D", "E", "TAU", "W", "IFAIL", "ICLUSTR", "GAP", *WORKSPACES}
+_OWN = {"TOP", *RETURNED, "NOUT", "ICTXT", "IPIV", "D", "E", "TAU", "W", "S", "R", "C", "SR", "SC", "FERR", "BERR"}
+_OWN |= {"IFAIL", "ICLUSTR", "GAP", *WORKSPACES}
 """Arguments that may differ between ranks."""
 
 _FAR = 1 << 40  # greater than all positions
@@ -206,7 +208,7 @@ class Call:
 
     def answers_query(self) -> bool:
         """**Collective.** Whether the call asks for the sizes of workspaces; then their first elements become 1."""
-        if not any(self._values.get(f"L{name}") == _QUERY for name in WORKSPACES):
+        if not self._is_query:
             return False
         with self.local_step():
             for name in WORKSPACES:
@@ -361,9 +363,9 @@ class Call:
         return rows, columns
 
     def _extent(self, name: str) -> int:
-        """The rows or columns that an argument counts; "SIDE" stands for M or N, "MAX" for the larger of both."""
-        if name == "MAX":
-            return max(int(self["M"]), int(self["N"]))
+        """The rows or columns that an argument counts; "SIDE" stands for M or N, "MAX" and "MIN" for one of both."""
+        if name in ("MAX", "MIN"):
+            return (max if name == "MAX" else min)(int(self["M"]), int(self["N"]))
         if name == "SIDE":
             name = "M" if self["SIDE"] == "L" else "N"
         return 1 if name == "1" else int(self._values[name])
@@ -466,6 +468,23 @@ class Call:
     def _check_rest(self, findings: Findings) -> None:
         """Check arguments that only some routines have; their calls are subclasses."""
 
+    def _check_values_array(self, name: str, count: int, findings: Findings) -> None:
+        """Check an array for real numbers that all processes get."""
+        x, real = self[name], real_of(self.dtype)
+        if not (
+            isinstance(x, np.ndarray) and x.ndim == 1 and x.dtype == real and len(x) >= count and x.flags.writeable
+        ):
+            got = f"{x.dtype.name} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
+            text = (
+                f"{name} must be a NumPy array of {count} {real.name}, in one dimension, that can be written, got {got}"
+            )
+            findings.add(text, self._positions()[name])
+
+    @property
+    def _is_query(self) -> bool:
+        """Whether the call asks for the sizes of workspaces (global)."""
+        return any(self._values.get(f"L{name}") == _QUERY for name in WORKSPACES)
+
     def _check_overlap(self, findings: Findings) -> None:
         """Check that a written submatrix shares no memory with another one on this rank."""
         operands = [operand for operand in self.routine.operands if operand.name in self._grids]
@@ -497,6 +516,23 @@ class Call:
         """The storage order in which this rank's array can be read in place: COLUMNS, ROWS or EITHER."""
         columns, rows = self._fits(part, "F"), self._fits(part, "C")
         return EITHER if columns == rows else COLUMNS if columns else ROWS
+
+
+def without_operands(routine: Routine, values: tuple[Any, ...], jobs: Mapping[str, str]) -> Routine:
+    """A routine without the matrices of those options that are "N": they are not used (local).
+
+    Args:
+        routine: the routine.
+        values: of its arguments.
+        jobs: the name of a matrix by the option that asks for it.
+    """
+    given = dict(zip(routine.arguments, values, strict=True))
+    unused = {x for job, x in jobs.items() if isinstance(given[job], str) and given[job][:1].upper() == "N"}
+    return replace(
+        routine,
+        operands=tuple(operand for operand in routine.operands if operand.name not in unused),
+        outputs=tuple(name for name in routine.outputs if name not in unused),
+    )
 
 
 def of_types(

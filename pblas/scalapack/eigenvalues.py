@@ -5,7 +5,6 @@ All names stand for one algorithm, that of `pblas.linalg.eigh`; sub(A) is not ch
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from pblas.core.linalg_errors import ConvergenceError
 from pblas.factor import in_place
 from pblas.redistribution.api import redistributed
 from pblas.scalapack import routines
-from pblas.scalapack.arguments import Call, of_types
+from pblas.scalapack.arguments import Call, of_types, without_operands
 from pblas.scalapack.tied_vectors import TridiagonalCall
 from pblas.spectral import in_place as spectral_in_place
 from pblas.spectral.eigh import Options, eigensystem
@@ -53,11 +52,7 @@ class EigenCall(Call):
     """A call with W, and with sub(Z) if there are eigenvectors."""
 
     def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
-        jobz = dict(zip(routine.arguments, values, strict=True))["JOBZ"]
-        if isinstance(jobz, str) and jobz[:1].upper() == "N":
-            others = tuple(operand for operand in routine.operands if operand.name != "Z")
-            routine = replace(routine, operands=others, outputs=tuple(set(routine.outputs) - {"Z"}))
-        super().__init__(routine, prefix, *values)
+        super().__init__(without_operands(routine, values, {"JOBZ": "Z"}), prefix, *values)
 
     @property
     def spectrum(self) -> Options:
@@ -89,13 +84,8 @@ class EigenCall(Call):
 
     def _check_rest(self, findings: Findings) -> None:
         """Check W on this process."""
-        w, n, real = self["W"], self["N"], real_of(self.dtype)
-        if any(self._values.get(f"L{name}") == -1 for name in routines.WORKSPACES):
-            return
-        if not (isinstance(w, np.ndarray) and w.ndim == 1 and w.dtype == real and len(w) >= n and w.flags.writeable):
-            got = f"{w.dtype.name} of shape {w.shape}" if isinstance(w, np.ndarray) else type(w).__name__
-            text = f"W must be a NumPy array of {n} {real.name}, in one dimension, that can be written, got {got}"
-            findings.add(text, self._positions()["W"])
+        if not self._is_query:
+            self._check_values_array("W", self["N"], findings)
 
 
 @of_types(routines.SYEV, routines.HEEV, routines.SYEVD, routines.HEEVD, call=EigenCall)

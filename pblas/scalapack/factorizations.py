@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from pblas.core.options import Trans
 
 
+OF_LU = Triangle("L", unit=True), Triangle("U")
+OF_CHOLESKY = {"L": (Triangle("L"), Triangle("L", "C")), "U": (Triangle("U", "C"), Triangle("U"))}
+"""The triangles of factors, in the order in which equations with them are solved."""
+
+
 @of_types(routines.POTRF)
 def pxpotrf(call: Call) -> int:
     """**Collective.** One triangle of sub(A) := L with sub(A) = L L^H, or U with sub(A) = U^H U.
@@ -206,9 +211,7 @@ def pxpocon(call: Call) -> Real:
 
     Source: ScaLAPACK, p?pocon.
     """
-    is_lower = call["UPLO"] == "L"
-    triangles = (Triangle("L"), Triangle("L", "C")) if is_lower else (Triangle("U", "C"), Triangle("U"))
-    return _estimated(call, triangles, lambda: call["ANORM"])
+    return _estimated(call, OF_CHOLESKY[call["UPLO"]], lambda: call["ANORM"])
 
 
 @of_types(routines.GECON, routines.GECON_COMPLEX)
@@ -220,7 +223,7 @@ def pxgecon(call: Call) -> Real:
 
     Source: ScaLAPACK, p?gecon.
     """
-    return _estimated(call, (Triangle("L", unit=True), Triangle("U")), lambda: call["ANORM"])
+    return _estimated(call, OF_LU, lambda: call["ANORM"])
 
 
 @of_types(routines.TRCON, routines.TRCON_COMPLEX)

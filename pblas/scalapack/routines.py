@@ -26,13 +26,15 @@ OPTIONS = {
     "ROWCOL": "RC",
     "PIVROC": "RC",
     "JOBZ": "NV",
+    "JOBU": "NV",
+    "JOBVT": "NV",
     "RANGE": "AVI",
 }
 """The letters that an option may be, in either case."""
 
 EXTENTS = ("M", "N", "K", "NRHS")  # the arguments that count rows or columns
 
-RETURNED = ("VALUE", "INDX", "RCOND", "SCALE", "NZ")
+RETURNED = ("VALUE", "INDX", "RCOND", "SCALE", "NZ", "ROWCND", "COLCND", "SCOND", "AMAX")
 """Output arguments that Python returns, as M beside NZ; INFO, which is the last one, is in no list."""
 WORKSPACES = ("WORK", "IWORK", "RWORK")
 """Arrays that are not needed. Of one of them the argument before says the size, as LWORK, or asks for it."""
@@ -41,7 +43,7 @@ _SIZES = tuple(f"L{name}" for name in WORKSPACES)
 _TYPES = {
     **dict.fromkeys((*OPTIONS, "TOP", "CMATNM"), "str"),
     **dict.fromkeys(("ALPHA", "BETA"), "complex"),
-    **dict.fromkeys((*"ABCDEXY", "IPIV", "TAU"), "Array"),
+    **dict.fromkeys((*"ABCDERSUXY", "AF", "VT", "SR", "SC", "FERR", "BERR", "IPIV", "TAU"), "Array"),
     **dict.fromkeys((*WORKSPACES, "RA", "CA"), "Array | None"),
     **dict.fromkeys(_SIZES, "int | None"),
     **dict.fromkeys(("ANORM", "VL", "VU"), "float"),
@@ -110,8 +112,8 @@ class Operand:
 
     name: str  # the letter
     position: int  # position of the local array among the arguments, from 1; IX, JX and DESCX follow
-    # argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N; "MAX": the larger of M
-    # and N
+    # argument that counts the rows of the submatrix, or "1"; "SIDE": M if SIDE is "L", else N; "MAX", "MIN": the larger
+    # or the smaller of M and N
     rows: str
     columns: str  # argument that counts its columns, as `rows`
     trans: str = ""  # option that exchanges rows and columns unless it is "N"; "" for none
@@ -199,8 +201,9 @@ class Routine:
             return ""
         if name in EXTENTS and name not in self.texts:
             return self._extent(name)
-        matrix, texts = name[-1], {**_TEXTS, **self.texts}
-        text = texts.get(name) or texts.get(f"{name[:-1]}X", "")
+        matrix = max((x.name for x in self.operands if name.endswith(x.name)), key=len, default=name[-1])
+        texts = {**_TEXTS, **self.texts}
+        text = texts.get(name) or texts.get(f"{name.removesuffix(matrix)}X", "")
         inputs = [operand.name for operand in self.operands if not self.is_written(operand)]
         written = self.outputs[-1] if self.outputs else ""
         return text.format(
@@ -430,6 +433,7 @@ POTRI = _routine("potri", "UPLO N A", _TRIANGLE, outputs="A", A="N N")
 GETRI = _routine("getri", "N A IPIV WORK LWORK IWORK LIWORK", outputs="A", A="N N")
 TRTRI = _routine("trtri", "UPLO DIAG N A", _TRIANGULAR, outputs="A", A="N N")
 
+_OF_ROWS_OF_A = "distributed as the rows of A, with a copy in each process column"
 _OF_ROWS = {
     "TAU": "NumPy array of the type of A, distributed as its rows, with a copy in each process column: the factors of "
     "the reflectors (local)"
@@ -558,6 +562,67 @@ ORMTR, UNMTR = (
         C="M N",
     )
     for name, types in (("ormtr", _REAL), ("unmtr", _COMPLEX))
+)
+
+_SVD = {
+    "JOBU": '"V": the left singular vectors too, as columns of sub(U); "N": sub(U) is not used (global)',
+    "JOBVT": '"V": the right singular vectors too, sub(VT) gets V^T, or V^H; "N": sub(VT) is not used (global)',
+    "S": "NumPy array of min(M, N) real numbers, for the singular values, descending, on all processes (local)",
+    "IU": "first row of sub(U), from 1 (global)",
+}
+GESVD, GESVD_COMPLEX = (
+    _routine(
+        *("gesvd", f"JOBU JOBVT M N A S U VT WORK LWORK{others}", _SVD),
+        prefixes=types,
+        outputs="U VT",
+        A="M N",
+        U="M MIN",
+        VT="MIN N",
+    )
+    for types, others in ((_REAL, ""), (_COMPLEX, " RWORK"))
+)
+
+_OF_A_COLUMNS = "distributed as the columns of A, with a copy in each process row"
+_SCALES = {
+    name: f"NumPy array of real numbers, {_OF_ROWS_OF_A if name in ('R', 'SR') else _OF_A_COLUMNS}: the scale factors"
+    " (local)"
+    for name in ("R", "C", "SR", "SC")
+}
+GEEQU = _routine("geequ", "M N A R C ROWCND COLCND AMAX", _SCALES, outputs="", A="M N")
+POEQU = _routine("poequ", "N A SR SC SCOND AMAX", _SCALES, outputs="", A="N N")
+_ERRORS = "distributed as the columns of X, with a copy in each process row"
+_REFINED = {
+    "AF": "array that holds this rank's part of the factors of A, from {} (local)",
+    "IPIV": "as of p?getrf, distributed as the rows of AF (local)",
+    "FERR": f"NumPy array of real numbers, {_ERRORS}: a bound of the error of each column of X, in units of its "
+    "largest element (local)",
+    "BERR": f"NumPy array of real numbers, {_ERRORS}: the backward error, the smallest relative change of elements of "
+    "A and B for which the column is exact (local)",
+}
+_OF_LU, _OF_CHOLESKY = ({**_REFINED, "AF": _REFINED["AF"].format(name)} for name in ("p?getrf", "p?potrf"))
+GERFS, GERFS_COMPLEX = (
+    _routine(
+        *("gerfs", f"TRANS N NRHS A AF IPIV B X FERR BERR {names}", _OF_LU),
+        prefixes=types,
+        outputs="X",
+        A="N N",
+        AF="N N",
+        B="N NRHS",
+        X="N NRHS",
+    )
+    for types, names in _WORK
+)
+PORFS, PORFS_COMPLEX = (
+    _routine(
+        *("porfs", f"UPLO N NRHS A AF B X FERR BERR {names}", {**_SYMMETRIC_A, **_OF_CHOLESKY}),
+        prefixes=types,
+        outputs="X",
+        A="N N",
+        AF="N N",
+        B="N NRHS",
+        X="N NRHS",
+    )
+    for types, names in _WORK
 )
 
 _MESSAGE = {

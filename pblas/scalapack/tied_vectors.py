@@ -106,7 +106,27 @@ def collected_pivots(vector: TiedVector, opname: str, position: int, ipiv: Array
     return pivots.astype(np.intc)
 
 
-class PivotedCall(Call):
+class TiedCall(Call):
+    """A call with arrays that are distributed as the rows or the columns of a matrix."""
+
+    def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
+        """The arrays by their names, and the dtypes that they may have (local)."""
+        raise NotImplementedError
+
+    def _is_written(self, name: str) -> bool:
+        """Whether the routine writes an array (global)."""
+        raise NotImplementedError
+
+    def _check_rest(self, findings: Findings) -> None:
+        """Check this process's arrays."""
+        for name, vector, dtypes in [] if self._is_query else self._vectors():
+            try:
+                vector.check(name, self[name], dtypes, written=self._is_written(name))
+            except ArgumentError as caught:
+                findings.add(str(caught), self.routine.arguments.index(name) + 1)
+
+
+class PivotedCall(TiedCall):
     """A call with IPIV, which is distributed as the rows of A, with a copy in each process column."""
 
     def store_pivots(self, pivots: Array) -> None:
@@ -130,12 +150,11 @@ class PivotedCall(Call):
         """The number of exchanges: of rows of sub(A), which has as many columns at least (global)."""
         return min(self["N"], self._values.get("M", self["N"]))
 
-    def _check_rest(self, findings: Findings) -> None:
-        """Check this process's array."""
-        try:
-            self._pivots().check("IPIV", self["IPIV"], INTEGERS, written=self.routine.name in ("getrf", "gesv"))
-        except ArgumentError as caught:
-            findings.add(str(caught), self.routine.arguments.index("IPIV") + 1)
+    def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
+        return [("IPIV", self._pivots(), INTEGERS)]
+
+    def _is_written(self, name: str) -> bool:
+        return self.routine.name in ("getrf", "gesv")
 
 
 class Permutation(PivotedCall):
@@ -190,7 +209,7 @@ class Permutation(PivotedCall):
         return {**super()._shared(), "DESCIP": entries}
 
 
-class ReflectorsCall(Call):
+class ReflectorsCall(TiedCall):
     """A call with TAU, distributed as the columns of A, or in LQ as its rows, and copied along the other axis."""
 
     @property
@@ -246,20 +265,13 @@ class ReflectorsCall(Call):
             findings.add(f"K must be at most {name} = {most}, got {k}", position)
 
     def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
-        """The arrays by their names, and the dtypes that they may have (local)."""
         vectors: list[tuple[str, TiedVector, tuple[str, ...]]] = [("TAU", self._tau(), (self.dtype.name,))]
         if "IPIV" in self._values:
             vectors.append(("IPIV", self._ipiv(), INTEGERS))
         return vectors
 
-    def _check_rest(self, findings: Findings) -> None:
-        """Check this process's arrays."""
-        is_factored = not {"K", "C"} & self._values.keys()
-        for name, vector, dtypes in self._vectors():
-            try:
-                vector.check(name, self[name], dtypes, written=is_factored)
-            except ArgumentError as caught:
-                findings.add(str(caught), self.routine.arguments.index(name) + 1)
+    def _is_written(self, name: str) -> bool:
+        return not {"K", "C"} & self._values.keys()
 
 
 class TridiagonalCall(ReflectorsCall):

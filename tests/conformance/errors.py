@@ -15,7 +15,7 @@ from pblas.scalapack.routines import WORKSPACES
 from tests.conformance.problems import DTYPES
 
 _OPTIONS = dict.fromkeys(("TRANSA", "TRANSB", "TRANS", "DIAG"), "N")
-_OPTIONS |= {"UPLO": "U", "SIDE": "L", "NORM": "1", "JOBZ": "V", "RANGE": "A"}
+_OPTIONS |= {"UPLO": "U", "SIDE": "L", "NORM": "1", "JOBZ": "V", "JOBU": "V", "JOBVT": "V", "RANGE": "A"}
 _NOTHING = object()
 """Stands for an output argument, which Python returns."""
 
@@ -28,11 +28,11 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
     _, npcol, _, mycol = scalapack.gridinfo(ictxt)
     arguments: list[Any] = []
     table: routines.Routine = getattr(routines, routine.upper())
-    names = table.arguments
+    names, operands = table.arguments, [operand.name for operand in table.operands]
     for name in names:
         matrix = name.removeprefix("DESC")
         n = 1 if f"INC{matrix}" in names else 2
-        if name in ("A", "B", "C", "X", "Y", "Z"):
+        if name in operands:
             columns = scalapack.numroc(n, 1, mycol, 0, npcol)
             x = np.ones((2, columns), DTYPES[letter.strip("sd") or letter], order="F")
             arguments.append(x.real.copy(order="F") if name in table.real else x)
@@ -42,7 +42,7 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(ictxt)
         elif name == "IPIV":
             arguments.append(np.ones(2, np.intc))
-        elif name == "W" or name in {"D", "E"} - set(table.returned):
+        elif name in ("W", "D", "E", "S", "R", "C", "SR", "SC", "FERR", "BERR"):
             arguments.append(np.ones(2, DTYPES[letter]).real.copy())
         elif name == "TAU":
             arguments.append(np.ones(2, DTYPES[letter]))

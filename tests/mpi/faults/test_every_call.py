@@ -110,9 +110,11 @@ class Trial:
 
     def memory(self) -> int:
         """**Collective.** Blocks of shared memory of the context, after the call, a product, and without kept plans."""
-        self.run("nothing")
-        kind, text = outcome_of(lambda: check_product(self.ctx))
-        self.failures += [f"the next product: {kind}: {text}"] if kind else []
+        for what, (kind, text) in (
+            ("its right arguments", self.run("nothing")),
+            ("the next product", outcome_of(lambda: check_product(self.ctx))),
+        ):
+            self.failures += [f"{what}: {kind}: {text}"] if kind else []
         self.ctx.runtime.kept.close()
         for _ in range(2):
             outcome_of(lambda: self.ctx.zeros((1, 1)))  # blocks come back in agreements

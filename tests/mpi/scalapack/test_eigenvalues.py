@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -148,3 +149,43 @@ def test_reductions_of_few_rows_and_their_errors(ictxt: int) -> None:
     with pytest.raises(PblasArgumentError) as caught:
         scalapack.pdormtr("L", "L", "C", N, N, *a.at, t, *c.at)
     assert caught.value.info == -3
+
+
+@pytest.mark.parametrize(
+    ("changed", "text", "info"),
+    [
+        ({"jobu": "A"}, "JOBU must be one of 'N', 'V'", -1),
+        ({"jobvt": "o"}, "JOBVT must be one of 'N', 'V'", -2),
+        ({"s": np.zeros(N - 2)}, f"S must be a NumPy array of {N - 1} float64", -9),
+        ({"iu": 0}, "IU must be at least 1", -11),
+        ({"jvt": 9}, f"JVT = 9: {N - 1} columns from there on leave VT", -16),
+    ],
+)
+def test_a_wrong_argument_of_singular_values(ictxt: int, changed: dict[str, Any], text: str, info: int) -> None:
+    a, u = Placed(ictxt, general(N, N - 1, DOUBLE)), Placed(ictxt, np.zeros((N, N - 1)))
+    values = "V", "V", N, N - 1, *a.at, np.zeros(N - 1), *u.at, *Placed(ictxt, np.zeros((N - 1, N - 1))).at
+    right = dict(zip(list(inspect.signature(scalapack.pdgesvd).parameters)[: len(values)], values, strict=True))
+    for wrong in some_wrong():
+        given = {**right, **(changed if COMM.rank in wrong else {})}
+        raises_on_all_ranks(PblasArgumentError, text, partial(scalapack.pdgesvd, **given))
+        with pytest.raises(PblasArgumentError) as caught:
+            scalapack.pdgesvd(**given)
+        assert caught.value.info == info
+    work = np.zeros(1)
+    assert scalapack.pdgesvd(**{**right, "s": None}, work=work, lwork=-1) == 0
+    assert work[0] == 1
+
+
+def test_a_wrong_argument_of_refinement(ictxt: int) -> None:
+    a, b = Placed(ictxt, np.eye(N)), Placed(ictxt, np.ones((N, 2)))
+    x, errors = Placed(ictxt, np.ones((N, 2))), np.zeros(b.operand.part().shape[1])
+    unfit: tuple[Any, ...] = errors[:-1], errors.astype("f4"), None
+    for short in unfit:
+        with pytest.raises(PblasArgumentError, match="FERR must be a NumPy array") as caught:
+            scalapack.pdgerfs("N", N, 2, *a.at, *a.at, a.ipiv, *b.at, *x.at, short, errors)
+        assert caught.value.info == -21
+    with pytest.raises(PblasArgumentError, match="IPIV holds -7"):
+        scalapack.pdgerfs("N", N, 2, *a.at, *a.at, a.ipiv, *b.at, *x.at, errors, errors.copy())
+    before = x.operand.memory.tobytes()
+    scalapack.pdporfs("L", N, 0, *a.at, *a.at, *b.at, *x.at, errors, errors.copy())
+    assert x.operand.memory.tobytes() == before

@@ -308,6 +308,105 @@ def check_tridiagonal(kind: str, letter: str, ictxt: int) -> None:
         assert (e != -7).sum() == (tau != -7).sum() == has_e.sum()
 
 
+def check_singular_values(letter: str, ictxt: int) -> None:
+    """Values as NumPy's, and vectors that give the matrix, for more rows and for more columns; one side alone."""
+    dtype = np.dtype(DTYPES[letter])
+    routine, eps = getattr(scalapack, f"p{letter}gesvd"), 60 * float(np.finfo(dtype).eps)
+    for m, n in ((N, N - 3), (N - 3, N)):
+        x = general(m, n, dtype)
+        k, right = min(m, n), np.linalg.svd(x.astype("c16"))[1]
+        a, u, vt = Placed(ictxt, x), Placed(ictxt, np.zeros((m, k), dtype)), Placed(ictxt, np.zeros((k, n), dtype))
+        s = np.zeros(k, dtype).real.copy()
+        assert routine("V", "V", m, n, *a.at, s, *u.at, *vt.at) == 0
+        assert np.abs(s - right).max() <= eps * right[0]
+        left, rows = u.collected(), vt.collected()
+        assert np.abs(left * s @ rows - x).max() <= eps * right[0]
+        assert np.abs(left.conj().T @ left - np.eye(k)).max() <= eps
+        assert np.abs(rows @ rows.conj().T - np.eye(k)).max() <= eps
+        assert a.operand.is_untouched()
+        alone = Placed(ictxt, np.zeros((k, n), dtype))
+        assert routine("N", "V", m, n, *a.at, s, None, 0, 0, None, *alone.at) == 0
+        assert np.array_equal(alone.collected(), rows)
+        assert routine("N", "N", m, n, *a.at, s, None, 0, 0, None, None, 0, 0, None) == 0
+        assert np.abs(s - right).max() <= eps * right[0]
+
+
+def tied(a: Placed, axis: int, dtype: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """An array for the elements of a vector that is tied to rows or columns, the places in it, and their numbers."""
+    rows, columns, places = a.operand.inside(a.shape)
+    numbers, place = (rows, columns)[axis], places[axis].ravel()
+    return np.full(a.operand.part().shape[axis], -7, dtype), place, numbers
+
+
+def check_scales(routine: str, letter: str, ictxt: int) -> None:
+    """As LAPACK's: the largest elements of the scaled rows and columns are 1; a row or a column of zeros is INFO."""
+    dtype = np.dtype(DTYPES[letter])
+    x = positive(N, dtype) if routine == "poequ" else general(N, N - 1, dtype)
+    x *= 10.0 ** np.arange(len(x))[:, None]
+    if routine == "poequ":
+        x *= 10.0 ** np.arange(len(x))
+    a, real = Placed(ictxt, x), x.real.dtype
+    (r, in_r, rows), (c, in_c, columns) = tied(a, 0, real), tied(a, 1, real)
+    call, eps = getattr(scalapack, f"p{letter}{routine}"), 8 * float(np.finfo(dtype).eps)
+    if routine == "poequ":
+        right = 1 / np.sqrt(np.diag(x).real)
+        scond, amax, info = call(N, *a.at, r, c)
+        assert np.isclose(scond, right.min() / right.max(), rtol=eps)
+        scales = right, right
+    else:
+        of_rows = np.abs(x).max(axis=1)
+        of_columns = np.abs(x / of_rows[:, None]).max(axis=0)
+        rowcnd, colcnd, amax, info = call(N, N - 1, *a.at, r, c)
+        assert np.allclose((rowcnd, colcnd), [y.min() / y.max() for y in (of_rows, of_columns)], rtol=eps)
+        scales = 1 / of_rows, 1 / of_columns
+    assert info == 0
+    assert np.isclose(amax, np.abs(x).max() if routine == "geequ" else np.diag(x).real.max(), rtol=eps)
+    assert np.allclose(r[in_r], scales[0][rows], rtol=eps)
+    assert np.allclose(c[in_c], scales[1][columns], rtol=eps)
+    assert (r != -7).sum() == len(rows)
+    assert (c != -7).sum() == len(columns)
+    x[2] = 0
+    if routine == "geequ":
+        assert call(N, N - 1, *Placed(ictxt, x).at, r, c)[-1] == 3
+        x[2], x[:, 1] = 1, 0
+        assert call(N, N - 1, *Placed(ictxt, x).at, r, c)[-1] == N + 2
+    else:
+        assert call(N, *Placed(ictxt, x).at, r, c)[-1] == 3
+
+
+def check_refinement(routine: str, letter: str, ictxt: int) -> None:
+    """A rough solution becomes exact for nearby elements; FERR bounds its error."""
+    dtype = np.dtype(DTYPES[letter])
+    eps, call = float(np.finfo(dtype).eps), partial(getattr, scalapack)
+    x = positive(N, dtype) if routine == "porfs" else general(N, N, dtype) + 3 * np.eye(N, dtype=dtype)
+    exact = general(N, 3, dtype, seed=2)
+    for option in "LU" if routine == "porfs" else "NTC":
+        op: Any = {"T": np.transpose, "C": lambda y: y.conj().T}.get(option, lambda y: y)
+        b = (op(x).astype("c16") @ exact).astype(dtype) if dtype.kind == "c" else op(x) @ exact
+        true = np.linalg.solve(op(x).astype("c16"), b.astype("c16"))
+        a, factor, of_b = Placed(ictxt, x), Placed(ictxt, x), Placed(ictxt, b)
+        of_x = Placed(ictxt, (exact * (1 + 1e-3)).astype(dtype))
+        (ferr, places, columns), (berr, *_) = (tied(of_x, 1, x.real.dtype) for _ in range(2))
+        if routine == "porfs":
+            assert call(f"p{letter}potrf")(option, N, *factor.at) == 0
+            pivots = []
+        else:
+            assert call(f"p{letter}getrf")(N, N, *factor.at, factor.ipiv) == 0
+            pivots = [factor.ipiv]
+        call(f"p{letter}{routine}")(option, N, 3, *a.at, *factor.at, *pivots, *of_b.at, *of_x.at, ferr, berr)
+        found = of_x.collected()
+        errors = np.abs(found - true).max(axis=0) / np.abs(found).max(axis=0)
+        sizes = np.abs(op(x)) @ np.abs(found) + np.abs(b)
+        backward = (np.abs(b - op(x).astype("c16") @ found) / sizes).max(axis=0)
+        assert (backward <= (N + 1) * eps).all()
+        assert (berr[places] <= (N + 1) * eps).all()
+        assert (errors[columns] <= ferr[places]).all()
+        assert (ferr[places] <= 1000 * eps * np.linalg.cond(x.astype("c16"), np.inf)).all()
+        assert (ferr != -7).sum() == (berr != -7).sum() == len(columns)
+        assert a.operand.is_untouched()
+        assert of_b.operand.is_untouched()
+
+
 def check_redistribution(routine: str, letter: str, ictxt: int) -> None:
     """Between grids of a row and of a column, with submatrices; the other triangle and all around stay as they are."""
     del ictxt
@@ -333,6 +432,9 @@ CHECKS_BY_TYPE: dict[str, Callable[[str, int], None]] = {
     },
     **{name: partial(check_pencil, name) for name in ("sygst", "hegst")},
     **{name: partial(check_generalized, name) for name in ("sygvx", "hegvx")},
+    "gesvd": check_singular_values,
+    **{name: partial(check_scales, name) for name in ("geequ", "poequ")},
+    **{name: partial(check_refinement, name) for name in ("gerfs", "porfs")},
     **{name: partial(check_tridiagonal, "sy") for name in ("sytrd", "ormtr")},
     **{name: partial(check_tridiagonal, "he") for name in ("hetrd", "unmtr")},
     **{name: partial(check_redistribution, name) for name in ("gemr2d", "trmr2d")},

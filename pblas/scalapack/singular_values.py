@@ -1,0 +1,64 @@
+"""Singular values and vectors, without restrictions on blocks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pblas.core.linalg_errors import ConvergenceError
+from pblas.redistribution.api import redistributed
+from pblas.scalapack import routines
+from pblas.scalapack.arguments import Call, of_types, without_operands
+from pblas.spectral.svd_steps import check_on_cpus, singular_system
+
+if TYPE_CHECKING:
+    from pblas.scalapack.arguments import Findings
+    from pblas.scalapack.routines import Routine
+
+_JOBS = {"JOBU": "U", "JOBVT": "VT"}
+
+
+class SvdCall(Call):
+    """A call with S, and with sub(U) and sub(VT) if there are singular vectors."""
+
+    def __init__(self, routine: Routine, prefix: str, *values: Any) -> None:
+        super().__init__(without_operands(routine, values, _JOBS), prefix, *values)
+
+    def _check_values(self, findings: Findings) -> None:
+        """Ignore the arguments of a matrix that is not used."""
+        super()._check_values(findings)
+        for job, name in _JOBS.items():
+            if self[job] == "N":
+                self._values |= dict.fromkeys((name, f"I{name}", f"J{name}", f"DESC{name}"))
+
+    def _check_rest(self, findings: Findings) -> None:
+        """Check S on this process."""
+        if not self._is_query:
+            self._check_values_array("S", min(self["M"], self["N"]), findings)
+
+
+@of_types(routines.GESVD, routines.GESVD_COMPLEX, call=SvdCall)
+def pxgesvd(call: SvdCall) -> int:
+    """**Collective.** Singular values of sub(A) = U diag(S) V^H, and if wanted the first min(M, N) singular vectors.
+
+    sub(A) is not changed.
+
+    Returns:
+        INFO: 0; or i > 0 if LAPACK has not found all singular values of a bidiagonal matrix.
+
+    Source: ScaLAPACK, p?gesvd.
+    """
+    if call.answers_query() or call.is_empty:
+        return 0
+    check_on_cpus(call.opname, call.runtime)
+    a, *outputs = call.operands()
+    try:
+        s, u, vh = singular_system(call.opname, a, vectors=bool(outputs))
+    except ConvergenceError as caught:
+        return caught.info
+    wanted = [x for job, x in zip(_JOBS, (u, vh), strict=True) if x is not None and call[job] == "V"]
+    for x, out in zip(wanted, outputs, strict=True):
+        redistributed(call.opname, x, out=out, is_temporary=True)
+    with call.local_step():
+        call["S"][: len(s)] = s
+    call.runtime.agree(f"{call.opname}: S", {})
+    return 0
