@@ -29,6 +29,8 @@ OPTIONS = {
     "JOBU": "NV",
     "JOBVT": "NV",
     "RANGE": "AVI",
+    "FACT": "FNE",
+    "EQUED": "NRCBY",
 }
 """The letters that an option may be, in either case."""
 
@@ -172,6 +174,8 @@ class Routine:
         """
         if option == "NORM" and self.name.endswith("con"):
             return "1OI"
+        if option == "EQUED":
+            return "NY" if self.name == "posvx" else "NRCB"
         if option == "TRANS" and is_complex:
             if self.name in ("syrk", "syr2k"):
                 return "NT"
@@ -600,29 +604,40 @@ _REFINED = {
     "A and B for which the column is exact (local)",
 }
 _OF_LU, _OF_CHOLESKY = ({**_REFINED, "AF": _REFINED["AF"].format(name)} for name in ("p?getrf", "p?potrf"))
-GERFS, GERFS_COMPLEX = (
-    _routine(
-        *("gerfs", f"TRANS N NRHS A AF IPIV B X FERR BERR {names}", _OF_LU),
-        prefixes=types,
-        outputs="X",
-        A="N N",
-        AF="N N",
-        B="N NRHS",
-        X="N NRHS",
+_OF_CHOLESKY |= _SYMMETRIC_A
+_EXPERT = {
+    "FACT": '"N": sub(A) is factored; "E": scaled first if that helps; "F": sub(AF) has the factors already (global)',
+    "EQUED": 'with FACT "F" how sub(A) and its factors were scaled: {} (global)',
+    **{
+        name: f'{text[:-8]}; they are read with FACT "F" and written with "E" (local)' for name, text in _SCALES.items()
+    },
+}
+_EQUED = '"N" not at all, "R" rows, "C" columns, "B" both', '"N" not at all, "Y" rows and columns'
+(GERFS, GERFS_COMPLEX), (PORFS, PORFS_COMPLEX), (GESVX, GESVX_COMPLEX), (POSVX, POSVX_COMPLEX) = (
+    [
+        _routine(
+            *(name, f"{line} FERR BERR {names}", texts),
+            prefixes=types,
+            outputs=outputs,
+            A="N N",
+            AF="N N",
+            B="N NRHS",
+            X="N NRHS",
+        )
+        for types, names in _WORK
+    ]
+    for name, line, outputs, texts in (
+        ("gerfs", "TRANS N NRHS A AF IPIV B X", "X", _OF_LU),
+        ("porfs", "UPLO N NRHS A AF B X", "X", _OF_CHOLESKY),
+        (
+            *("gesvx", "FACT TRANS N NRHS A AF IPIV EQUED R C B X RCOND", "A AF B X"),
+            {**_OF_LU, **_EXPERT, "EQUED": _EXPERT["EQUED"].format(_EQUED[0])},
+        ),
+        (
+            *("posvx", "FACT UPLO N NRHS A AF EQUED SR SC B X RCOND", "A AF B X"),
+            {**_OF_CHOLESKY, **_EXPERT, "EQUED": _EXPERT["EQUED"].format(_EQUED[1])},
+        ),
     )
-    for types, names in _WORK
-)
-PORFS, PORFS_COMPLEX = (
-    _routine(
-        *("porfs", f"UPLO N NRHS A AF B X FERR BERR {names}", {**_SYMMETRIC_A, **_OF_CHOLESKY}),
-        prefixes=types,
-        outputs="X",
-        A="N N",
-        AF="N N",
-        B="N NRHS",
-        X="N NRHS",
-    )
-    for types, names in _WORK
 )
 
 _MESSAGE = {

@@ -15,7 +15,17 @@ from pblas.scalapack.routines import WORKSPACES
 from tests.conformance.problems import DTYPES
 
 _OPTIONS = dict.fromkeys(("TRANSA", "TRANSB", "TRANS", "DIAG"), "N")
-_OPTIONS |= {"UPLO": "U", "SIDE": "L", "NORM": "1", "JOBZ": "V", "JOBU": "V", "JOBVT": "V", "RANGE": "A"}
+_OPTIONS |= {
+    "UPLO": "U",
+    "SIDE": "L",
+    "NORM": "1",
+    "JOBZ": "V",
+    "JOBU": "V",
+    "JOBVT": "V",
+    "RANGE": "A",
+    "FACT": "N",
+    "EQUED": "N",
+}
 _NOTHING = object()
 """Stands for an output argument, which Python returns."""
 

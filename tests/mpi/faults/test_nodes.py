@@ -14,9 +14,10 @@ import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul import arguments
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
+from tests.common.choices import only
 from tests.common.gauge import Array
 from tests.common.ranks import COMM, SEVERAL_HOSTS, Contexts, broken_later, one_host, open_context, outcome_of
-from tests.mpi.faults.test_transport import LAYOUTS, Product, combinations, only
+from tests.mpi.faults.test_transport import LAYOUTS, Product, combinations
 
 SETTINGS = ("message", "shared", "mixed")
 

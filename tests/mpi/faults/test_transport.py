@@ -13,10 +13,8 @@ import pytest
 import pblas
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul import arguments
-from pblas.matmul.choose import one_dimensional
-from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
-from pblas.matmul.product_plan import ProductPlan
+from tests.common.choices import only
 from tests.common.gauge import THRESHOLD, Array, entries, gauge
 from tests.common.ranks import Contexts, collected, few, open_context, some_wrong
 from tests.mpi.operations.test_matmul import LAYOUTS as MATMUL_LAYOUTS
@@ -27,25 +25,6 @@ SIZES = ((7, 8, 9), (13, 11, 3), (2, 3, 1), (9, 29, 16))
 LAYOUTS = ["AG(B) rows", "AG(B) columns", "AG(A) columns", "RS to rows", "RS A replicated", "AR", "AR B replicated"]
 LAYOUTS.append("Local rows")
 SETTINGS = ("message", "shared", "mixed")
-
-
-def only(*kinds: type[ProductPlan]) -> Any:
-    """A chooser of a plan of these kinds, whichever plan is quicker."""
-
-    def choose(
-        dtype: str,
-        a: MatrixDescriptor,
-        b: MatrixDescriptor,
-        d: MatrixDescriptor,
-        *,
-        context: PlanningContext,
-        strict: bool,
-    ) -> ProductPlan:
-        assert not strict
-        plans = one_dimensional(dtype, a, b, d, context.nprocs, context.others)
-        return context.complete(next(plan for plan in plans if isinstance(plan, kinds)))
-
-    return choose
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.summa_plan import Summa, SummaC
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.packing import BlockCopy
+from tests.common.choices import Layouts, choosing
 from tests.common.gauge import NAMES, THRESHOLD, Array, applied, dtype_of, entries, gauge
 from tests.common.ranks import (
     Contexts,
@@ -378,24 +379,15 @@ class Lanes(HostArrays):
 def force(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Let the planner choose a general plan in which one matrix stays, or in which two layers form partial products."""
 
-    def forced(
-        dtype: str,
-        a: MatrixDescriptor,
-        b: MatrixDescriptor,
-        d: MatrixDescriptor,
-        *,
-        context: PlanningContext,
-        strict: bool,
-    ) -> ProductPlan:
-        assert not strict
-        product = general_product(dtype, a, b, d, context.nprocs, context.others)
+    def pick(dtype: str, layouts: Layouts, context: PlanningContext) -> ProductPlan:
+        product = general_product(dtype, *layouts, context.nprocs, context.others)
         layers = natural_plan(product, (2, 1, 2))
         sums = Placement(Split(product.m, 3, 2), Split(product.n, 3, 2), (2, 1, 1))  # not that of D
         plans = {plan.name: plan for plan in on_grids(product)}
         plans |= {"layers": layers, "sums elsewhere": replace(layers, sum_placement=sums)}
-        return context.complete(plans[name])
+        return plans[name]
 
-    monkeypatch.setattr(arguments, "choose", forced)
+    monkeypatch.setattr(arguments, "choose", choosing(pick))
 
 
 @one_host

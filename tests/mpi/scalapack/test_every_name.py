@@ -407,6 +407,50 @@ def check_refinement(routine: str, letter: str, ictxt: int) -> None:
         assert of_b.operand.is_untouched()
 
 
+def check_expert(routine: str, letter: str, ictxt: int) -> None:
+    """Badly scaled equations are solved; scaled ones and their factors are taken again; a singular matrix is INFO."""
+    dtype, is_pos = np.dtype(DTYPES[letter]), routine == "posvx"
+    real, call = np.dtype(dtype.type(0).real.dtype), getattr(scalapack, f"p{letter}{routine}")
+    well = positive(N, dtype) if is_pos else general(N, N, dtype) + 3 * np.eye(N, dtype=dtype)
+    bad = 10.0 ** np.arange(N)
+    inexact = 4 * np.finfo("f8").eps  # of the solution by NumPy, times the condition number
+    x = (well * bad[:, None] * (bad if is_pos else 1)).astype(dtype)
+    inexact *= np.linalg.cond(x.astype("c16"))
+    for option in "UL" if is_pos else "NTC":
+        op: Any = {"T": np.transpose, "C": lambda y: y.conj().T}.get(option, lambda y: y)
+        b = (op(x) @ general(N, 2, dtype, seed=3)).astype(dtype)
+        right = np.linalg.solve(op(x).astype("c16"), b.astype("c16"))
+        kept, nrhs, given = np.triu(x) + np.tril(np.full_like(x, np.nan), -1) if option == "U" else x, b.shape[1], None
+        a, af, of_b = Placed(ictxt, kept.astype(dtype)), Placed(ictxt, np.zeros_like(x)), Placed(ictxt, b)
+        of_x = Placed(ictxt, np.zeros_like(b))
+        (r, *_), (c, *_) = tied(a, 0, real), tied(a, 1, real)
+        (ferr, places, columns), (berr, *_) = (tied(of_x, 1, real) for _ in range(2))
+        pivots = [] if is_pos else [af.ipiv]
+        for fact in ("N", "E", "F"):
+            rhs = of_b if fact != "F" else Placed(ictxt, b)
+            equed, rcond, info = call(
+                *(fact, option, N, nrhs, *a.at, *af.at, *pivots, given, r, c, *rhs.at, *of_x.at, ferr, berr)
+            )
+            found = of_x.collected()
+            error = np.abs(found - right).max(axis=0) / np.abs(found).max(axis=0)
+            assert info in (0, N + 1), (fact, info)
+            assert (error[columns] <= ferr[places] + inexact).all(), fact
+            assert (berr[places] <= (N + 1) * np.finfo(dtype).eps).all(), fact
+            given = equed
+            if fact == "N":
+                assert equed == "N"
+                assert rcond < 1e-3
+            else:
+                assert equed == ("Y" if is_pos else "R")
+                assert rcond > 1e-3
+                assert info == 0
+    singular = Placed(ictxt, np.zeros_like(x))
+    assert call(*("N", option, N, 2, *singular.at, *af.at, *pivots, "N", r, c, *of_b.at, *of_x.at, ferr, berr))[1:] == (
+        0,
+        1,
+    )
+
+
 def check_redistribution(routine: str, letter: str, ictxt: int) -> None:
     """Between grids of a row and of a column, with submatrices; the other triangle and all around stay as they are."""
     del ictxt
@@ -435,6 +479,7 @@ CHECKS_BY_TYPE: dict[str, Callable[[str, int], None]] = {
     "gesvd": check_singular_values,
     **{name: partial(check_scales, name) for name in ("geequ", "poequ")},
     **{name: partial(check_refinement, name) for name in ("gerfs", "porfs")},
+    **{name: partial(check_expert, name) for name in ("gesvx", "posvx")},
     **{name: partial(check_tridiagonal, "sy") for name in ("sytrd", "ormtr")},
     **{name: partial(check_tridiagonal, "he") for name in ("hetrd", "unmtr")},
     **{name: partial(check_redistribution, name) for name in ("gemr2d", "trmr2d")},
