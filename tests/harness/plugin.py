@@ -163,7 +163,7 @@ class Progress:
         self._journal = journal
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._journal.write(test=nodeid, outcome="started")
+        self._journal.write(test=nodeid, outcome="started", time=time.monotonic())
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or report.outcome != "passed":
@@ -171,7 +171,7 @@ class Progress:
             self._journal.write(test=report.nodeid, outcome=report.outcome, text=text)
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        self._journal.write(finished=int(exitstatus))
+        self._journal.write(finished=int(exitstatus), time=time.monotonic())
 
 
 class Torch:

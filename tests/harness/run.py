@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -87,7 +86,7 @@ TORCH = "tests/unit/backends/test_process_group.py"
 """Tests of one process that need torch."""
 FAULTS = "tests/hosts"
 """Tests of one process that make hosts and disturb them; nothing runs beside them."""
-SLOWEST = 5  # tests of each leg whose times are printed
+SLOWEST = 8  # files of each leg whose times are printed
 PARTS = 9  # of the unit tests, so that the processors have about as much to do
 ABANDONED = threading.Event()  # set to end all running jobs and start no more
 PRINTING = threading.Lock()
@@ -157,7 +156,6 @@ class Leg:
             "-c",
             str(ROOT / "pyproject.toml"),
         ]
-        own.append(f"--durations={SLOWEST}")
         limits = [f"--rank-timeout={timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
         rank = [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
         if hosts is not None:
@@ -173,11 +171,15 @@ class Attempt:
     finished: int | None = None  # pytest's own exit status; None if pytest did not end
     outcomes: dict[str, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
-    slowest: list[str] = field(default_factory=list)
+    seconds: Counter[str] = field(default_factory=Counter)  # of the tests of each file, with what stands around them
 
     def read(self, journal: Path) -> None:
+        file, start = "", 0.0
         for line in journal.read_text().splitlines() if journal.exists() else ():
             event = json.loads(line)
+            if "time" in event:
+                self.seconds[file] += event["time"] - start if file else 0.0
+                file, start = event.get("test", "").partition("::")[0], event["time"]
             if "finished" in event:
                 self.finished = event["finished"]
                 continue
@@ -205,7 +207,7 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
     """Outcomes of all tests of a leg, in as many jobs as needed; prints one line, and the failures."""
     start = time.monotonic()
     outcomes: dict[str, str] = {}
-    slowest: list[str] = []
+    seconds: Counter[str] = Counter()
     for _ in range(MOST_RESTARTS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
@@ -219,7 +221,7 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
                 with PRINTING:
                     show_failure(attempt, folder)
         outcomes |= attempt.outcomes
-        slowest += attempt.slowest
+        seconds += attempt.seconds
         if attempt.complete:
             break
         if not attempt.outcomes or attempt.is_cut:
@@ -230,7 +232,8 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
     with PRINTING:
         cut = ", cut by the deadline" if "cut" in outcomes.values() else ""
         print(f"{leg.name}: {summary(count(outcomes))}{cut} in {time.monotonic() - start:.1f} s", flush=True)
-        print(*(f"    {line}" for line in slowest), sep="\n", end="\n" * bool(slowest), flush=True)
+        for file, spent in seconds.most_common(SLOWEST):
+            print(f"    {spent:6.1f} s {file}", flush=True)
     return outcomes
 
 
@@ -257,8 +260,6 @@ def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> 
     if attempt.status is None:
         attempt.texts.append("the deadline of the whole run (--deadline) has passed")
     attempt.read(folder / "journal")
-    lines = (folder / "output").read_text(errors="replace").splitlines()
-    attempt.slowest = [line for line in lines if re.match(r"\d+\.\d+s (call|setup|teardown) ", line)]
     return attempt
 
 
