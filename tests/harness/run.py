@@ -27,7 +27,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -171,7 +171,7 @@ class Attempt:
     finished: int | None = None  # pytest's own exit status; None if pytest did not end
     outcomes: dict[str, str] = field(default_factory=dict)
     texts: list[str] = field(default_factory=list)
-    seconds: Counter[str] = field(default_factory=Counter)  # of the tests of each file, with what stands around them
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # of the tests of each file
 
     def read(self, journal: Path) -> None:
         file, start = "", 0.0
@@ -207,7 +207,7 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
     """Outcomes of all tests of a leg, in as many jobs as needed; prints one line, and the failures."""
     start = time.monotonic()
     outcomes: dict[str, str] = {}
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for _ in range(MOST_RESTARTS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
             folder = Path(name)
@@ -221,7 +221,8 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
                 with PRINTING:
                     show_failure(attempt, folder)
         outcomes |= attempt.outcomes
-        seconds += attempt.seconds
+        for file, spent in attempt.seconds.items():
+            seconds[file] += spent
         if attempt.complete:
             break
         if not attempt.outcomes or attempt.is_cut:
@@ -232,7 +233,7 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
     with PRINTING:
         cut = ", cut by the deadline" if "cut" in outcomes.values() else ""
         print(f"{leg.name}: {summary(count(outcomes))}{cut} in {time.monotonic() - start:.1f} s", flush=True)
-        for file, spent in seconds.most_common(SLOWEST):
+        for file, spent in sorted(seconds.items(), key=lambda entry: -entry[1])[:SLOWEST]:
             print(f"    {spent:6.1f} s {file}", flush=True)
     return outcomes
 
