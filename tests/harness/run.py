@@ -178,7 +178,8 @@ class Attempt:
         for line in journal.read_text().splitlines() if journal.exists() else ():
             event = json.loads(line)
             if "time" in event:
-                self.seconds[file] += event["time"] - start if file else 0.0
+                if file:
+                    self.seconds[file] += event["time"] - start
                 file, start = event.get("test", "").partition("::")[0], event["time"]
             if "finished" in event:
                 self.finished = event["finished"]
