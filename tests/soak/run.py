@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.common.host_job import HOST, PART, SLACK, Job, cut_off, paused, slow_hosts  # noqa: E402
 from tests.common.outside import outside  # noqa: E402
-from tests.harness.hosts import Hosts, missing  # noqa: E402
+from tests.harness.hosts import Hosts, leave, missing  # noqa: E402
 
 EVERY = 30.0  # seconds between two lost ranks
 TIMEOUT = 10.0  # seconds, of contexts whose rank is lost: the mix keeps the machine busy
@@ -68,6 +68,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=4)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, leave)
     rng, start, counts, failures = random.Random(options.seed), time.monotonic(), Counter[str](), list[str]()
     end = start + 60 * options.minutes
     command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(options.ranks), sys.executable, "-m", "mpi4py"]

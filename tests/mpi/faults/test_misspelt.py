@@ -74,7 +74,7 @@ def test_tab_shows_no_inner_calls(ctx: Context) -> None:
 def test_a_name_that_a_module_lacks_is_refused_with_names_like_it() -> None:
     for module, name, text in (
         (linalg, "choleski", "has no attribute 'choleski'; it has cholesky"),
-        (scalapack, "pdgesvd", "it has pdgesv, "),
+        (scalapack, "pdgesdd", "it has pdgesvd, "),
         (pblas, "elementwize", "it has elementwise, "),
         (blas, "zzzz", "has no attribute 'zzzz'; dir(pblas.blas) lists all"),
     ):
