@@ -9,7 +9,7 @@ from math import inf, isqrt
 from typing import Literal, NamedTuple
 
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
-from pblas.factor.grid_plan import GridCholeskyPlan
+from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid

@@ -20,8 +20,8 @@ from pblas.factor import arguments
 from pblas.factor.cholesky_run import RunCholesky
 from pblas.factor.choose import Kind, choose_factorization, choose_qr
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
+from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 from pblas.factor.grid_cholesky_run import RunGridCholesky
-from pblas.factor.grid_plan import GridCholeskyPlan
 from pblas.factor.lu_run import RunLu
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr, Tree

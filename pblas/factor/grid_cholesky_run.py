@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pblas.factor.factorization_run import FactorsInPlace
-from pblas.factor.grid_panels import Block, GridPanels
+from pblas.factor.grid_cholesky_panels import Block, CholeskyPanels
 from pblas.layouts.placement import Placement
 from pblas.redistribution.transfer import SourceMatrix, own_memory
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
-    from pblas.factor.grid_plan import GridCholeskyPlan
+    from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 
 _NEVER = -(1 << 60)  # minus the place of a bad pivot, where there is none
 
@@ -38,7 +38,7 @@ class RunGridCholesky(FactorsInPlace):
         self.plan: GridCholeskyPlan = plan
         self._backend, self._arrays, self._rank, self._steps = backend, backend.arrays, backend.rank, plan.steps
         self._source = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
-        self._panels = GridPanels(plan, self._source)
+        self._panels = CholeskyPanels(plan, self._source)
         self._row, self._column = plan.w.grid.coordinates(backend.rank)
         # this rank's block columns: panel, first local row at or below the diagonal, local columns
         self._blocks = [

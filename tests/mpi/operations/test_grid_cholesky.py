@@ -12,7 +12,7 @@ import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
-from pblas.factor.grid_plan import GridCholeskyPlan
+from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 from tests.common.factors import MOST, NAMES, cholesky_ratio, forget_plans, positive, solve_ratio
 from tests.common.gauge import dtype_of
 from tests.common.ranks import COMM, Contexts, collected, same_on_all_ranks

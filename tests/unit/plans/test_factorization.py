@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pblas.errors import PlanError
 from pblas.factor.choose import choose_factorization, choose_qr, square_blocks
 from pblas.factor.factorization_plan import FactorizationPlan, panels
-from pblas.factor.grid_plan import GridCholeskyPlan
+from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.with_factor_plan import (
     PanelReflectorsPlan,
