@@ -8,7 +8,8 @@ import numpy as np
 
 from pblas import errors
 from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
-from pblas.factor.choose import CholeskyAlgorithm, FactorizationAlgorithm, Kind, QrAlgorithm
+from pblas.factor.choose import FactorizationAlgorithm, Kind, QrAlgorithm
+from pblas.factor.grid_lu_plan import Pivoting
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import converted_array, equal_array
@@ -52,7 +53,7 @@ def check_dtype(opname: str, name: str, dtype: object) -> Dtype:
 
 def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: object, *, gpus: bool) -> None:
     """Raise an error for an algorithm that is unknown or does not fit, or a matrix that cannot be factored so."""
-    known = get_args({"cholesky": CholeskyAlgorithm, "lu": FactorizationAlgorithm, "qr": QrAlgorithm}[kind])
+    known = get_args(QrAlgorithm if kind == "qr" else FactorizationAlgorithm)
     if algorithm not in known:
         names = ", ".join(map(repr, known))
         raise errors.ArgumentError(f"{opname}: algorithm must be one of {names}, got {algorithm!r}")
@@ -67,6 +68,14 @@ def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: 
             f"{opname}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
             f"{desc.m} x {desc.n}: leave algorithm out"
         )
+
+
+def checked_pivoting(opname: str, pivoting: object) -> Pivoting:
+    """How LU chooses rows (global)."""
+    if pivoting in get_args(Pivoting):
+        return pivoting  # type: ignore[return-value]
+    names = ", ".join(map(repr, get_args(Pivoting)))
+    raise errors.ArgumentError(f"{opname}: pivoting must be one of {names}, got {pivoting!r}")
 
 
 def check_not_given_up(opname: str, a: DistMatrix, b: DistMatrix | Array, overwrite_a: object) -> None:

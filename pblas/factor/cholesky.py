@@ -17,7 +17,7 @@ from pblas.runtime.runtime import checked_flag
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
-    from pblas.factor.choose import CholeskyAlgorithm, Kind
+    from pblas.factor.choose import FactorizationAlgorithm, Kind
 
 
 class PlannedCholesky(PlannedFactorization):
@@ -46,7 +46,7 @@ def plan_cholesky(
     a: DistMatrix | MatrixDescriptor,
     *,
     upper: bool = False,
-    algorithm: CholeskyAlgorithm = "auto",
+    algorithm: FactorizationAlgorithm = "auto",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedCholesky:
@@ -83,7 +83,7 @@ def cholesky(
     *,
     upper: bool = False,
     out: DistMatrix | None = None,
-    algorithm: CholeskyAlgorithm = "auto",
+    algorithm: FactorizationAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> DistMatrix:
@@ -137,7 +137,7 @@ def cho_factor(
     a: DistMatrix,
     lower: bool = True,
     *,
-    algorithm: CholeskyAlgorithm = "auto",
+    algorithm: FactorizationAlgorithm = "auto",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
     check: bool = True,

@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
+from pblas.factor.grid_lu_plan import GridLuPlan, Pivoting
+from pblas.factor.grid_plan import GridPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
@@ -18,8 +20,7 @@ from pblas.simulation.hardware import CORE, ITEMSIZE, Topology, Transport
 from pblas.simulation.simulate import predict
 
 Kind = Literal["cholesky", "lu", "qr"]
-FactorizationAlgorithm = Literal["auto", "blocked", "local"]
-CholeskyAlgorithm = Literal["auto", "blocked", "grid", "local"]
+FactorizationAlgorithm = Literal["auto", "blocked", "grid", "local"]
 QrAlgorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
 
 _NARROWEST, _WIDEST = 64, 192
@@ -76,7 +77,8 @@ def choose_factorization(
     *,
     returns: bool = False,
     uplo: Literal["L", "U"] = "L",
-    algorithm: CholeskyAlgorithm = "auto",
+    algorithm: FactorizationAlgorithm = "auto",
+    pivoting: Pivoting = "partial",
     gpus: bool = False,
 ) -> FactorizationPlan:
     """The plan in block columns ("blocked"), over a grid ("grid"), on one rank ("local"), or what seems to be faster.
@@ -98,16 +100,17 @@ def choose_factorization(
     if not gpus:
         w = apart(w, dtype)
     library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
-    if kind == "lu":
-        return LuPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library)
     triangles = range(w.nb + 1, _TRIANGLE_ON_GPUS + 1) if gpus else range(1, w.n + 1)
     has_tail = gpus and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
     tail = _TAIL_ON_GPUS if has_tail else 0
-    columns = CholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library, triangles, tail)
+    ranks = dtype, nprocs, transport, returns, uplo, library
+    columns: FactorizationPlan = LuPlan(a, w, why, *ranks)
+    if kind == "cholesky":
+        columns = CholeskyPlan(a, w, why, *ranks, triangles, tail)
     if algorithm in ("local", "blocked") or (algorithm == "auto" and (nprocs < _LEAST_OF_A_GRID or gpus)):
         return columns
-    grids = [
-        GridCholeskyPlan(a, w, why, dtype, nprocs, transport, returns, uplo, library)
+    grids: list[GridPlan] = [
+        GridCholeskyPlan(a, w, why, *ranks) if kind == "cholesky" else GridLuPlan(a, w, why, *ranks, pivoting=pivoting)
         for w, why in square_blocks(target, dtype, nprocs, gpus=gpus)
     ]
     best, seconds = columns, inf
@@ -138,16 +141,16 @@ def _predicted(
 def square_blocks(
     a: MatrixDescriptor, dtype: str, nprocs: int, *, gpus: bool = False
 ) -> Iterator[tuple[MatrixDescriptor, str]]:
-    """Layouts of a square matrix over grids of about as many process rows as columns, and the reason for each.
+    """Layouts in square blocks over grids of about as many process rows as columns, and the reason for each.
 
     >>> for w, _ in square_blocks(MatrixDescriptor.row_wise(4096, 4096, 6), "float64", 6):
     ...     print(w.nb, w.grid)
     192 Grid(nprow=2, npcol=3, order='R')
     192 Grid(nprow=3, npcol=2, order='R')
     """
-    n, limits = a.n, _limits(0 if gpus else _WIDTH, gpus=gpus)
+    (m, n), limits = a.shape, _limits(0 if gpus else _WIDTH, gpus=gpus)
     is_square = a.order == "F" and a.mb == a.nb and a.imb == a.inb and min(a.rsrc, a.csrc) >= 0
-    if is_square and limits.narrowest // 2 <= a.nb <= 2 * limits.widest and n > 0 and a.nprocs <= nprocs:
+    if is_square and limits.narrowest // 2 <= a.nb <= 2 * limits.widest and min(m, n) > 0 and a.nprocs <= nprocs:
         yield a, "A has square blocks on a grid already"
     root = isqrt(nprocs)
     divisor = next(p for p in range(root, 0, -1) if nprocs % p == 0)
@@ -155,14 +158,14 @@ def square_blocks(
     for nprow, npcol in dict.fromkeys(shapes):
         nb = _width(n, max(nprow, npcol), limits)
         if min(nprow, npcol) > 1 or nprocs < _LEAST_OF_A_GRID:
-            w = MatrixDescriptor(n, n, nb, nb, Grid(nprow, npcol, "R"))
+            w = MatrixDescriptor(m, n, nb, nb, Grid(nprow, npcol, "R"))
             yield w if gpus else apart(w, dtype), "panels over a grid: fewer elements move than in block columns"
 
 
 def block_columns(
     a: MatrixDescriptor,
     nprocs: int,
-    algorithm: CholeskyAlgorithm = "auto",
+    algorithm: FactorizationAlgorithm = "auto",
     *,
     gpus: bool = False,
     per_column: int = 0,

@@ -22,6 +22,8 @@ from pblas.factor.choose import Kind, choose_factorization, choose_qr
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 from pblas.factor.grid_cholesky_run import RunGridCholesky
+from pblas.factor.grid_lu_plan import GridLuPlan
+from pblas.factor.grid_lu_run import RunGridLu
 from pblas.factor.lu_run import RunLu
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr, Tree
@@ -43,6 +45,7 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
     CholeskyPlan: RunCholesky,
     GridCholeskyPlan: RunGridCholesky,
     LuPlan: RunLu,
+    GridLuPlan: RunGridLu,
     QrPlan: RunQr,
     TsqrPlan: RunTsqr,
     CholeskyQrPlan: RunCholeskyQr,
@@ -132,7 +135,7 @@ class Factorization(Operation[Factored]):
 
     @property
     def closes(self) -> bool:
-        return isinstance(self.chosen, LuPlan) and self.chosen.w.nprocs > 1  # rows of panels are exchanged at the end
+        return type(self.chosen) is LuPlan and self.chosen.w.nprocs > 1  # rows of panels are exchanged at the end
 
     def plan(self, nprocs: int, topology: Topology) -> FactorizationPlan:
         # The layouts stay, which the other steps of the call have: only the transport may have changed.
@@ -160,7 +163,7 @@ class Factorization(Operation[Factored]):
             if check and executor.info:
                 raise agreed(not_positive_definite(opname, executor.info))
             return Factored(result, 0 if check else executor.deferred_info())
-        if isinstance(executor, RunLu):
+        if isinstance(executor, RunLu | RunGridLu):
             return Factored(result, executor.info, executor.pivots.copy())
         if isinstance(executor, RunTsqr):
             return Factored(result, tree=executor.taken_tree())
@@ -289,6 +292,7 @@ def planned(
     nprocs: object,
     algorithm: object,
     upper: Any = False,
+    pivoting: object = "partial",
     returns: bool = False,
 ) -> PlannedT:
     """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI."""
@@ -298,14 +302,16 @@ def planned(
         checked = arguments.check_dtype(opname, "dtype", dtype)
         ranks = enough_ranks(opname, nprocs, (a,))
         topology = Topology(ranks, shared=True)
-        plan, _ = _chosen(cls.kind, opname, a, checked, ranks, topology, algorithm, upper, returns=returns)
+        options = algorithm, upper, pivoting
+        plan, _ = _chosen(cls.kind, opname, a, checked, ranks, topology, *options, returns=returns)
         bound: Bound[Factored] = Bound(Factorization, (plan, checked), {}, {}, None)
         return cls(Factorization(plan, checked), None, ranks, topology, bound)
     runtime = arguments.runtime_of(opname, a)
     with runtime.call(opname):
         with runtime.local_step(opname):
             arguments.check_matrix(opname, "A", a, runtime, None if dtype is None else checked_dtype(opname, dtype))
-        call = prepared(cls, opname, a, upper=upper, returns=returns, algorithm=algorithm).agreed(runtime)
+        call = prepared(cls, opname, a, upper=upper, pivoting=pivoting, returns=returns, algorithm=algorithm)
+        call = call.agreed(runtime)
         return made(opname, runtime, Bound(Factorization, (call.plan, a.dtype), {}, {}, None), cls)
 
 
@@ -316,6 +322,7 @@ def prepared(
     *,
     algorithm: object = "auto",
     upper: object = False,
+    pivoting: object = "partial",
     out: Any = None,
     returns: bool = False,
     overwrite_a: object = False,
@@ -337,12 +344,13 @@ def prepared(
         if out is not None:
             arguments.check_out(opname, out, a)
         desc = a.desc.without_lld
-        plan, uplo = _chosen(
-            cls.kind, opname, desc, a.dtype, runtime.nprocs, runtime.topology, algorithm, upper, returns=returns
-        )
+        of_ranks = runtime.nprocs, runtime.topology
+        plan, uplo = _chosen(cls.kind, opname, desc, a.dtype, *of_ranks, algorithm, upper, pivoting, returns=returns)
         mine = _overwriting(opname, a, plan) if overwrite_a else KEPT
         signature = None if out is None else out.signature()
         options = {"uplo": uplo, "algorithm": algorithm, "out": signature, "overwrite_a": overwrite_a, "check": check}
+        if cls.kind == "lu":
+            options["pivoting"] = pivoting
         agrees = spelled({**(others or {}), **options, **a.signature()})
     factoring = Factoring(opname, plan, mine, None, agrees, progress, check)
     return factoring.agreed(runtime) if overwrite_a else factoring
@@ -357,6 +365,7 @@ def _chosen(
     topology: Topology,
     algorithm: object,
     upper: object,
+    pivoting: object,
     *,
     returns: bool,
 ) -> tuple[FactorizationPlan, Literal["L", "U"]]:
@@ -364,7 +373,11 @@ def _chosen(
     gpus = topology.gpus
     arguments.check_algorithm(opname, kind, desc, algorithm, gpus=gpus)
     uplo: Literal["L", "U"] = "U" if checked_flag(opname, "upper", upper) else "L"
+    rows = arguments.checked_pivoting(opname, pivoting)
     ranks = dtype.name, nprocs, topology.transport(nprocs)
     if kind == "qr":
         return choose_qr(desc, *ranks, algorithm, returns=returns, gpus=gpus), uplo
-    return choose_factorization(kind, desc, *ranks, returns=returns, uplo=uplo, algorithm=algorithm, gpus=gpus), uplo
+    plan = choose_factorization(
+        *(kind, desc, *ranks), returns=returns, uplo=uplo, algorithm=algorithm, pivoting=rows, gpus=gpus
+    )
+    return plan, uplo

@@ -20,11 +20,11 @@ from pblas.redistribution.redistribution_plan import RedistributionPlan, describ
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, View
 
-_DIAGONAL, _SOLVE, _PANEL, _NARROW = 4.0, 1.2, 1.6, 192
+_DIAGONAL, SOLVE, _PANEL, _NARROW = 4.0, 1.2, 1.6, 192
 """Work of BLAS and LAPACK over that of a GEMM of as many multiplications, on one core of an AMD EPYC, float64: of
 Cholesky of a diagonal block and of LU of a panel, both of up to _NARROW columns, and of a solve with a diagonal block.
 """
-_PIVOTS_ON_GPUS = 2.5
+PIVOTS_ON_GPUS = 2.5
 """Time of a panel of LU of cuSOLVER over that of a panel of Cholesky with as much of this work (H200, float64, 1024
 columns: docs/performance/gpu.md)."""
 _PIECE = 512  # rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s
@@ -47,7 +47,7 @@ class Panel(NamedTuple):
 
 
 def panels(w: MatrixDescriptor) -> list[Panel]:
-    """The block columns of a matrix, in order; on a P x Q grid of square blocks the owner has the diagonal block.
+    """The block columns of a matrix, in order; on a P x Q grid of square blocks the owner has the diagonal block, if any.
 
     >>> panels(MatrixDescriptor.column_wise(5, 5, 2, nb=2))  # doctest: +NORMALIZE_WHITESPACE
     [Panel(start=0, stop=2, owner=0, j_loc=0), Panel(start=2, stop=4, owner=1, j_loc=0),
@@ -59,7 +59,7 @@ def panels(w: MatrixDescriptor) -> list[Panel]:
 def panel_at(w: MatrixDescriptor, k: int) -> Panel:
     """One of the `panels`."""
     start, stop = w.columns.block(k)
-    column, row = w.columns.owner(start), w.rows.owner(start) if w.grid.nprow > 1 else 0
+    column, row = w.columns.owner(start), w.rows.owner(start) if w.grid.nprow > 1 and start < w.m else 0
     return Panel(start, stop, w.grid.rank(row, column), w.columns.local_start(start, column))
 
 
@@ -351,7 +351,7 @@ class CholeskyPlan(FactorizationPlan):
         """`panel_multiplications` of a diagonal block, and of a solve with it for some rows."""
         width, narrow = panel.width, min(panel.width, _NARROW)
         diagonal = width * (width**2 + (_DIAGONAL - 1) * narrow**2) / 6
-        return diagonal + _SOLVE * rows * width**2 / 2
+        return diagonal + SOLVE * rows * width**2 / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,12 +380,16 @@ class LuPlan(FactorizationPlan):
 
     def panel_multiplications(self, panel: Panel) -> float:
         """LU of the rows from the diagonal on."""
-        slow = 1 + (_PANEL - 1) * min(1.0, _NARROW / panel.width)
-        slow *= 1.0 if self.library == "LAPACK" else _PIVOTS_ON_GPUS
-        return slow * _lu_multiplications(self.w.m - panel.start, panel.width)
+        return self.rows_multiplications(self.w.m - panel.start, panel.width)
+
+    def rows_multiplications(self, rows: float, width: int) -> float:
+        """`panel_multiplications` of some rows."""
+        slow = 1 + (_PANEL - 1) * min(1.0, _NARROW / width)
+        slow *= 1.0 if self.library == "LAPACK" else PIVOTS_ON_GPUS
+        return slow * _lu_multiplications(rows, width)
 
 
-def _lu_multiplications(m: int, n: int) -> float:
+def _lu_multiplications(m: float, n: float) -> float:
     """Multiplications of LU of an m x n matrix, to first order.
 
     >>> _lu_multiplications(6, 6), _lu_multiplications(3, 6) == _lu_multiplications(6, 3)

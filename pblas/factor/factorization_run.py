@@ -166,12 +166,12 @@ class RunFactorization(FactorsInPlace, ABC):
     @property
     def info(self) -> int:
         """LAPACK's INFO of the last execution, that of the first panel with one, equal on all ranks (global)."""
-        return _first_info(self._backend, self._steps, self._headers)
+        return first_info(self._backend, self._steps, self._headers)
 
     def deferred_info(self) -> Callable[[], int]:
         """A function that looks at INFO of the last execution, whatever is executed before it is called (local)."""
         headers, self._headers = self._headers, self._new_headers()
-        return partial(_first_info, self._backend, self._steps, headers)
+        return partial(first_info, self._backend, self._steps, headers)
 
     # Headers of panels
 
@@ -271,7 +271,7 @@ class RunWithoutPanels:
         """Nothing remains to be done."""
 
 
-def _first_info(backend: HostRanks, steps: list[Panel], headers: Array) -> int:
+def first_info(backend: HostRanks, steps: list[Panel], headers: Array) -> int:
     """INFO of the first panel that has one, counted from the first column; 0 if there is none (global)."""
     infos = backend.reading(headers)[0] if steps else ()
     return next((step.start + int(info) for step, info in zip(steps, infos, strict=True) if info), 0)

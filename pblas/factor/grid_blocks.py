@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pblas.backends.transport import Channel, Transfer
     from pblas.factor.grid_plan import GridPlan
 
-TAG_LEFT, TAG_RIGHT, TAG_DIAGONAL, TAG_FACTORED = 1044, 1045, 1046, 1047
+TAG_LEFT, TAG_RIGHT, TAG_DIAGONAL, TAG_FACTORED, TAG_PIVOTS, TAG_ROWS = range(1044, 1050)
 
 
 class Chain:
@@ -112,7 +112,9 @@ class GridBlocks:
             return channel.await_signal(owner, tags[1])
         return Chain(channel, block(), *self.neighbours(ring), tags[0])
 
-    def lend(self, block: Array, ring: list[int], readers: Sequence[int], tags: tuple[int, int]) -> list[Transfer]:
+    def lend_block(
+        self, block: Array, ring: list[int], readers: Sequence[int], tags: tuple[int, int]
+    ) -> list[Transfer]:
         """Let near readers read a block, and send it along a ring: the messages."""
         self._backend.sync()
         near = [peer for peer in readers if peer != self._rank and self.is_near(peer)]

@@ -100,7 +100,7 @@ class CholeskyPanels(GridBlocks):
         """The factored diagonal block: `block` on its owner, which sends it to the ranks of its column with rows."""
         travel, ring, width = self._travels[k], self.column_ring(k, self._column), self._steps[k].width
         if ring[0] == self._rank:
-            travel.sending += self.lend(block, ring, ring, _DIAGONAL)
+            travel.sending += self.lend_block(block, ring, ring, _DIAGONAL)
             return block
         arrival = travel.on_diagonal
         assert arrival is not None, "this rank has rows after the panel, of another process row"
@@ -120,7 +120,7 @@ class CholeskyPanels(GridBlocks):
             columns = [c2 for c2 in range(grid.npcol) if self._after(k, r, c2)]
             ring = self.row_ring(k, r)
             readers = {*ring, *(self.at(r2, c2) for r2 in others for c2 in columns)}
-            travel.sending += self.lend(travel.left, ring, sorted(readers), _LEFT)
+            travel.sending += self.lend_block(travel.left, ring, sorted(readers), _LEFT)
             self.progress()
 
     def progress(self) -> None:

@@ -20,7 +20,7 @@ from pblas.factor.factorization_plan import panels
 from pblas.factor.lu import PlannedLu
 from pblas.factor.qr import PlannedQr, copied_for_reflectors, reflectors
 from pblas.factor.qr_plan import PivotedQrPlan
-from pblas.factor.with_factor import Reflectors, identity, multiplied, substituted
+from pblas.factor.with_factor import Reflectors, exchange_rows, identity, multiplied, substituted
 from pblas.factor.with_factor_plan import Triangle
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -79,24 +79,6 @@ def solve_lu(opname: str, a: DistMatrix, pivots: Array, b: DistMatrix, trans: Tr
         triangle_solved(opname, a, b, uplo="U", trans=trans, out=b)
         triangle_solved(opname, a, b, uplo="L", trans=trans, diag="U", out=b)
         exchange_rows(opname, b, pivots, backward=True)
-
-
-def exchange_rows(opname: str, a: DistMatrix, pivots: Array, *, backward: bool = False) -> None:
-    """**Collective.** Exchange row i of A with row pivots[i], one after the other.
-
-    Each rank gets whole columns, exchanges their rows, and the columns return: A moves twice, whatever the pivots are.
-
-    Source: LAPACK xLASWP.
-    """
-    runtime, arrays = a.runtime, a.runtime.backend.arrays
-    with runtime.local_step(opname):
-        arguments.check_matrix(opname, "A", a, runtime)
-    x = redistributed(opname, a, MatrixDescriptor.column_wise(*a.shape, runtime.nprocs))
-    with runtime.local_step(opname):
-        arrays.begin()
-        arrays.swap_rows(x.stored(opname), pivots, backward=backward)
-        arrays.synchronize()
-    redistributed(opname, x, out=a, is_temporary=True)
 
 
 def invert_cholesky(opname: str, a: DistMatrix, uplo: Uplo) -> int:

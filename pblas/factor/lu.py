@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from pblas.factor.choose import FactorizationAlgorithm, Kind
+    from pblas.factor.grid_lu_plan import Pivoting
 
 
 class PlannedLu(PlannedFactorization):
@@ -42,6 +43,7 @@ def plan_lu(
     a: DistMatrix | MatrixDescriptor,
     *,
     algorithm: FactorizationAlgorithm = "auto",
+    pivoting: Pivoting = "partial",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedLu:
@@ -50,6 +52,7 @@ def plan_lu(
     Args:
         a: the m x n matrix, or its descriptor (global).
         algorithm: as in `lu_factor` (global).
+        pivoting: as in `lu_factor` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
 
@@ -62,13 +65,14 @@ def plan_lu(
     >>> plan_lu(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nprocs
     4
     """
-    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm)
+    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm, pivoting=pivoting)
 
 
 def lu_factor(
     a: DistMatrix,
     *,
     algorithm: FactorizationAlgorithm = "auto",
+    pivoting: Pivoting = "partial",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> LuFactor:
@@ -79,7 +83,12 @@ def lu_factor(
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
-            all ranks that get some; "auto" takes the one that is expected to be faster (global).
+            all ranks that get some; "grid", on CPUs, by panels over a grid of about as many process rows as columns, or
+            over that of A if A is in square blocks; "auto" takes the one that is expected to be faster (global).
+        pivoting: for panels that are on several ranks, those of a grid. "partial" takes the largest element of each
+            column, and has the pivots of LAPACK; for that the ranks exchange messages in each column. "tournament"
+            chooses the rows of a whole panel at once, with few messages. It is as stable in practice; elements may
+            grow a little more, and pivots may differ (global).
         overwrite_a: A is not needed any more. If it has the layout that `plan_lu` names W, in memory of the context, it
             is factored in place: no copy is made, and the factor is in the memory of A (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
@@ -92,7 +101,7 @@ def lu_factor(
         ArgumentError, BackendError, DTypeError: wrong arguments; the same error on every rank.
         MismatchError: ranks that passed different arguments.
 
-    Source: LAPACK xGETRF; ScaLAPACK p?getrf.
+    Source: LAPACK xGETRF; ScaLAPACK p?getrf; Grigori, Demmel, Xiang, CALU, 2011 (tournament).
 
     >>> import numpy as np, pblas
     >>> with pblas.Context() as ctx:
@@ -103,7 +112,9 @@ def lu_factor(
     opname, runtime = "lu_factor", arguments.runtime_of("lu_factor", a)
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         stage = reports.stage("factor")
-        factoring = prepared(PlannedLu, opname, a, algorithm=algorithm, overwrite_a=overwrite_a, progress=stage)
+        factoring = prepared(
+            *(PlannedLu, opname, a), algorithm=algorithm, pivoting=pivoting, overwrite_a=overwrite_a, progress=stage
+        )
         if factoring.agrees:
             factoring = factoring.agreed(runtime)
         return lu_of(factoring, a, a.norm(1))

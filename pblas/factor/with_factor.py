@@ -13,6 +13,7 @@ from pblas.core.call import step
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Side, Trans
 from pblas.core.progress import StageReport
+from pblas.factor import arguments
 from pblas.factor.with_factor_plan import PanelReflectorsPlan, SubstitutionPlan, TreeReflectorsPlan, Triangle
 from pblas.factor.with_factor_run import (
     ReflectorsOperands,
@@ -97,7 +98,7 @@ def substituted(
     `out`, which may be in the memory of the factor, is a matrix for A^-1, whose first triangle must be L.
     """
     if w.desc.grid.nprow > 1:
-        return reported(_solved_on_grid(opname, w, b, triangles, out, agrees), progress)
+        return reported(_solved_on_grid(opname, w, b, triangles, pivots, out, agrees, backward=backward), progress)
 
     def bind() -> Bound[DistMatrix]:
         reads, array = {"W": w}, None
@@ -119,10 +120,13 @@ def _solved_on_grid(
     w: DistMatrix,
     b: DistMatrix | MatrixDescriptor | Array,
     triangles: tuple[Triangle, ...],
+    pivots: Array | None,
     out: DistMatrix | None,
     agrees: str,
+    *,
+    backward: bool,
 ) -> DistMatrix:
-    """**Collective.** `substituted` with a factor on a grid: one triangular solve after the other."""
+    """**Collective.** `substituted` with a factor on a grid: exchanges of rows, and triangular solves."""
     runtime = w.runtime
     runtime.agree(opname + agrees, {})
     new: MatrixDescriptor | None = None
@@ -134,10 +138,38 @@ def _solved_on_grid(
         x = empty(MatrixDescriptor.replicated(b.shape[0], b.shape[1], runtime.nprocs), w)
         with runtime.local_step(opname):
             runtime.backend.copy(b, x.stored(opname))
+    if pivots is not None and not backward:
+        if new is None:
+            exchange_rows(opname, x, pivots)
+        else:
+            x = rows_exchanged(opname, x, pivots)
     for uplo, trans, unit in triangles:
         x = triangle_solved(opname, w, x, uplo=uplo, trans=trans, diag="U" if unit else "N", out=new or x)
         new = None
+    if pivots is not None and backward:
+        exchange_rows(opname, x, pivots, backward=True)
     return x if out is None else redistributed(opname, x, out=out, is_temporary=True)
+
+
+def exchange_rows(opname: str, a: DistMatrix, pivots: Array, *, backward: bool = False) -> None:
+    """**Collective.** Exchange row i of A with row pivots[i], one after the other: A moves twice.
+
+    Source: LAPACK xLASWP.
+    """
+    redistributed(opname, rows_exchanged(opname, a, pivots, backward=backward), out=a, is_temporary=True)
+
+
+def rows_exchanged(opname: str, a: DistMatrix, pivots: Array, *, backward: bool = False) -> DistMatrix:
+    """**Collective.** A copy of A with exchanged rows, of which each rank gets whole columns."""
+    runtime, arrays = a.runtime, a.runtime.backend.arrays
+    with runtime.local_step(opname):
+        arguments.check_matrix(opname, "A", a, runtime)
+    x = redistributed(opname, a, MatrixDescriptor.column_wise(*a.shape, runtime.nprocs))
+    with runtime.local_step(opname):
+        arrays.begin()
+        arrays.swap_rows(x.stored(opname), pivots, backward=backward)
+        arrays.synchronize()
+    return x
 
 
 class Reflectors(NamedTuple):

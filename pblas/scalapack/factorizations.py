@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from pblas.factor import in_place
+from pblas.factor import in_place, with_factor
 from pblas.factor.factors import condition_of_factor
 from pblas.factor.with_factor_plan import Triangle
 from pblas.scalapack import auxiliary, routines
@@ -128,7 +128,7 @@ def pxlapiv(call: PivotedCall) -> None:
         pivots = call.collected_pivots()
         (a,) = call.operands()
         rows = a if call["ROWCOL"] == "R" else a.T
-        in_place.exchange_rows(call.opname, rows, pivots, backward=call["DIREC"] == "B")
+        with_factor.exchange_rows(call.opname, rows, pivots, backward=call["DIREC"] == "B")
 
 
 def _factor_cholesky(call: Call) -> int:

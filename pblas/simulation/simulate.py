@@ -229,7 +229,8 @@ class _Rank:
             phase.copied / hardware.memory_bandwidth + both.near / hardware.near.core + both.far / hardware.far.core
         )
         gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
-        return gemm + hardware.panel_seconds(phase.panel, self._dtype), copies + hardware.step
+        copies += hardware.rounds_seconds(*phase.rounds) + hardware.step
+        return gemm + hardware.panel_seconds(phase.panel, self._dtype), copies
 
     def _prepared(self, phase: Phase) -> float:
         """Seconds in which the sender of a step's operand updates and factors it."""
@@ -237,7 +238,8 @@ class _Rank:
             return 0.0
         hardware = self._hardware
         updated = hardware.gemm_seconds(*phase.updated, self._dtype)
-        return updated + hardware.panel_seconds(phase.factored, self._dtype)
+        rounds = hardware.rounds_seconds(*phase.factored_rounds)
+        return updated + rounds + hardware.panel_seconds(phase.factored, self._dtype)
 
     def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
         """Seconds in a step during which the near link, the far link and the memory of other ranks are in use."""

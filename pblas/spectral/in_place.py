@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pblas.backends.cpu import lapack
-from pblas.factor import in_place
+from pblas.factor import in_place, with_factor
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.redistribution.api import redistributed
 from pblas.vectors.matrix_vector import real_of
@@ -63,6 +63,6 @@ def multiply_q(opname: str, a: DistMatrix, tau: Array, c: DistMatrix, uplo: Uplo
     reversal = np.where(i <= k // 2, k + 1 - i, i).astype(np.intc)
     rows = c if side == "L" else c.T
     for x in (v, v.T, rows):
-        in_place.exchange_rows(opname, x, reversal)
+        with_factor.exchange_rows(opname, x, reversal)
     in_place.multiply_q(opname, v, tau[::-1].copy(), c, side, trans)
-    in_place.exchange_rows(opname, rows, reversal)
+    with_factor.exchange_rows(opname, rows, reversal)

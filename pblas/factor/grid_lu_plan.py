@@ -1,0 +1,206 @@
+"""Plan of LU over a P x Q grid of ranks, as values of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal, NamedTuple
+
+from pblas.factor.factorization_plan import PIVOTS_ON_GPUS, SOLVE, LuPlan, Panel
+from pblas.factor.grid_plan import GridPlan, Step, blocks_of, dealt
+from pblas.simulation.phase import Phase, Traffic, View, even
+
+Pivoting = Literal["partial", "tournament"]
+
+INNER = 32
+"""Columns of a panel that are eliminated one by one, before the columns to their right are updated by a GEMM."""
+_BY_COLUMNS = 6.0
+"""Work of a panel that is eliminated column by column over that of a GEMM of as many multiplications: half of it are
+products with one column."""
+
+
+class Arriving(NamedTuple):
+    """Elements that a rank receives: panels, blocks of U, and rows that are exchanged, before and after (local)."""
+
+    left: int
+    right: int
+    exchanged: int
+    returned: int
+
+
+@dataclass(frozen=True, slots=True)
+class GridLuPlan(GridPlan, LuPlan):
+    """P A = L U in square blocks over a P x Q grid.
+
+    Rows that are exchanged are those of pivots that are equally likely on all process rows.
+
+    >>> from pblas.layouts.descriptor import MatrixDescriptor
+    >>> from pblas.layouts.grid import Grid
+    >>> w = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
+    >>> plan = GridLuPlan(w, w, "the layout of A", "float64", 4)
+    >>> [tuple(plan.arriving(rank)) for rank in range(4)]
+    [(12, 8, 12, 2), (20, 8, 12, 4), (16, 8, 12, 4), (24, 4, 12, 2)]
+    """
+
+    name: ClassVar[str] = "GridLuPlan"
+    moved: ClassVar[str] = "panels along process rows, blocks of U and exchanged rows along process columns"
+
+    # how rows are chosen in a panel: the largest element of each column, or by a tournament of rows (global)
+    pivoting: Pivoting = "partial"
+
+    @property
+    def panels_text(self) -> str:
+        """How a panel is factored, for `explain` (global)."""
+        ranks, p = super(GridLuPlan, self).panels_text, self.w.grid.nprow
+        if p == 1:
+            return ranks
+        if self.pivoting == "partial":
+            return f"{ranks}, which choose a pivot together in each column: {_levels(p)} messages up a tree and down"
+        return f"{ranks}: by a tournament of rows, {_levels(p)} messages up a tree and down for a panel"
+
+    # Elements that move
+
+    def arriving(self, rank: int) -> Arriving:
+        """What a rank receives of all panels."""
+        (r, c), w, p = self.w.grid.coordinates(rank), self.w, self.w.grid.nprow
+        rows, columns = list(blocks_of(w.rows, r)), list(blocks_of(w.columns, c))
+        if r < 0 or not rows:
+            return Arriving(0, 0, 0, 0)
+        end = self._end
+
+        def before(start: int) -> tuple[int, int]:
+            """Rows of pivots of the panels before a column: on this process row, and on the others."""
+            start = min(start, w.m)
+            mine = w.rows.local_start(start, r)
+            return mine, start - mine
+
+        left = right = exchanged = returned = 0
+        for start, stop in rows:
+            j = min(stop if start < end else end, end)
+            left += (stop - start) * (j - w.columns.local_start(j, c))
+        for start, stop in columns:
+            mine, others = before(start)
+            exchanged += (stop - start) * (mine * (p - 1) // p + others // p)
+            right += (stop - start) * before(min(start, rows[-1][0]))[1]
+            if stop < w.m:
+                below = w.rows.count(r) - w.rows.local_start(stop, r)
+                returned += (stop - start) * below * (p - 1) // p
+        return Arriving(left, right, exchanged, returned)
+
+    @property
+    def _end(self) -> int:
+        """One past the last column of a panel that updates columns after it."""
+        panels = self.npanels - (self.npanels == self.w.columns.nblocks)
+        return self.w.columns.block(panels)[0] if panels < self.w.columns.nblocks else self.w.n
+
+    def panel_elements(self, rank: int) -> int:
+        return sum(self.arriving(rank))
+
+    def sent_panel_elements(self, rank: int) -> int:
+        """Elements that a rank passes on in its process row and column, and those of rows that it exchanges."""
+        (r, c), (nprow, npcol), grid = self.w.grid.coordinates(rank), self.shape, self.w.grid
+        if r < 0:
+            return 0
+        mine = self.arriving(rank)
+        passed = self.arriving(grid.rank(r, (c + 1) % npcol)).left + self.arriving(grid.rank((r + 1) % nprow, c)).right
+        return passed + mine.exchanged + mine.returned
+
+    # Predictions
+
+    def panel_phases(self, view: View) -> Iterator[Phase]:
+        """The steps of a rank, in groups of equal ones; rows of factored panels are exchanged at the end."""
+        steps, arriving = list(self.groups(view.rank)), self.arriving(view.rank)
+        weights = zip(*map(self._weights, steps), strict=True)
+        parts = zip(arriving, weights, strict=False)
+        dealt_out = zip(*(dealt(self.itemsize * total, of_steps) for total, of_steps in parts), strict=True)
+        near, far = self._rounds(view)
+        if steps[0].own:
+            panel, own = steps[0].panel, steps[0].own
+            yield Phase(1, panel=self._work(steps[0]) * own, rounds=self._messages(panel, own, near, far))
+        before = (0, 0, 0)
+        for step, following, nbytes in zip(steps, [*steps[1:], None], dealt_out, strict=True):
+            panel, rows, width = step.panel, step.rows, step.panel.width
+            ahead = step if step.many > 1 else following
+            # U12 = L11^-1 A12, for which the process column waits, and the next panel
+            solve = SOLVE * step.columns * width**2 / 2
+            own = ahead.own if ahead else 0.0
+            work = solve + (own * self._work(ahead) if ahead else 0.0)
+            rounds = self._messages(ahead.panel, own, near, far) if ahead else (0.0, 0.0)
+            factored = (1 - step.own) * self._work(step)
+            awaited = self._messages(panel, 1 - step.own, near, far)
+            for many, left, right, exchanged in even(step.many, *nbytes):
+                traffic = self.left_traffic(view, step, left)
+                yield Phase(
+                    # A22 -= L21 U12
+                    *(many, (rows, step.columns, width), traffic, self._after(view, right, exchanged)),
+                    # packed and unpacked
+                    copied=4 * exchanged,
+                    waits="sent",
+                    slow=1 + self.hops(rows),
+                    panel=work,
+                    rounds=rounds,
+                    factored=factored,
+                    factored_rounds=awaited,
+                    updated=before,
+                )
+            before = rows, self.w.nb, width
+        returned = self.itemsize * arriving.returned
+        traffic = self._rows_traffic(view, returned, self.w.grid.nprow - 1)
+        yield Phase(1, before=traffic, copied=4 * returned, ahead=False)
+
+    def _weights(self, step: Step) -> tuple[float, ...]:
+        """Elements that arrive in the steps for which one stands: left, right and exchanged."""
+        p, elements = self.w.grid.nprow, step.many * step.panel.width
+        right = (1 - step.above) * step.columns if step.rows else 0.0
+        exchanged = step.columns * (step.above * (p - 1) + 1 - step.above) / p
+        return elements * step.rows * (1 - step.own), elements * right, elements * exchanged
+
+    def _work(self, step: Step) -> float:
+        """Multiplications of a rank's rows of a panel, weighted as in `panel_multiplications`."""
+        width, levels = step.panel.width, _levels(self.w.grid.nprow)
+        rows = step.rows + step.above * width
+        if self.pivoting == "partial":
+            inner = min(INNER, width) / width
+            slow = 1.0 if self.library == "LAPACK" else PIVOTS_ON_GPUS
+            return slow * rows * width**2 / 2 * (1 + (_BY_COLUMNS - 1) * inner)
+        # candidates, their merges, and L21 = A21 U11^-1
+        merges = levels * self.rows_multiplications(2 * width, width)
+        return self.rows_multiplications(rows, width) + merges + SOLVE * rows * width**2 / 2
+
+    def _rounds(self, view: View) -> tuple[int, int]:
+        """Levels of the tree of a process column whose messages stay on a host, and the others."""
+        p, c = self.w.grid.nprow, self.w.grid.coordinates(view.rank)[1]
+        near = sum(view.is_near(self.w.grid.rank(r2, c)) for r2 in range(p))
+        local = _levels(near)
+        return local, _levels(p) - local
+
+    def _messages(self, panel: Panel, part: float, near: float, far: float) -> tuple[float, float]:
+        """Messages, one after the other, by which the ranks of a process column choose rows: near and far."""
+        columns = min(panel.stop, self.w.m) - panel.start if self.pivoting == "partial" else 1
+        return 2 * part * columns * near, 2 * part * columns * far
+
+    def _after(self, view: View, right: int, exchanged: int) -> Traffic:
+        """Traffic before an update: rows that are exchanged, then a block of U."""
+        (r, c), (nprow, _), grid = self.w.grid.coordinates(view.rank), self.shape, self.w.grid
+        traffic = view.traffic(grid.rank((r - 1) % nprow, c), right)
+        return traffic + self._rows_traffic(view, exchanged, 2 * (nprow - 1) // nprow)
+
+    def _rows_traffic(self, view: View, nbytes: int, messages: int) -> Traffic:
+        """Traffic of exchanged rows, which are messages on a host too."""
+        (r, c), nprow = self.w.grid.coordinates(view.rank), self.w.grid.nprow
+        if not nbytes:
+            return Traffic()
+        if view.is_near(self.w.grid.rank((r + 1) % nprow, c)):
+            return Traffic(near=nbytes, near_messages=max(1, messages))
+        return Traffic(far=nbytes, far_messages=max(1, messages))
+
+    @property
+    def buffer_nbytes(self) -> int:
+        """Panels and blocks of U that are in use, and rows that are exchanged."""
+        (rows, columns), width = (self.w.rows.max_count, self.w.columns.max_count), min(self.w.nb, max(self.w.n, 1))
+        return self.itemsize * (1 + self.lookahead) * width * (rows + 3 * columns)
+
+
+def _levels(p: int) -> int:
+    """Levels of a tree of p ranks."""
+    return max(p - 1, 0).bit_length()
