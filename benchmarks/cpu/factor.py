@@ -7,7 +7,8 @@ All columns run in one job on the same random matrix, in rounds: each round runs
 "pblas" works in place, with overwrite_a=True on a matrix in the plan's layout of W, as its peers do; it has one BLAS
 thread per rank. "copied" keeps A, which has that layout too, and "rows" keeps an A in rows. QR is without Q ("qr") or
 with it ("q"), and always copied; --tall lists shapes of tall matrices for them. --algorithms
-blocked,grid adds Cholesky in block columns and over a grid, each in place. solve1 and solve512 are by LU, with so
+blocked,grid,tournament adds Cholesky and LU in block columns and over a grid, and LU over a grid with a tournament of
+rows, each in place. solve1 and solve512 are by LU, with so
 many right-hand sides in columns over the ranks. "SciPy" is its LAPACK on rank 0 with as many threads as there are
 ranks, while the other ranks sleep. "stock" and "tuned" are Debian's ScaLAPACK with its inner block of 32 and of 256, at
 the best of some grids and blocks; its columns have a cache line between them where ours have. "GEMM" is NumPy's product
@@ -71,17 +72,27 @@ def layout(kind: str, rows: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
     return described
 
 
-def call(kind: str, a: Any, b: Any, overwrite_a: bool, algorithm: Any = "auto") -> Any:
-    """**Collective.** One call of pblas; the algorithm is for Cholesky."""
+def options_of(kind: str, algorithm: str) -> dict[str, Any]:
+    """The options of an algorithm of --algorithms."""
+    if algorithm == "tournament":
+        return {"algorithm": "grid", "pivoting": "tournament"} if kind == "lu" else {"algorithm": "grid"}
+    return {"algorithm": algorithm}
+
+
+def call(kind: str, a: Any, b: Any, overwrite_a: bool, algorithm: str = "auto") -> Any:
+    """**Collective.** One call of pblas; the algorithm is for Cholesky and LU."""
+    options = options_of(kind, algorithm)
     if kind == "cholesky":
-        return linalg.cho_factor(a, overwrite_a=True, algorithm=algorithm) if overwrite_a else linalg.cholesky(a)
+        return linalg.cho_factor(a, overwrite_a=True, **options) if overwrite_a else linalg.cholesky(a)
+    if kind == "lu":
+        return linalg.lu_factor(a, overwrite_a=overwrite_a, **options)
     if kind == "qr":
         return linalg.qr_factor(a)
     if kind == "q":
         return linalg.qr(a)
     if kind.startswith("solve"):
         return linalg.solve(a, b, overwrite_a=overwrite_a)
-    return (linalg.inv if kind == "inv" else linalg.lu_factor)(a, overwrite_a=overwrite_a)
+    return linalg.inv(a, overwrite_a=overwrite_a)
 
 
 class InPlace:
@@ -224,8 +235,9 @@ def measured(
         for name, desc in (("copied" if columns else "pblas", w), ("rows", rows)):
             placed = ctx.from_global(matrix, desc, None)
             columns[name] = partial(together, partial(call, kind, placed, x, overwrite_a=False))
-        for algorithm in algorithms if kind == "cholesky" else ():
-            own: Any = linalg.plan_cholesky(rows, dtype=dtype.name, algorithm=algorithm).plan  # type: ignore[arg-type]
+        planners: dict[str, Any] = {"cholesky": linalg.plan_cholesky, "lu": linalg.plan_lu}
+        for algorithm in algorithms if kind in planners else ():
+            own = planners[kind](rows, dtype=dtype.name, **options_of(kind, algorithm)).plan
             columns[algorithm] = partial(InPlace(ctx, matrix, own.w, algorithm).run, kind, x)
         columns |= {
             "SciPy": partial(scipy_seconds, kind, matrix, work, b),
@@ -286,7 +298,7 @@ def main() -> None:
     parser.add_argument("--tall", default="", help="shapes of tall matrices for QR, such as 200000x256,1000000x64")
     parser.add_argument("--blocks", type=integers, default=list(BLOCKS), help="of ScaLAPACK")
     parser.add_argument("--grids", default="", help="of ScaLAPACK, as 1x2,2x1; default: two that suit the ranks")
-    parser.add_argument("--algorithms", default="", help="of Cholesky, in columns of their own, such as blocked,grid")
+    parser.add_argument("--algorithms", default="", help="of Cholesky and LU, in columns of their own, as blocked,grid")
     parser.add_argument("--alone", action="store_true", help="without ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--commit", default="", help="commit that is measured; written to the file")

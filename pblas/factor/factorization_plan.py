@@ -47,7 +47,7 @@ class Panel(NamedTuple):
 
 
 def panels(w: MatrixDescriptor) -> list[Panel]:
-    """The block columns of a matrix, in order; on a P x Q grid of square blocks the owner has the diagonal block, if any.
+    """The block columns of a matrix, in order; on a P x Q grid of square blocks the owner has the diagonal block.
 
     >>> panels(MatrixDescriptor.column_wise(5, 5, 2, nb=2))  # doctest: +NORMALIZE_WHITESPACE
     [Panel(start=0, stop=2, owner=0, j_loc=0), Panel(start=2, stop=4, owner=1, j_loc=0),

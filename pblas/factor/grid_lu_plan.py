@@ -12,11 +12,14 @@ from pblas.simulation.phase import Phase, Traffic, View, even
 
 Pivoting = Literal["partial", "tournament"]
 
-INNER = 32
+INNER = 16
 """Columns of a panel that are eliminated one by one, before the columns to their right are updated by a GEMM."""
-_BY_COLUMNS = 6.0
-"""Work of a panel that is eliminated column by column over that of a GEMM of as many multiplications: half of it are
-products with one column."""
+_COLUMNS, _OTHERS = 16.0, 1.5
+"""Work of columns that are eliminated one by one, and of the other updates in a panel, over that of a GEMM of as many
+multiplications (one core of an AMD EPYC, float64)."""
+_COLUMN, _ROUND = 0.45, 0.2
+"""Time of an executor for a column that is eliminated, and a message about it, over `Hardware.step`: 22 us and 10 us
+of 50 us (one core of an AMD EPYC)."""
 
 
 class Arriving(NamedTuple):
@@ -90,8 +93,9 @@ class GridLuPlan(GridPlan, LuPlan):
     @property
     def _end(self) -> int:
         """One past the last column of a panel that updates columns after it."""
-        panels = self.npanels - (self.npanels == self.w.columns.nblocks)
-        return self.w.columns.block(panels)[0] if panels < self.w.columns.nblocks else self.w.n
+        count = self.w.columns.nblocks
+        panels = min(self.npanels, count - 1)
+        return self.w.columns.block(panels)[0] if count else 0
 
     def panel_elements(self, rank: int) -> int:
         return sum(self.arriving(rank))
@@ -125,7 +129,7 @@ class GridLuPlan(GridPlan, LuPlan):
             solve = SOLVE * step.columns * width**2 / 2
             own = ahead.own if ahead else 0.0
             work = solve + (own * self._work(ahead) if ahead else 0.0)
-            rounds = self._messages(ahead.panel, own, near, far) if ahead else (0.0, 0.0)
+            rounds = self._messages(ahead.panel, own, near, far) if ahead else (0.0, 0.0, 0.0)
             factored = (1 - step.own) * self._work(step)
             awaited = self._messages(panel, 1 - step.own, near, far)
             for many, left, right, exchanged in even(step.many, *nbytes):
@@ -153,7 +157,8 @@ class GridLuPlan(GridPlan, LuPlan):
         p, elements = self.w.grid.nprow, step.many * step.panel.width
         right = (1 - step.above) * step.columns if step.rows else 0.0
         exchanged = step.columns * (step.above * (p - 1) + 1 - step.above) / p
-        return elements * step.rows * (1 - step.own), elements * right, elements * exchanged
+        left = (step.rows + step.above * step.panel.width) * (1 - step.own)
+        return elements * left, elements * right, elements * exchanged
 
     def _work(self, step: Step) -> float:
         """Multiplications of a rank's rows of a panel, weighted as in `panel_multiplications`."""
@@ -162,7 +167,7 @@ class GridLuPlan(GridPlan, LuPlan):
         if self.pivoting == "partial":
             inner = min(INNER, width) / width
             slow = 1.0 if self.library == "LAPACK" else PIVOTS_ON_GPUS
-            return slow * rows * width**2 / 2 * (1 + (_BY_COLUMNS - 1) * inner)
+            return slow * rows * width**2 / 2 * (_OTHERS + (_COLUMNS - _OTHERS) * inner)
         # candidates, their merges, and L21 = A21 U11^-1
         merges = levels * self.rows_multiplications(2 * width, width)
         return self.rows_multiplications(rows, width) + merges + SOLVE * rows * width**2 / 2
@@ -174,10 +179,10 @@ class GridLuPlan(GridPlan, LuPlan):
         local = _levels(near)
         return local, _levels(p) - local
 
-    def _messages(self, panel: Panel, part: float, near: float, far: float) -> tuple[float, float]:
-        """Messages, one after the other, by which the ranks of a process column choose rows: near and far."""
-        columns = min(panel.stop, self.w.m) - panel.start if self.pivoting == "partial" else 1
-        return 2 * part * columns * near, 2 * part * columns * far
+    def _messages(self, panel: Panel, part: float, near: int, far: int) -> tuple[float, float, float]:
+        """`Phase.rounds` of a panel: messages, near and far, by which a process column chooses rows, and steps."""
+        columns = part * (panel.width if self.pivoting == "partial" else 1)
+        return 2 * columns * near, 2 * columns * far, columns * (_COLUMN + 2 * _ROUND * (near + far))
 
     def _after(self, view: View, right: int, exchanged: int) -> Traffic:
         """Traffic before an update: rows that are exchanged, then a block of U."""

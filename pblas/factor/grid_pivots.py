@@ -201,7 +201,7 @@ class PanelPivots:
         if len(mine):
             order = self._chosen(mine.copy(order="F"))[:width]
         best = self._message(("best", width), width, width)
-        self._keep(best, mine[order], np.array([self._number(k, int(i)) for i in order], np.int64))
+        self._keep(best, mine[order], self._rows.global_from_local(i0 + order, self._row))
         other = self._message(("other", width), width, width)
         info = 0
         for child in children:
@@ -246,11 +246,11 @@ class PanelPivots:
     def _factored(self, x: Array) -> tuple[int, Array]:
         """X := its LU; INFO, and the order of its rows."""
         integer = self._arrays.traits.pivot_dtype
-        pivots, info, order = np.zeros(min(x.shape), integer), np.zeros(1, integer), np.arange(len(x))
+        pivots, info, order = np.zeros(min(x.shape), integer), np.zeros(1, integer), list(range(len(x)))
         self._arrays.lu(x, pivots, info)
-        for i, p in enumerate(pivots):
-            order[[i, p - 1]] = order[[p - 1, i]]
-        return int(info[0]), order
+        for i, p in enumerate(pivots.tolist()):
+            order[i], order[p - 1] = order[p - 1], order[i]
+        return int(info[0]), np.array(order, np.intp)
 
     @staticmethod
     def _keep(message: _Message, rows: Array, numbers: Array) -> None:

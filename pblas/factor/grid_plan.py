@@ -145,12 +145,13 @@ class Step(NamedTuple):
 
 
 def dealt(total: int, weights: Sequence[float]) -> list[int]:
-    """Cut a number into integers in proportion to weights.
+    """Cut a number into integers in proportion to weights, which may all be 0.
 
-    >>> dealt(10, [1.0, 2.0, 1.0]), dealt(7, [3, 0, 4]), dealt(0, [0])
-    ([2, 6, 2], [3, 0, 4], [0])
+    >>> dealt(10, [1.0, 2.0, 1.0]), dealt(7, [3, 0, 4]), dealt(4, [0, 0])
+    ([2, 6, 2], [3, 0, 4], [2, 2])
     """
-    edges, whole = [0, *accumulate(weights)], sum(weights) or 1
+    weights = weights if any(weights) else [1] * len(weights)
+    edges, whole = [0, *accumulate(weights)], sum(weights)
     return [int(b - a) for a, b in pairwise(round(total * edge / whole) for edge in edges)]
 
 

@@ -185,9 +185,10 @@ class Hardware:
         """Seconds of a panel of as many multiplications, weighted as `FactorizationPlan.panel_multiplications`."""
         return self.panel * flops(multiplications, 1, 1, dtype) / self.flops_per_second(dtype)
 
-    def rounds_seconds(self, near: float, far: float) -> float:
-        """Seconds of short messages, one after the other, on a node and between nodes."""
-        return sum(count * (link.latency + link.overhead) for count, link in ((near, self.near), (far, self.far)))
+    def rounds_seconds(self, near: float, far: float, steps: float) -> float:
+        """Seconds of short messages, one after the other, on a node and between nodes, and of steps of an executor."""
+        messages = sum(count * (link.latency + link.overhead) for count, link in ((near, self.near), (far, self.far)))
+        return messages + steps * self.step
 
 
 def _check_positive(where: str, **values: object) -> None:

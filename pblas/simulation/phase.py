@@ -79,12 +79,13 @@ class Phase:
     gemms: int = 1  # number of GEMMs of m x n x k in a step (local)
     # multiplications of a panel that the core factors in a step, in addition to the GEMM (local)
     panel: float = 0.0
-    # messages on a node, and between nodes, one after the other, by which ranks choose pivots in `panel` (local)
-    rounds: tuple[float, float] = (0.0, 0.0)
+    # messages on a node, and between nodes, one after the other, by which ranks choose pivots in `panel`; and steps of
+    # an executor that this takes (local)
+    rounds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     # multiplications of a panel that the sender of `before` factors, and the m, n, k of a GEMM before that, while this
     # rank executes the step before; `rounds` of that panel (local)
     factored: float = 0.0
-    factored_rounds: tuple[float, float] = (0.0, 0.0)
+    factored_rounds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     updated: tuple[int, int, int] = (0, 0, 0)
 
     @property

@@ -239,7 +239,7 @@ FACTORS = [
         lu_of,
         residual=lu,
         values={"a": GENERAL},
-        options={**ALGORITHMS, **OVERWRITE},
+        options={"algorithm": ("blocked", "grid"), "pivoting": ("tournament",), **OVERWRITE},
         views=("a",),
     ),
     Operation(
@@ -247,7 +247,7 @@ FACTORS = [
         lambda _, a, b, **options: linalg.plan_lu(a, **options).execute(a).solve(b),
         residual=solves,
         values={"a": GENERAL, "b": B},
-        options=ALGORITHMS,
+        options={"algorithm": ("blocked", "grid"), "pivoting": ("tournament",)},
     ),
     Operation(
         "linalg.inv",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isqrt
+from typing import Literal, get_args
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,8 @@ from pblas.errors import PlanError
 from pblas.factor.choose import choose_factorization, choose_qr, square_blocks
 from pblas.factor.factorization_plan import FactorizationPlan, panels
 from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
+from pblas.factor.grid_lu_plan import GridLuPlan, Pivoting
+from pblas.factor.grid_plan import GridPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.with_factor_plan import (
     PanelReflectorsPlan,
@@ -80,34 +83,47 @@ def test_traffic_of_a_factorization(plan: FactorizationPlan) -> None:
 
 
 @st.composite
-def grid_plans(draw: st.DrawFn) -> GridCholeskyPlan:
+def grid_plans(draw: st.DrawFn, kind: str) -> GridPlan:
     grid = Grid(draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.sampled_from(["C", "R"])))
     n, nb = draw(st.integers(0, 40)), draw(st.integers(1, 4))
     rsrc, csrc = (draw(st.integers(0, p - 1)) for p in (grid.nprow, grid.npcol))
     inb = draw(st.integers(1, nb))
-    w = MatrixDescriptor(n, n, nb, nb, grid, rsrc, csrc, imb=inb, inb=inb)
-    a, transport = draw(st.sampled_from([w, MatrixDescriptor.row_wise(n, n, 3)])), draw(st.sampled_from(TRANSPORTS))
+    m = draw(st.integers(0, 40)) if kind == "lu" else n
+    w = MatrixDescriptor(m, n, nb, nb, grid, rsrc, csrc, imb=inb, inb=inb)
+    a, transport = draw(st.sampled_from([w, MatrixDescriptor.row_wise(m, n, 3)])), draw(st.sampled_from(TRANSPORTS))
     nprocs = max(grid.size, a.nprocs) + draw(st.integers(0, 2))
+    if kind == "lu":
+        pivoting = draw(st.sampled_from(get_args(Pivoting)))
+        return GridLuPlan(a, w, "", "float64", nprocs, transport, draw(st.booleans()), pivoting=pivoting)
     return GridCholeskyPlan(a, w, "", "float64", nprocs, transport, draw(st.booleans()), draw(st.sampled_from("LU")))
 
 
-@given(grid_plans())
-def test_traffic_of_cholesky_on_a_grid(plan: GridCholeskyPlan) -> None:
+@given(grid_plans("cholesky"))
+def test_traffic_of_cholesky_on_a_grid(plan: GridPlan) -> None:
     check_traffic(plan)
+
+
+@given(grid_plans("lu"))
+def test_traffic_of_lu_on_a_grid(plan: GridPlan) -> None:
+    check_traffic(plan)
+    assert isinstance(plan, GridLuPlan)
+    chosen = "tournament" if plan.pivoting == "tournament" else "choose a pivot together"
+    assert (chosen in plan.explain()) == (plan.w.grid.nprow > 1)
 
 
 def test_a_rank_of_a_grid_receives_fewer_elements() -> None:
     """About n^2 / sqrt(P), where block columns take n^2 / 2; and a grid of many ranks is predicted to be faster."""
     n, p = 8192, 64
     desc = MatrixDescriptor.row_wise(n, n, p)
-    plan = choose_factorization("cholesky", desc, "float64", p, "message")
-    assert isinstance(plan, GridCholeskyPlan)
-    assert (plan.w.grid.nprow, plan.w.grid.npcol) == (8, 8)
-    assert max(map(plan.panel_elements, range(p))) == pytest.approx(n**2 / 8, rel=0.1)
-    columns = choose_factorization("cholesky", desc, "float64", p, "message", algorithm="blocked")
-    assert max(map(columns.panel_elements, range(p))) == pytest.approx(n**2 / 2, rel=0.1)
     small = MatrixDescriptor.row_wise(1024, 1024, 4)
-    assert choose_factorization("cholesky", small, "float64", 4, "message").name == "CholeskyPlan"
+    for kind, name, most in (("cholesky", "CholeskyPlan", 1 / 8), ("lu", "LuPlan", 1 / 8 + 0.02)):
+        plan = choose_factorization(kind, desc, "float64", p, "message", pivoting="tournament")
+        assert isinstance(plan, GridPlan)
+        assert (plan.w.grid.nprow, plan.w.grid.npcol) == (8, 8)
+        assert max(map(plan.panel_elements, range(p))) == pytest.approx(n**2 * most, rel=0.1)
+        columns = choose_factorization(kind, desc, "float64", p, "message", algorithm="blocked")
+        assert max(map(columns.panel_elements, range(p))) == pytest.approx(n**2 / 2, rel=0.1)
+        assert choose_factorization(kind, small, "float64", 4, "message").name == name
 
 
 @pytest.mark.parametrize(
@@ -117,12 +133,18 @@ def test_a_rank_of_a_grid_receives_fewer_elements() -> None:
         *(("fat-tree", 128, 2, 0.7), ("fat-tree", 1024, 2, 0.6), ("fat-tree", 16384, 2, 0.5)),
     ],
 )
-def test_weak_scaling_of_cholesky(hardware: str, nprocs: int, nbytes: int, least: float) -> None:
-    """By simulation: the part of the GEMM rate with so many GB of A on each rank."""
+def test_weak_scaling_on_grids(hardware: str, nprocs: int, nbytes: int, least: float) -> None:
+    """By simulation: the part of the GEMM rate with so many GB of A on each rank; LU has a tournament on GPUs."""
     gpus, n = hardware == "nvlink", isqrt(nprocs * nbytes * 10**9 // 8)
     w, why = next(square_blocks(MatrixDescriptor.row_wise(n, n, nprocs), "float64", nprocs, gpus=gpus))
-    plan = GridCholeskyPlan(w, w, why, "float64", nprocs, "mixed", library="cuSOLVER" if gpus else "LAPACK")
-    assert plan.simulate(hardware).efficiency >= least
+    library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
+    cholesky = GridCholeskyPlan(w, w, why, "float64", nprocs, "mixed", library=library)
+    assert cholesky.simulate(hardware).efficiency >= least
+    lu = GridLuPlan(w, w, why, "float64", nprocs, "mixed", library=library)
+    tournament = replace(lu, pivoting="tournament")
+    assert tournament.simulate(hardware).efficiency >= (least - 0.1 if gpus else least)
+    if not gpus:
+        assert lu.simulate(hardware).efficiency >= least
 
 
 @given(plans())
