@@ -126,6 +126,12 @@ def _peers(operation: str, comm: MPI.Intracomm | None, process_group: ProcessGro
     return mpi.peers_of(comm, operation)
 
 
+def start_mpi() -> None:
+    """Start MPI as a context does. Where that is impossible, `Context` says why (local)."""
+    with suppress(ImportError, RuntimeError):
+        import pblas.backends.mpi  # noqa: F401 - mpi4py starts MPI when it is imported
+
+
 def gpu_state(device: int | None, *, mpi: bool = True) -> tuple[int, str]:
     """GPU state of this rank, and the missing requirement with its remedy (local)."""
     if find_spec("cupy") is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from mpi4py import MPI
 
+from pblas.backends import segments
 from pblas.backends.mpi import world
 from pblas.backends.mpi.channel import Channel
 from pblas.backends.mpi.launch import local_size
@@ -155,8 +156,8 @@ class MpiTransport:
         return WindowMemory(node)
 
     def duplicate(self) -> MpiTransport:
-        if world.spans_world(self.comm):  # all ranks of the job are here
-            world.unlink_segments()
+        if world.spans_world(self.comm):  # all ranks of the job are here, so MPI has opened its memory on all
+            segments.unlink(segments.mapped())
         return MpiTransport(self.comm.Dup())
 
     def of_another_thread(self) -> MpiTransport | None:

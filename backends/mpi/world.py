@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from mpi4py import MPI
@@ -17,8 +14,6 @@ from pblas.errors import BackendError
 # Launchers' variables with the number of this rank on its node. Slurm's is last: a batch script passes it on to any
 # other launcher that it starts.
 _LOCAL_RANKS = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-
-_SEGMENTS = re.compile(r" (\d+) +(/dev/shm/mpich_shm_\S+)$", re.MULTILINE)  # in a list of mapped files
 
 
 def world(comm: MPI.Intracomm | None = None) -> MPI.Intracomm:
@@ -44,19 +39,6 @@ def launched_local_rank() -> int | None:
         if text.isdigit():
             return int(text)
     return None
-
-
-def unlink_segments() -> None:
-    """Delete the names of MPICH's shared memory of this job, which all ranks of the node have opened by now (local).
-
-    MPICH deletes them in MPI.Finalize only: a job that ends by an error would leave 2 to 4 MB. Segments of other jobs
-    are not mapped here.
-    """
-    with suppress(OSError):  # no /proc
-        for inode, path in set(_SEGMENTS.findall(Path("/proc/self/maps").read_text(encoding="utf-8"))):
-            with suppress(OSError):  # another rank was first
-                if Path(path).stat().st_ino == int(inode):
-                    Path(path).unlink()
 
 
 def before_finalize(end: Callable[[], None]) -> None:

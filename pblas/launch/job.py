@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from pblas import errors
+from pblas.backends.segments import Segment, mapped, unlink
 from pblas.backends.settings import TIMEOUT
 from pblas.launch.channel import Channel, Frames, Outcome, first_error, packed, unpacked
 
@@ -29,6 +30,7 @@ _PROGRAM = "import sys; sys.path[:] = {path!r}; from pblas.launch.worker import 
 _START_SECONDS = 300.0  # a large job on a slow file system starts within a minute
 _CLOSE_SECONDS = 10.0
 _END_SECONDS = 5.0  # mpiexec ends its ranks on SIGTERM well within a second
+_LOOK_SECONDS = 0.02  # MPI's shared memory appears 0.1 s before MPI runs
 _LONGEST_SECONDS = 3600.0  # of one wait: selectors refuse larger numbers
 _POLL_SECONDS = 0.05
 _OUTPUT_NBYTES = 1 << 20  # more than a pipe holds: one read takes all that a rank has written before its report
@@ -116,6 +118,7 @@ class Job:
         self._channels: list[Channel] = []
         self._outputs: list[_Output] = []
         self._pids: list[int] = []
+        self._segments: set[Segment] = set()  # of MPICH, which the ranks have opened and `end` deletes
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
         self.closed: bool = False
         usual = tempfile.gettempdir()
@@ -144,7 +147,8 @@ class Job:
     def _start(self, server: socket.socket, setup: Frames) -> None:
         """Wait for the ranks and their contexts, and bring the connections into the order of ranks."""
         self._accept(server)
-        outcomes = self._exchange(setup, _START_SECONDS, TIMEOUT)
+        self._start_mpi(setup)
+        outcomes = self._exchange([b"make the context"], _START_SECONDS, TIMEOUT)
         failures = {place: outcome.failure for place, outcome in outcomes.items() if outcome.failure is not None}
         if failures:
             raise first_error(failures, self._nranks)
@@ -170,6 +174,20 @@ class Job:
             if status is not None or time.monotonic() > end:
                 what = "did not start in time" if status is None else f"did not start (exit status {status})"
                 raise errors.BackendError(f"{self._opname}: the {self._nranks} ranks {what}: {self._log_text()}")
+
+    def _start_mpi(self, setup: Frames) -> None:
+        """Wait until MPI runs on all ranks, and delete the names of its shared memory, which no rank needs any more.
+
+        If a rank dies before, `end` deletes the names that are known by then.
+        """
+        for outcome in self._exchange(setup, _START_SECONDS, TIMEOUT, _LOOK_SECONDS).values():
+            self._segments |= unpacked(outcome.frames)
+        unlink(self._segments)
+
+    def _note_segments(self) -> None:
+        """Note the shared memory of MPI that the ranks have opened: of a rank that has died nobody can tell."""
+        for pid in self._pids:
+            self._segments |= mapped(pid)
 
     def _add(self, stream: socket.socket) -> None:
         """Take the connection and the output of a rank."""
@@ -210,10 +228,11 @@ class Job:
             raise first_error(failures, self._nranks)
         return [unpacked(outcomes[rank].frames) for rank in range(self._nranks)]
 
-    def _exchange(self, frames: Frames, timeout: float, patience: float) -> dict[int, Outcome]:
+    def _exchange(self, frames: Frames, timeout: float, patience: float, look: float = math.inf) -> dict[int, Outcome]:
         """Send a message to all ranks, and return the outcome of each connection's rank.
 
-        Meanwhile the output of all ranks is forwarded. Nothing blocks: a rank may stop in the middle of a message.
+        Meanwhile the output of all ranks is forwarded, and every `look` seconds their shared memory is noted. Nothing
+        blocks: a rank may stop in the middle of a message.
         """
         outcomes: dict[int, Outcome] = {}
         end = time.monotonic() + timeout
@@ -223,7 +242,10 @@ class Job:
             left = end - time.monotonic()
             if left <= 0:
                 self._raise_late(outcomes, timeout)
-            for key, events in self._selector.select(min(left, _LONGEST_SECONDS)):
+            ready = self._selector.select(min(left, look, _LONGEST_SECONDS))
+            if look < math.inf:
+                self._note_segments()
+            for key, events in ready:
                 if isinstance(key.fileobj, _Output):
                     self._forward(key.fileobj)
                 elif isinstance(key.fileobj, Channel):
@@ -302,6 +324,7 @@ class Job:
         if self.closed or os.getpid() != self._owner:  # in a fork of the caller the ranks are not its own
             return
         self.closed = True
+        self._note_segments()
         try:
             if graceful:
                 self._let_ranks_close()
@@ -309,6 +332,7 @@ class Job:
             for channel in self._channels:  # a rank whose connection is closed ends itself
                 channel.close()
             self._stop()
+            unlink(self._segments)
             for output in self._outputs:
                 output.close()
             self._selector.close()

@@ -13,7 +13,9 @@ from queue import SimpleQueue
 from typing import Any
 
 from pblas import errors
+from pblas.backends import segments
 from pblas.backends.local_step import AgreedError, is_agreed, local_error
+from pblas.backends.select import start_mpi
 from pblas.context import Context
 from pblas.launch.channel import Channel, Failure, Frames, Outcome, packed, unpacked
 
@@ -34,7 +36,11 @@ def main(path: str) -> None:
     channel = Channel(stream)
     inbox: SimpleQueue[Frames] = SimpleQueue()
     threading.Thread(target=_listen, args=(channel, inbox), daemon=True).start()
-    Rank(channel, unpacked(inbox.get())).serve(inbox)
+    setup = inbox.get()
+    start_mpi()
+    channel.send(Outcome(-1, frames=packed("pblas.run", segments.mapped(), "MPI's shared memory")).message())
+    if inbox.get():
+        Rank(channel, unpacked(setup)).serve(inbox)
 
 
 def _send_output(stream: socket.socket) -> None:
@@ -66,6 +72,7 @@ def _listen(channel: Channel, inbox: SimpleQueue[Frames]) -> None:
             frames = channel.receive() or ()
             inbox.put(frames)
     except EOFError:
+        segments.unlink(segments.mapped())
         os._exit(1)
 
 

@@ -13,6 +13,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -453,6 +454,44 @@ def test_a_rank_that_exits_leaves_no_shared_memory(status: int) -> None:
     assert names == {frozenset()}
     with pytest.raises(pblas.ContextError, match="died"):
         pblas.run(function, 2)
+
+
+class Dying:
+    """An option of the context at which ranks die when they read it: MPI runs, and there is no context yet."""
+
+    def __init__(self, deaths: str) -> None:
+        self.deaths = deaths
+
+    def __reduce__(self) -> tuple[Callable[[str], float], tuple[str]]:
+        return die, (self.deaths,)
+
+
+def die(deaths: str) -> float:
+    from mpi4py import MPI
+
+    if deaths == "all exit" or MPI.COMM_WORLD.Get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL) if deaths == "one is killed" else os._exit(3)
+    return 20.0
+
+
+@pytest.mark.parametrize("deaths", ["all exit", "one exits", "one is killed"])
+def test_ranks_that_die_before_their_context_leave_no_shared_memory_and_delete_no_other(deaths: str) -> None:
+    folder = Path("/dev/shm")
+    with tempfile.NamedTemporaryFile(prefix="mpich_shm_of_another_job_", dir=folder) as other:
+        before = set(folder.glob("mpich_*"))
+        with pytest.raises(pblas.ContextError, match=r"rank \d of 2 died"):
+            pblas.Pool(2, timeout=Dying(deaths))
+        assert Path(other.name).exists()
+        assert not [path for path in set(folder.glob("mpich_*")) - before if is_unused(path)]
+
+
+def is_unused(path: Path) -> bool:
+    """Whether no process has mapped a file: other jobs may run beside these tests."""
+    lists = []
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            lists.append(maps.read_text())
+    return not any(str(path) in text for text in lists) and path.exists()
 
 
 def named_segments() -> frozenset[str]:
