@@ -104,7 +104,7 @@ class ProductCall(NamedTuple):
                 raise errors.DTypeError(f"{opname}: A is {a.name}, dtype= says {self.dtype}; leave dtype out")
         c, out = (x.dtype if isinstance(x, DistMatrix) else None for x in (self.c, self.out))
         asked = None if self.out_dtype is None else checked_dtype(opname, self.out_dtype, is_argument=True)
-        if None not in (asked, out) and asked != out:
+        if asked is not None and out is not None and asked != out:  # to NumPy, None is equal to float64
             raise errors.DTypeError(f"{opname}: out is {out}, out_dtype= says {self.out_dtype}; leave out_dtype out")
         d = out or asked or c or RESULTS[a][0]
         dtypes = ProductDtypes(a, b, c or d, d, checked_wire(opname, self.wire_dtype, d))

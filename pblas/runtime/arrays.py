@@ -83,5 +83,5 @@ def converted_array(opname: str, name: str, x: Array, dtype: Dtype, *, rounds: b
         return converted
     raise errors.DTypeError(
         f"{opname}: {name} is {x.dtype.name}, the matrix {dtype.name}, in which elements would be rounded; pass "
-        f"np.asarray({name}, {dtype.name!r}), or convert the matrix with .astype"
+        f"np.asarray({name if name.isidentifier() else 'x'}, {dtype.name!r}), or convert the matrix with .astype"
     )

@@ -436,7 +436,7 @@ def _result_dtype(opname: str, x: Array, w: Array, options: Options, given: Dtyp
     asked = None
     if options.out_dtype is not None:
         asked = checked_dtype(opname, options.out_dtype, is_argument=True)
-    if None not in (asked, given) and asked != given:
+    if asked is not None and given is not None and asked != given:  # to NumPy, None is equal to float64
         raise errors.DTypeError(f"out is {given}, out_dtype= says {options.out_dtype}; leave out_dtype out")
     dtype = RESULTS[x.dtype][0] if asked is None else asked
     if given is not None and (asked is not None or given in RESULTS[x.dtype]):

@@ -8,12 +8,14 @@ import inspect
 import os
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pblas
 from pblas import blas, linalg, scalapack, tp
 from pblas.cli import make_parser
+from tests.common.remedies import ELSEWHERE, NOT_RUN, REMEDIES
 
 ROOT = Path(pblas.__file__).parent
 PLANS = (pblas.PlannedMatmul, linalg.LuFactor, linalg.CholeskyFactor, linalg.QrFactor, tp.Linear)
@@ -22,8 +24,13 @@ CALLABLE = (pblas, linalg, blas, tp, scalapack, pblas.Context, pblas.DistMatrix,
 MAIN = re.compile(r"^(MPI|torch|np|numpy|cupy)\.")
 
 
-def texts() -> Iterator[tuple[str, str]]:
+@cache
+def texts() -> list[tuple[str, str]]:
     """(place, text) of all texts in the package that are no docstrings; what is filled in is an X."""
+    return list(_texts())
+
+
+def _texts() -> Iterator[tuple[str, str]]:
     folders = [Path(folder) for folder, *_ in os.walk(ROOT, followlinks=True)]
     for path in sorted(path for folder in folders for path in folder.glob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -69,3 +76,32 @@ def test_options_in_messages_are_options_of_a_command() -> None:
         if place.startswith("cli/"):
             for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text):
                 assert option in options, f"{place}: {option}"
+
+
+CODE = re.compile(
+    r"(?<![\w.'])(?:[A-Za-z_][\w.]*\((?:[^()]|\([^()]*\))*\)"  # a call
+    r"|[a-z_]+=(?:['\"][^'\"]*['\"]|[\w.]+|\.\.\.)"  # an argument
+    r"|pip install \w+|mpiexec)"
+)
+
+
+def printed_code() -> Iterator[tuple[str, str]]:
+    """(place, code) of everything in the second and later clauses of messages that reads like code; X is filled in."""
+    for place, text in texts():
+        if len(text) >= 20 and "\n" not in text and not place.startswith(("cli/", "scalapack/routines")):
+            for clause in text.split("; ")[1:]:
+                yield from ((place, code) for code in CODE.findall(clause))
+
+
+def is_followed(code: str) -> bool:
+    """Whether a remedy runs in a test, or cannot."""
+    if code in ELSEWHERE or any(re.search(pattern, code) for pattern in NOT_RUN):
+        return True
+    filled = re.compile(re.escape(code).replace("X", ".+").replace('"', "['\"]"))
+    return any(filled.search(remedy.printed) or code in remedy.printed for remedy in REMEDIES)
+
+
+def test_every_remedy_runs_or_has_a_reason() -> None:
+    codes = dict.fromkeys(printed_code())
+    assert len(codes) > 60
+    assert [entry for entry in codes if not is_followed(entry[1])] == []
