@@ -446,8 +446,7 @@ class RunMatrixVector(Exchanging):
                 with x.runtime.local_step(x.opname):
                     self._multiply(x, vector)
                 x.runtime.backend.agree(f"{x.opname}: sums")
-                if self._exchange.stage():
-                    x.runtime.backend.agree(f"{x.opname}: staged")
+                x.runtime.stage(x.opname, self._exchange.stage)
         # y_0 + y_1 + ... + y_{P-1}
         total = self._total(x, vector)
         # out = alpha total + beta y
