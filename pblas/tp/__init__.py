@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pblas.tp.linear import linear_allreduce_backward as linear_allreduce_backward
     from pblas.tp.linear import linear_reduce_scatter as linear_reduce_scatter
     from pblas.tp.linear import linear_reduce_scatter_backward as linear_reduce_scatter_backward
+    from pblas.tp.linear import replicated_linear as replicated_linear
+    from pblas.tp.linear import replicated_linear_backward as replicated_linear_backward
     from pblas.tp.partitioning import local_shard as local_shard
     from pblas.tp.products import default_context as default_context
 else:
@@ -24,7 +26,8 @@ else:
             "pblas.tp.layer": "Linear",
             "pblas.tp.linear": (
                 "allgather_linear allgather_linear_backward Gradients linear_allreduce "
-                "linear_allreduce_backward linear_reduce_scatter linear_reduce_scatter_backward"
+                "linear_allreduce_backward linear_reduce_scatter linear_reduce_scatter_backward "
+                "replicated_linear replicated_linear_backward"
             ),
             "pblas.tp.partitioning": "local_shard",
             "pblas.tp.products": "default_context",

@@ -15,7 +15,7 @@ from pblas.layouts.checks import checked_int
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import checked_flag
 from pblas.tp import linear
-from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, local_shard
+from pblas.tp.partitioning import GATHER, REDUCE, REPLICATED, SCATTER, local_shard
 from pblas.tp.products import Caller
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ _KINDS = {
     "allgather": (GATHER, linear.allgather_linear, linear.allgather_linear_backward),
     "reduce_scatter": (SCATTER, linear.linear_reduce_scatter, linear.linear_reduce_scatter_backward),
     "allreduce": (REDUCE, linear.linear_allreduce, linear.linear_allreduce_backward),
+    "replicated": (REPLICATED, linear.replicated_linear, linear.replicated_linear_backward),
 }
 """For each kind: the distribution of the layer, its function, and the function of its gradients."""
 
@@ -46,7 +47,8 @@ class Linear:
     Args:
         weight: this rank's shard, features out x features in, stored by rows (local).
         kind: "allgather": tokens of x are cut and gathered, see `allgather_linear`; "reduce_scatter" and "allreduce":
-            features in are cut, see `linear_reduce_scatter` and `linear_allreduce` (global).
+            features in are cut, see `linear_reduce_scatter` and `linear_allreduce`; "replicated": see
+            `replicated_linear` (global).
         bias: as in that function (local).
         epilogue: as in that function; operands with y's shape may have any number of tokens here, if each call passes
             its own (global).
@@ -62,7 +64,7 @@ class Linear:
         fast_accumulate: as in that function (global).
         autotune: measure algorithms when planning, see `allgather_linear` (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: those of y, or of the gradient by x if
-            the kind is "allgather"; see `linear_reduce_scatter` (global).
+            the kind is "allgather" or "replicated"; see `linear_reduce_scatter` (global).
         scale_b: factor of a weight of 8 bits, see `allgather_linear`. Layers of 8 bits have no gradients (global).
         ctx: the ranks; None for `default_context` (global).
 
@@ -80,7 +82,7 @@ class Linear:
     def __init__(
         self,
         weight: object,
-        kind: Literal["allgather", "reduce_scatter", "allreduce"],
+        kind: Literal["allgather", "reduce_scatter", "allreduce", "replicated"],
         bias: object = None,
         epilogue: str | Epilogue | None = None,
         *,

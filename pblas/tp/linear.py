@@ -1,8 +1,8 @@
 """The layers of a tensor-parallel model and their gradients: each is one product that overlaps its communication.
 
-A layer's weight is cut over the ranks, by rows (`allgather_linear`) or by columns (the other two), and stored as
-torch.nn stores it, features out x features in. Tokens are the rows of x and y. Where tokens are cut, all ranks have the
-same number of tokens, or `tokens=` gives the total and `local_shard` the tokens of each rank.
+A layer's weight is cut over the ranks, by rows (`allgather_linear`, `replicated_linear`) or by columns (the other two),
+and stored as torch.nn stores it, features out x features in. Tokens are the rows of x and y. Where tokens are cut, all
+ranks have the same number of tokens, or `tokens=` gives the total and `local_shard` the tokens of each rank.
 
 As torch.nn.Linear, all functions also take x, y and arrays like them with axes between tokens and features, as in
 tokens x batch x features. The first axis is cut or gathered; the others have the same length on all ranks. Such arrays
@@ -23,7 +23,7 @@ from pblas.matmul.epilogue_arguments import scaled
 from pblas.runtime.arrays import compare_array
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
-from pblas.tp.partitioning import GATHER, REDUCE, SCATTER, Layer
+from pblas.tp.partitioning import GATHER, REDUCE, REPLICATED, SCATTER, Layer
 from pblas.tp.products import Caller, Options, Product, rows
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def allgather_linear(
     return _forward(GATHER, x, weight, bias, epilogue, out, aux, options)
 
 
-def _linear_with_sums(
+def _linear_of_all_tokens(
     layer: str,
     x: ArrayT,
     weight: object,
@@ -141,14 +141,18 @@ def _linear_with_sums(
     ctx: Context | None = None,
     stream: object = None,
 ) -> ArrayT:
-    """**Collective.** A layer whose features in are cut.
+    """**Collective.** A layer to which every rank passes all tokens.
 
     Args:
-        x: all tokens x ... x this rank's features in, stored by rows; see `allgather_linear` (local).
-        weight: all features out x this rank's features in, stored by rows (local).
-        bias: one element for each feature out, the same on every rank, or None (global).
-        epilogue: see `allgather_linear`; also "rmsnorm", since rows of y are whole (global).
-        features: number of features in of all ranks; None if all ranks have the same number (global).
+        x: all tokens x ... x features in, stored by rows; see `allgather_linear`. Of `replicated_linear` all features,
+            the same on every rank (global), otherwise this rank's features (local).
+        weight: features out x features in, stored by rows. Of `replicated_linear` this rank's features out, otherwise
+            this rank's features in (local).
+        bias: one element for each feature out of the weight, or None; the same on every rank (global), but for
+            `replicated_linear` (local).
+        epilogue: see `allgather_linear`; also "rmsnorm" where rows of y are whole (global).
+        features: number of features of all ranks along the weight's cut axis; None if all ranks have the same number
+            (global).
         wire_dtype: dtype in which partial products of 16-bit matrices travel: the matrices' own, or "float32", which
             rounds the sum of all ranks only once, and moves twice the bytes; None for "float32" of float16, otherwise
             for the matrices' own; see `pblas.plan_matmul` (global).
@@ -159,13 +163,14 @@ def _linear_with_sums(
         as `allgather_linear`.
     """
     scales = scale_a, scale_b, scale_d, amax
-    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream, out_dtype, fast_accumulate, scales)
-    return _forward(_LAYERS[layer], x, weight, bias, epilogue, out, aux, options)
+    kind = _LAYERS[layer]
+    options = Options({kind.w: features}, tf32, autotune, wire_dtype, ctx, stream, out_dtype, fast_accumulate, scales)
+    return _forward(kind, x, weight, bias, epilogue, out, aux, options)
 
 
-_LAYERS = {layer.name: layer for layer in (SCATTER, REDUCE)}
+_LAYERS = {layer.name: layer for layer in (SCATTER, REDUCE, REPLICATED)}
 linear_reduce_scatter = variant(
-    _linear_with_sums,
+    _linear_of_all_tokens,
     "linear_reduce_scatter",
     """**Collective.** y = epilogue(x w^T + bias), where features in are cut: each rank gets the sums for its tokens.
 
@@ -173,12 +178,21 @@ linear_reduce_scatter = variant(
     """,
 )
 linear_allreduce = variant(
-    _linear_with_sums,
+    _linear_of_all_tokens,
     "linear_allreduce",
     """**Collective.** y = epilogue(x w^T + bias), where features in are cut: every rank gets all sums, the same bits.
 
     The result y is all tokens x ... x all features out. With wire_dtype="float32" GPUs do not use the collective for
     few tokens.
+    """,
+)
+replicated_linear = variant(
+    _linear_of_all_tokens,
+    "replicated_linear",
+    """**Collective.** y = epilogue(x w^T + bias), where every rank has all of x, and features out are cut.
+
+    Nothing moves. The result y is all tokens x ... x this rank's features out. It is `allgather_linear` for tokens that
+    are not cut: its gradient by x is a sum over all ranks.
     """,
 )
 
@@ -225,7 +239,7 @@ def allgather_linear_backward(
     return _backward(GATHER, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
-def _linear_with_sums_backward(
+def _linear_of_all_tokens_backward(
     opname: str,
     dy: object,
     x: ArrayT,
@@ -242,11 +256,11 @@ def _linear_with_sums_backward(
     ctx: Context | None = None,
     stream: object = None,
 ) -> Gradients[ArrayT]:
-    """**Collective.** The gradients of a layer whose features in are cut.
+    """**Collective.** The gradients of a layer to which every rank passes all tokens.
 
     Args:
         dy: gradient by y, distributed as y (local); of `linear_allreduce` the same on every rank (global).
-        wire_dtype: as in the layer; here no partial products travel (global).
+        wire_dtype: as in the layer; only in `replicated_linear_backward` partial products travel (global).
         x, weight, features, tf32, autotune, ctx: as in the layer.
         epilogue, aux, needs, dweight, stream: see `allgather_linear_backward`.
 
@@ -256,20 +270,25 @@ def _linear_with_sums_backward(
     Raises:
         as `allgather_linear`.
     """
-    options = Options({"I": features}, tf32, autotune, wire_dtype, ctx, stream)
     layer = _LAYERS[opname.removesuffix("_backward")]
+    options = Options({layer.w: features}, tf32, autotune, wire_dtype, ctx, stream)
     return _backward(layer, dy, x, weight, epilogue, aux, needs, dweight, options)
 
 
 linear_reduce_scatter_backward = variant(
-    _linear_with_sums_backward,
+    _linear_of_all_tokens_backward,
     "linear_reduce_scatter_backward",
     "**Collective.** The gradients of `linear_reduce_scatter`: one all-gather of dy, for dx = dy w and dw = dy^T x.",
 )
 linear_allreduce_backward = variant(
-    _linear_with_sums_backward,
+    _linear_of_all_tokens_backward,
     "linear_allreduce_backward",
     "**Collective.** The gradients of `linear_allreduce`; every rank has all of dy, so there is no communication.",
+)
+replicated_linear_backward = variant(
+    _linear_of_all_tokens_backward,
+    "replicated_linear_backward",
+    "**Collective.** The gradients of `replicated_linear`: dx = dy w by an all-reduce, the same bits on every rank.",
 )
 
 
@@ -286,6 +305,8 @@ def _forward(
     with Caller(layer, layer.name, options.ctx, x, options.stream) as caller:
         with caller.checking():
             shards = caller.operands({"x": x, "w": weight}, options, out=out, stored=True)
+            if layer is REPLICATED:
+                compare_array("x", shards["x"], caller.runtime)
             scales = caller.scales
             if scales is not None and scales.d is not None:
                 if epilogue == "swiglu":

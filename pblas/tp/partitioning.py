@@ -46,7 +46,7 @@ def argument_name(matrix: Matrix) -> str:
     return _ARGUMENTS[matrix]
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # four instances, compared by identity, which are keys of caches
+@dataclass(frozen=True, slots=True, eq=False)  # five instances, compared by identity, which are keys of caches
 class Layer:
     """A kind of linear layer: for each matrix the axis along which it is cut over the ranks, or "" for none.
 
@@ -160,6 +160,7 @@ def text(shape: Shape) -> str:
 GATHER = Layer("allgather_linear", "T", "O", "O")
 SCATTER = Layer("linear_reduce_scatter", "I", "I", "T")
 REDUCE = Layer("linear_allreduce", "I", "I", "")
+REPLICATED = Layer("replicated_linear", "", "O", "O")
 ALONE = Layer("partial product", "", "", "")
 """The product of one rank's shards alone: its contribution to the sums of `REDUCE`."""
 
@@ -168,8 +169,8 @@ ALONE = Layer("partial product", "", "", "")
 def communicated(layer: Layer, target: Matrix) -> Matrix | None:
     """The matrix that is communicated for a product: the operand to gather or the result to reduce; None for none.
 
-    >>> [[communicated(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, ALONE)]
-    [['x', 'x', 'x'], ['y', 'y', 'y'], ['y', None, None], [None, None, None]]
+    >>> [[communicated(layer, target) for target in PRODUCTS] for layer in (GATHER, SCATTER, REDUCE, REPLICATED)]
+    [['x', 'x', 'x'], ['y', 'y', 'y'], ['y', None, None], [None, 'x', None]]
     """
     left, right, *_ = PRODUCTS[target]
     gathered = next((matrix for matrix in (left, right) if layer.cut(matrix) == "T"), None)

@@ -126,7 +126,7 @@ def _rows(m: int, n: int = N) -> Callable[[Setting], Any]:
 
 def _layer(kind: str) -> dict[str, Call]:
     """The functions of a layer of `pblas.tp`, and the layer as an object."""
-    forward: Any = getattr(tp, "allgather_linear" if kind == "allgather" else f"linear_{kind}")
+    forward: Any = getattr(tp, f"{kind}_linear" if kind in ("allgather", "replicated") else f"linear_{kind}")
     backward: Any = getattr(tp, f"{forward.__name__}_backward")
     tokens = P if kind == "allgather" else 2 * P
     x, weight = _rows(2 if kind == "allgather" else tokens), _rows(4)
@@ -168,6 +168,7 @@ def _planned(plan: Callable[..., Any]) -> Call:
     )
 
 
+_LAYERS = "allgather", "reduce_scatter", "allreduce", "replicated"
 _SHARED: dict[str, Callable[[Setting], Any]] = {"x": _rows(2 * P), "out": _rows(2 * P)}
 OTHERS: dict[str, Call] = {
     "Context.random": _with(lambda s, **x: s.ctx.random((N, N), **x), seed=lambda _: 3, dtype=lambda _: "float32"),
@@ -212,7 +213,7 @@ OTHERS: dict[str, Call] = {
     "linalg.lstsq: with an array": _with(lambda _, **x: linalg.lstsq(**x), a=_matrix, b=_rows(N)),
     "linalg.cg: with an array": _with(lambda _, **x: linalg.cg(**x), a=_matrix, b=lambda _: np.ones(N)),
     "PlannedMatmul.trace": _planned(pblas.plan_matmul),
-    **{name: call for kind in ("allgather", "reduce_scatter", "allreduce") for name, call in _layer(kind).items()},
+    **{name: call for kind in _LAYERS for name, call in _layer(kind).items()},
 }
 TABLES = [
     x

@@ -190,6 +190,7 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "allgather_linear": lambda x: tp.allgather_linear(x.tokens, x.weight, ctx=x.ctx),
     "linear_reduce_scatter": lambda x: tp.linear_reduce_scatter(np.ones((P, N)), x.weight, ctx=x.ctx),
     "linear_allreduce": lambda x: tp.linear_allreduce(x.tokens, x.weight, epilogue="gelu", ctx=x.ctx),
+    "replicated_linear": lambda x: tp.replicated_linear(np.ones((2, N)), x.weight, ctx=x.ctx),
     "linear_allreduce_backward": lambda x: tp.linear_allreduce_backward(np.ones((2, 2)), x.tokens, x.weight, ctx=x.ctx),
     "Linear": lambda x: tp.Linear(x.weight, "allgather", max_tokens=2 * P, ctx=x.ctx),
     "pdgemm": gemm,

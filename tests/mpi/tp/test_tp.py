@@ -39,6 +39,7 @@ SETTINGS = ("shared", "message", "push")
 MODES = ("shared", "shared, planned", "message", "message, planned", "push")
 """Transports, each with the collectives for few tokens and with plans; the push transport has plans only."""
 LAYERS = ("allgather", "reduce_scatter", "allreduce")
+ALL = (*LAYERS, "replicated")
 pytestmark = [pytest.mark.mpi, pytest.mark.ranks(1, 2, 3, 4, reason=NO_DIFFERENT)]
 
 
@@ -60,20 +61,22 @@ SPREAD: dict[str, Callable[[], dict[str, tuple[slice, slice]]]] = {
     "allgather": lambda: {"x": (own_slice(T), WHOLE), "w": (own_slice(O), WHOLE), "y": (WHOLE, own_slice(O))},
     "reduce_scatter": lambda: {"x": (WHOLE, own_slice(I)), "w": (WHOLE, own_slice(I)), "y": (own_slice(T), WHOLE)},
     "allreduce": lambda: {"x": (WHOLE, own_slice(I)), "w": (WHOLE, own_slice(I)), "y": (WHOLE, WHOLE)},
+    "replicated": lambda: {"x": (WHOLE, WHOLE), "w": (own_slice(O), WHOLE), "y": (WHOLE, own_slice(O))},
 }
 COUNTS: dict[str, dict[str, int]] = {
     "allgather": {"tokens": T},
     "reduce_scatter": {"features": I},
     "allreduce": {"features": I},
+    "replicated": {"features": O},
 }
 
 
 def forward(kind: str) -> Any:
-    return getattr(tp, "allgather_linear" if kind == "allgather" else f"linear_{kind}")
+    return getattr(tp, f"{kind}_linear" if kind in ("allgather", "replicated") else f"linear_{kind}")
 
 
 def backward(kind: str) -> Any:
-    return getattr(tp, "allgather_linear_backward" if kind == "allgather" else f"linear_{kind}_backward")
+    return getattr(tp, f"{forward(kind).__name__}_backward")
 
 
 def matrices(dtype: Any) -> tuple[Array, Array, Array]:
@@ -100,7 +103,7 @@ def close(result: Any, expected: Array, dtype: Any) -> None:
     [*((each, "float64") for each in MODES), ("shared", "bfloat16"), ("shared, planned", "bfloat16")],
     indirect=["mode_ctx"],
 )
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", ALL)
 def test_a_layer_is_that_of_one_rank_and_so_are_its_gradients(mode_ctx: pblas.Context, kind: str, name: str) -> None:
     """With a bias, with and without memory given for the results; for arrays with padded rows."""
     ctx, dtype, spread = mode_ctx, dtype_of(name), SPREAD[kind]()
@@ -128,7 +131,7 @@ BATCHES = [*itertools.product(((1,), (2, 3), (0,)), (T, 2 * P, 1)), ((), 0), (()
 
 
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
-@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("kind", ALL)
 def test_axes_between_tokens_and_features_come_back(mode_ctx: pblas.Context, kind: str) -> None:
     """They come back in results and gradients, in any memory; only the first axis is cut."""
     shares, ctx = SPREAD[kind](), mode_ctx
@@ -723,6 +726,14 @@ def test_differences_between_ranks_are_named_for_known_plans(mode_ctx: pblas.Con
         operation = name if calls[0].func is forward(kind) else f"{name}_backward"
         raises_on_all_ranks(errors.MismatchError, f"{operation}: {text} differs between ranks: ", calls[RANK == P - 1])
     close(layer(x_, w_), (x @ w.T)[spread["y"]], np.float64)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_tokens_that_are_not_cut_are_equal_on_all_ranks(contexts: Contexts) -> None:
+    x, w, _ = matrices(np.float64)
+    x[0, 0] += RANK == P - 1
+    call = partial(tp.replicated_linear, x, w[own_slice(O)], features=O, ctx=contexts["shared"])
+    raises_on_all_ranks(errors.MismatchError, "replicated_linear: the array x differs between ranks", call)
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "allreduce"])
