@@ -36,13 +36,48 @@ def is_tensor(x: object) -> bool:
     return torch is not None and isinstance(x, getattr(torch, "Tensor", ()))
 
 
+_KNOWN: dict[Any, Dtype] = {}
+"""NumPy's dtypes by torch's, which are slow to name."""
+
+
 def tensor_dtype(x: Any) -> Dtype:
     """NumPy's dtype of a tensor's elements."""
-    name = str(x.dtype).removeprefix("torch.")
-    try:
-        return dtype_of_name(name)
-    except TypeError:
-        raise _unknown(x) from None
+    dtype = _KNOWN.get(x.dtype)
+    if dtype is None:
+        try:
+            dtype = _KNOWN[x.dtype] = dtype_of_name(str(x.dtype).removeprefix("torch."))
+        except TypeError:
+            raise _unknown(x) from None
+    return dtype
+
+
+_WORDS = {BFLOAT16: "<i2"} | dict.fromkeys(FLOAT8, "|u1")
+"""Types by which NumPy reads elements that it does not know."""
+
+
+class _Memory:
+    """The memory of a tensor for `numpy.asarray`, which keeps the tensor alive.
+
+    After `tensor.numpy()` torch refuses to resize the memory, as fully_shard does between the uses of a weight.
+    """
+
+    __slots__ = ("__array_interface__", "_tensor")
+
+    def __init__(self, x: Any, typestr: str) -> None:
+        nbytes = x.element_size()
+        strides = tuple(step * nbytes for step in x.stride())
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": typestr,
+            "data": (x.data_ptr() if x.numel() else _NOWHERE, False),
+            "shape": tuple(x.shape),
+            "strides": strides,
+        }
+        self._tensor = x
+
+
+_NOWHERE = np.empty(1).ctypes.data
+"""An address for arrays without elements."""
 
 
 def _unknown(x: Any) -> errors.DTypeError:
@@ -59,14 +94,9 @@ def host_array(x: Any) -> Array:
         check_tensor(x)
         if x.device.type != "cpu":
             raise errors.ArgumentError(f"the tensor is on {x.device}; pass x.cpu()")
-        dtype, torch = tensor_dtype(x), sys.modules["torch"]
-        plain = x.detach()
-        try:
-            words = {BFLOAT16: torch.int16} | dict.fromkeys(FLOAT8, torch.uint8)
-            array: Array = plain.view(words[dtype]).numpy().view(dtype) if dtype in words else plain.numpy()
-        except TypeError:
-            raise _unknown(x) from None
-        return array
+        dtype = tensor_dtype(x)
+        array: Array = np.asarray(_Memory(x, _WORDS.get(dtype, dtype.str)))
+        return array.view(dtype) if dtype in _WORDS else array
     if hasattr(x, "__dlpack__"):
         try:
             return np.from_dlpack(x)
@@ -83,8 +113,8 @@ def check_tensor(x: Any) -> None:
         raise errors.ArgumentError("the tensor is a conjugated or negated view; pass x.resolve_conj().resolve_neg()")
     if x.requires_grad and sys.modules["torch"].is_grad_enabled():
         raise errors.ArgumentError(
-            "the tensor requires a gradient, which is not recorded; call under torch.no_grad(), or in a "
-            "torch.autograd.Function, as examples/tp_torch.py does"
+            "the tensor requires a gradient, which is not recorded; call under torch.no_grad(), or use the layers of "
+            "pblas.torch"
         )
 
 
