@@ -63,7 +63,7 @@ test-floors: $(VENV_FLOORS)/.floors
 
 test-torch: $(VENV_TORCH)/.torch
 	@$(VENV_TORCH)/bin/python tests/harness/run.py -n 1,2,3 -m torch tests/mpi
-	@$(VENV_TORCH)/bin/python tests/harness/run.py tests/unit/backends/test_process_group.py
+	@$(VENV_TORCH)/bin/python tests/harness/run.py tests/unit/backends/test_process_group.py tests/unit/test_torch.py
 
 conformance: $(VENV)/.dev
 	@$(BIN)/mpiexec -n 6 $(BIN)/python -m mpi4py -m tests.conformance.run

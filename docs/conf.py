@@ -46,6 +46,7 @@ nb_execution_timeout = 120  # seconds of a cell
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"
+autodoc_mock_imports = ["torch"]
 autodoc_typehints = "description"  # signatures of PBLAS calls are long enough without types
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

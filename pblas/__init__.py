@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pblas import layouts as layouts
     from pblas import linalg as linalg
     from pblas import scalapack as scalapack
+    from pblas import torch as torch
     from pblas import tp as tp
     from pblas.arrays.elementwise import PlannedElementwise as PlannedElementwise
     from pblas.arrays.elementwise import elementwise as elementwise
@@ -113,5 +114,5 @@ else:
             "pblas.simulation.simulate": "Simulation",
             "pblas.trace": "Trace",
         },
-        modules="blas errors layouts linalg scalapack tp",
+        modules="blas errors layouts linalg scalapack torch tp",
     )

@@ -83,7 +83,7 @@ _SOME = " or ".join(
 )
 ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
 """Ranks of each host in the legs of a whole run, and pytest's -k for them: about 90 s together on two idle cores."""
-TORCH = "tests/unit/backends/test_process_group.py"
+TORCH = "tests/unit/backends/test_process_group.py", "tests/unit/test_torch.py"
 """Tests of one process that need torch."""
 FAULTS = "tests/hosts"
 """Tests of one process that make hosts and disturb them; nothing runs beside them."""
@@ -336,7 +336,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     shares = [single] if single else []
     if not paths:
         files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/unit/**/test_*.py"))
-        files, spread = [path for path in files if path != TORCH or not options.torch], ["tests/mpi"]
+        files, spread = [path for path in files if path not in TORCH or not options.torch], ["tests/mpi"]
         if options.quick:
             slow = tuple(f"tests/unit/{name}" for name in SLOW)
             files, spread = [path for path in files if not path.startswith(slow)], list(QUICK)
@@ -370,7 +370,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
             legs.append(Leg(3, options.also.absolute(), (*flags, "-m", "openmpi", *marked("openmpi", spread))))
         if options.torch:
             python = options.torch.absolute()
-            legs.append(Leg(0, python, (*flags, TORCH)))
+            legs.append(Leg(0, python, (*flags, *TORCH)))
             legs += [Leg(n, python, (*flags, "-m", "torch", *marked("torch", spread))) for n in (1, 2, 3)]
     return legs
 

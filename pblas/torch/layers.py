@@ -1,0 +1,299 @@
+"""Linear layers whose weight is sharded over the ranks of a mesh, as modules of torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from pblas import errors
+from pblas.torch import operators
+from pblas.torch.mesh import context_of, group_of, init_mesh
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+Kind = Literal["allgather", "reduce_scatter", "allreduce", "replicated"]
+ACTIVATIONS: dict[str, Any] = {
+    "relu": nn.functional.relu,
+    "gelu": nn.functional.gelu,
+    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "silu": nn.functional.silu,
+    "swiglu": lambda x: nn.functional.silu(x[..., : x.shape[-1] // 2]) * x[..., x.shape[-1] // 2 :],
+}
+"""Functions that may follow a layer; where no gradient is recorded, pblas computes them as epilogues."""
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    kind: Kind = "allgather",
+    *,
+    activation: str | None = None,
+    tokens: int | None = None,
+    features: int | None = None,
+    mesh: DeviceMesh | None = None,
+) -> torch.Tensor:
+    """**Collective.** y = activation(x w^T + bias) by a layer of `pblas.tp`, with gradients by x, weight and bias.
+
+    It is the operator `torch.ops.pblas.linear`, which torch.compile records without a graph break. The axes of x are
+    tokens, any others, and features, of which the first or the last is cut as in the function of `pblas.tp`.
+
+    Args:
+        x: this rank's tokens x ... x features in (local).
+        weight: this rank's shard, features out x features in (local).
+        bias: as in the function of `pblas.tp` (local).
+        kind: "allgather", "reduce_scatter", "allreduce" or "replicated": `tp.allgather_linear`,
+            `tp.linear_reduce_scatter`, `tp.linear_allreduce` or `tp.replicated_linear` (global).
+        activation: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
+        tokens: length of the first axis over all ranks if the kind is "allgather"; None if all ranks have the same
+            length (global).
+        features: length of the weight's cut axis over all ranks; None if all ranks have the same length (global).
+        mesh: the ranks, a mesh of one dimension; None for all ranks (global).
+
+    Returns:
+        y, cut as that of the function of `pblas.tp`.
+
+    Raises:
+        ArgumentError, DTypeError, LayoutError, MismatchError: as that function, the same on every rank.
+    """
+    if kind not in operators.FORWARD:
+        raise errors.ArgumentError(f"linear: kind must be one of {', '.join(operators.FORWARD)}, got {kind!r}")
+    if activation is not None and activation not in ACTIVATIONS:
+        raise errors.ArgumentError(f"linear: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    mesh = init_mesh() if mesh is None else mesh
+    context_of(mesh)
+    cut = weight.shape[1] if kind in ("reduce_scatter", "allreduce") else weight.shape[0]
+    features = cut * mesh.size() if features is None else features
+    return _linear(x, weight, bias, kind, activation, tokens, features, (group_of(mesh).group_name, mesh))
+
+
+def _linear(
+    x: Any,
+    weight: Any,
+    bias: Any,
+    kind: str,
+    activation: str | None,
+    tokens: int | None,
+    features: int,
+    ranks: tuple[str, DeviceMesh],  # name of the group, and its mesh of one dimension (global)
+) -> Any:
+    """**Collective.** `linear` with checked arguments."""
+    group, mesh = ranks
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight, bias = (z if z is None else z.to(dtype) for z in (x, weight, bias))
+    if kind != "allgather":
+        tokens = x.shape[0]
+    elif tokens is None:
+        tokens = x.shape[0] * mesh.size()
+    rows = tokens
+    if kind == "reduce_scatter":
+        length = -(-tokens // mesh.size())
+        rows = max(0, min(length, tokens - mesh.get_local_rank() * length))
+    is_recorded = torch.is_grad_enabled() and any(z is not None and z.requires_grad for z in (x, weight, bias))
+    epilogue = "" if activation is None or is_recorded else activation
+    y = torch.ops.pblas.linear(x, weight, bias, kind, epilogue, rows, tokens, features, group)
+    return y if activation is None or epilogue else ACTIVATIONS[activation](y)
+
+
+def local(x: Any) -> Any:
+    """This rank's shard of a DTensor; other tensors, and None, as they are (local)."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def distributed(parameter: Any, mesh: DeviceMesh, placement: Any, src_data_rank: int | None) -> nn.Parameter:
+    """**Collective.** A parameter with the elements of one of a rank, in memory of its own."""
+    sharded = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=src_data_rank)
+    if sharded.to_local().untyped_storage().data_ptr() == parameter.untyped_storage().data_ptr():
+        sharded = sharded.clone()
+    return nn.Parameter(sharded, requires_grad=parameter.requires_grad)
+
+
+class ParallelLinear(nn.Linear):
+    """What both layers share: a `torch.nn.Linear` whose parameters are DTensors.
+
+    `state_dict` has shards, as torch.distributed.checkpoint saves them, and `load_state_dict` also takes unsharded
+    weights, of which each rank copies its shard; `full_state_dict` gathers them.
+    """
+
+    _placements: ClassVar[dict[str, Any]]  # of the parameters, by name (global)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        mesh: DeviceMesh | None = None,
+        *,
+        sequence_dim: int | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.shard(mesh, sequence_dim)
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: nn.Linear,
+        mesh: DeviceMesh | None = None,
+        *,
+        sequence_dim: int | None = None,
+        src_data_rank: int | None = 0,
+    ) -> Self:
+        """**Collective.** The layer with the weight and the bias of an unsharded one, which is left as it is.
+
+        Args:
+            linear: the unsharded layer (global).
+            mesh: the ranks, a mesh of one dimension; None for all ranks (global).
+            sequence_dim: as in the class (global).
+            src_data_rank: rank whose weights all ranks get; None if all have the same: nothing is sent (global).
+        """
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.in_features, layer.out_features = linear.in_features, linear.out_features
+        layer.weight, layer.bias = linear.weight, linear.bias
+        layer.shard(mesh, sequence_dim, src_data_rank)
+        return layer
+
+    def shard(self, mesh: DeviceMesh | None, sequence_dim: int | None = None, src_data_rank: int | None = 0) -> None:
+        """**Collective.** Shard the parameters, which are unsharded, over a mesh; see `torch.distribute_tensor`."""
+        mesh = init_mesh() if mesh is None else mesh
+        if mesh.ndim != 1:
+            raise errors.ArgumentError(
+                f"{type(self).__name__}: the mesh must have one dimension, got {mesh.ndim}; take one of them, as "
+                f"mesh['tp']"
+            )
+        context_of(mesh)
+        self.mesh: DeviceMesh = mesh
+        self.sequence_dim: int | None = sequence_dim
+        self._ranks = group_of(mesh).group_name, mesh
+        for name, parameter in list(self.named_parameters(recurse=False)):
+            self.register_parameter(name, distributed(parameter, mesh, self._placements[name], src_data_rank))
+
+    def _product(
+        self,
+        x: Any,
+        weight: Any,
+        bias: Any,
+        kinds: tuple[Kind, Kind],  # of tokens that are cut, and of others (global)
+        features: int,
+        activation: str | None = None,
+        tokens: int | None = None,
+    ) -> Any:
+        """**Collective.** The layer with a local weight and bias."""
+        dim = self.sequence_dim
+        if dim is not None and not (0 <= dim < x.ndim - 1 or -x.ndim <= dim < -1):
+            raise errors.ArgumentError(
+                f"{type(self).__name__}: sequence_dim={dim} must be an axis of x before the last one, and x has shape "
+                f"{tuple(x.shape)}"
+            )
+        kind = kinds[dim is None]
+        x = x.unsqueeze(0) if x.ndim == 1 else x if dim is None else x.movedim(dim, 0)
+        y = _linear(x, weight, bias, kind, activation, tokens, features, self._ranks)
+        return y if dim is None else y.movedim(0, dim)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        """Also unsharded weights (local)."""
+        for name, parameter in self.named_parameters(recurse=False):
+            value = state_dict.get(prefix + name)
+            if isinstance(value, torch.Tensor) and not isinstance(value, DTensor) and value.shape == parameter.shape:
+                shard = distribute_tensor(value, self.mesh, [self._placements[name]], src_data_rank=None)
+                state_dict[prefix + name] = shard
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, ranks={self.mesh.size()}, sequence_dim={self.sequence_dim}"
+
+
+class ColumnParallelLinear(ParallelLinear):
+    """y = x w^T + bias, whose features out are sharded: `tp.replicated_linear`, or `tp.allgather_linear`.
+
+    Args:
+        in_features: features in (global).
+        out_features: features out of all ranks; they need not divide evenly (global).
+        bias: whether there is a bias (global).
+        mesh: the ranks, a mesh of one dimension; None for all ranks (global).
+        sequence_dim: axis of x along which tokens are cut over the ranks, as after a `RowParallelLinear` with the same
+            `sequence_dim`; the layer gathers them while it multiplies. None: every rank has the same x (global). If it
+            is not the first axis, x is copied.
+        device: as in `torch.nn.Linear` (local).
+        dtype: as in `torch.nn.Linear` (global).
+
+    Attributes:
+        gather_output: gather the features of y on every rank; False at first (global).
+
+    Raises:
+        ArgumentError: a mesh of several dimensions.
+    """
+
+    _placements: ClassVar[dict[str, Any]] = {"weight": Shard(0), "bias": Shard(0)}
+    gather_output: bool = False
+
+    def forward(self, x: torch.Tensor, *, activation: str | None = None, tokens: int | None = None) -> torch.Tensor:
+        """**Collective.** This rank's features of y, of all tokens.
+
+        Args:
+            x: any axes, and features in last (local).
+            activation: a function after the layer, as in `linear` (global).
+            tokens: length of axis `sequence_dim` over all ranks; None if all ranks have the same length (global).
+        """
+        y = self._activated(x, local(self.weight), local(self.bias), activation, tokens)
+        y = y.squeeze(0) if x.ndim == 1 else y
+        return torch.ops.pblas.gather_features(y, self.out_features, self._ranks[0]) if self.gather_output else y
+
+    def _activated(self, x: Any, weight: Any, bias: Any, activation: str | None, tokens: int | None) -> Any:
+        """**Collective.** This rank's features of y, before they are gathered."""
+        return self._product(x, weight, bias, ("allgather", "replicated"), self.out_features, activation, tokens)
+
+
+class RowParallelLinear(ParallelLinear):
+    """y = x w^T + bias, whose features in are sharded: `tp.linear_allreduce`, or `tp.linear_reduce_scatter`.
+
+    Args:
+        in_features: features in of all ranks; they need not divide evenly (global).
+        out_features: features out (global).
+        bias: whether there is a bias, which every rank has (global).
+        mesh: as in `ColumnParallelLinear` (global).
+        sequence_dim: axis of y along which tokens are cut over the ranks; None: every rank gets all of y (global). If
+            it is not the first axis, x is copied.
+        device: as in `torch.nn.Linear` (local).
+        dtype: as in `torch.nn.Linear` (global).
+
+    Attributes:
+        split_input: x has all features, and each rank takes its own; False at first (global).
+
+    Raises:
+        ArgumentError: a mesh of several dimensions.
+    """
+
+    _placements: ClassVar[dict[str, Any]] = {"weight": Shard(1), "bias": Replicate()}
+    split_input: bool = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """**Collective.** All features of y, of all tokens or of this rank's.
+
+        Args:
+            x: any axes, and this rank's features in last, of all tokens (local).
+        """
+        if self.split_input:
+            x = torch.ops.pblas.split_features(x, self.weight.to_local().shape[1], self._ranks[0])
+        weight, bias = local(self.weight), local(self.bias)
+        y = self._product(x, weight, bias, ("reduce_scatter", "allreduce"), self.in_features)
+        return y.squeeze(0) if x.ndim == 1 else y
+
+
+def full_state_dict(module: nn.Module) -> dict[str, Any]:
+    """**Collective.** The state of a module with unsharded weights, as `load_state_dict` takes it on any mesh.
+
+    Args:
+        module: any module, of which some parameters may be DTensors (global).
+
+    Returns:
+        `module.state_dict()` with each DTensor gathered on every rank.
+    """
+    return {name: x.full_tensor() if isinstance(x, DTensor) else x for name, x in module.state_dict().items()}

@@ -1,0 +1,307 @@
+"""Laws of the layers of pblas.torch: they and their gradients are those of torch.nn on unsharded weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+
+import pblas
+from pblas import errors
+from tests.common.pages import blocks_of
+from tests.common.ranks import COMM, Contexts, raises_on_all_ranks
+from tests.common.tensors import EPS, close, made, part_of, random, whole
+
+torch: Any = pytest.importorskip("torch")
+nn, F = torch.nn, torch.nn.functional
+parallel: Any = pytest.importorskip("torch.distributed.tensor.parallel")
+tensors: Any = pytest.importorskip("torch.distributed.tensor")
+pt: Any = pblas.torch
+Shard, Replicate, Partial = tensors.Shard, tensors.Replicate, tensors.Partial
+
+P, RANK = COMM.size, COMM.rank
+HIDDEN, WIDE = 7, 2 * P + 3  # features that do not divide
+TOKENS, BATCH = 2 * P, P + 1
+SETTINGS = ("shared", "message")
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.torch,
+    pytest.mark.ranks(3, reason="to load torch takes seconds on each rank; torch_job.py has other numbers"),
+]
+
+
+@pytest.fixture(scope="module")
+def mesh(contexts: Contexts) -> Iterator[Any]:
+    """A mesh of all ranks; its layers use the context `shared`."""
+    yield pt.init_mesh(ctx=contexts["shared"])
+    torch._dynamo.reset()
+
+
+def own(x: Any, dim: int | None) -> Any:
+    """This rank's part of x along an axis; all of it without one."""
+    return part_of(x, dim, RANK, P)
+
+
+class Block(nn.Module):  # type: ignore[misc, name-defined]
+    """A feed-forward block with torch's layers, as users write it."""
+
+    def __init__(self, activation: Any, gated: bool, bias: bool = True, dtype: Any = torch.float64) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(HIDDEN, WIDE, bias, dtype=dtype), nn.Linear(WIDE, HIDDEN, bias, dtype=dtype)
+        if gated:
+            self.gate = nn.Linear(HIDDEN, WIDE, bias, dtype=dtype)
+        self.activation, self.gated = activation, gated
+
+    def forward(self, x: Any) -> Any:
+        return self.down(self.activation(self.gate(x)) * self.up(x) if self.gated else self.activation(self.up(x)))
+
+
+@pytest.mark.parametrize("sequence_dim", [None, 0, -2])
+@pytest.mark.parametrize("name", EPS)
+def test_layers_have_the_values_and_gradients_of_unsharded_ones(mesh: Any, name: str, sequence_dim: int | None) -> None:
+    """Also where no gradient is recorded, and the activation is an epilogue; and of an x that is not contiguous."""
+    dtype = getattr(torch, name)
+    up, down = made(lambda: (nn.Linear(HIDDEN, WIDE, dtype=dtype), nn.Linear(WIDE, HIDDEN, dtype=dtype)))
+    x, dy = random(BATCH, TOKENS, HIDDEN, dtype=dtype), random(BATCH, TOKENS, HIDDEN, dtype=dtype, seed=1)
+    x, dy = (z.transpose(0, 1) if sequence_dim == 0 else z for z in (x, dy))
+    wide = [copy.deepcopy(layer).double() for layer in (up, down)]
+    x_wide = x.double().clone().requires_grad_()
+    expected = wide[1](F.gelu(wide[0](x_wide)))
+    expected.backward(dy.double())
+    first = pt.ColumnParallelLinear.from_linear(up, mesh, sequence_dim=sequence_dim)
+    second = pt.RowParallelLinear.from_linear(down, mesh, sequence_dim=sequence_dim)
+    x_ = own(x, sequence_dim).clone().requires_grad_()
+    y = second(first(x_, activation="gelu"))
+    y.backward(own(dy, sequence_dim))
+    assert y.dtype == dtype
+    close(y, own(expected, sequence_dim), name)
+    close(x_.grad, own(x_wide.grad, sequence_dim), name)
+    for layer, reference in zip((first, second), wide, strict=True):
+        close(whole(layer.weight.grad), reference.weight.grad, name, BATCH * TOKENS)
+        close(whole(layer.bias.grad), reference.bias.grad, name, BATCH * TOKENS)
+    for quiet in (torch.no_grad, torch.inference_mode):
+        with quiet():
+            close(second(first(x_, activation="gelu")), own(expected, sequence_dim), name)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_block_has_the_state_and_the_gradients_of_an_unsharded_one(
+    mesh: Any, contexts: Contexts, gated: bool
+) -> None:
+    """Over messages too; gradients of two passes are added, and recomputed activations change nothing."""
+    block = made(lambda: Block(F.silu, gated))
+    x, dy = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN, seed=1)
+    for _ in range(2):
+        block(x).backward(dy)
+    for setting in SETTINGS:
+        pt.init_mesh(ctx=contexts[setting])
+        sharded = pt.ParallelMLP.from_linear(
+            block.up, block.down, block.gate if gated else None, mesh=mesh, sequence_dim=0
+        )
+        sharded(own(x, 0)).backward(own(dy, 0))
+        recomputed = torch.utils.checkpoint.checkpoint(sharded, own(x, 0), use_reentrant=False)
+        recomputed.backward(own(dy, 0))
+        close(recomputed, own(block(x), 0))
+        pairs = {"gate_up": ("gate", "up"), "up": ("up",), "down": ("down",)}
+        for name, parameter in sharded.named_parameters():
+            layer, kind = name.split(".")
+            expected = [getattr(getattr(block, each), kind).grad for each in pairs[layer]]
+            close(whole(parameter.grad), torch.stack(expected) if layer == "gate_up" else expected[0])
+        state = pt.full_state_dict(sharded)
+        assert state.keys() == block.state_dict().keys()
+        assert all(torch.equal(state[key], value) for key, value in block.state_dict().items())
+        other = pt.ParallelMLP(HIDDEN, WIDE, gated=gated, mesh=mesh, sequence_dim=0, dtype=torch.float64)
+        other.load_state_dict(block.state_dict())
+        assert torch.equal(other(own(x, 0)), recomputed)
+        other.load_state_dict(sharded.state_dict())
+        assert torch.equal(other(own(x, 0)), recomputed)
+    pt.init_mesh(ctx=contexts["shared"])
+
+
+def test_tokens_need_not_divide(mesh: Any) -> None:
+    tokens = 2 * P + 1
+    layer = made(lambda: nn.Linear(HIDDEN, WIDE, dtype=torch.float64))
+    x = random(tokens, HIDDEN)
+    sharded = pt.ColumnParallelLinear.from_linear(layer, mesh, sequence_dim=0)
+    close(sharded(own(x, 0), tokens=tokens), own(layer(x), 1))
+    weight, bias = own(layer.weight, 0), own(layer.bias, 0)
+    y = pt.linear(own(x, 0), weight, bias, "allgather", activation="silu", tokens=tokens, features=WIDE, mesh=mesh)
+    close(y, own(F.silu(layer(x)), 1))
+    one = pt.ColumnParallelLinear.from_linear(layer, mesh)
+    close(one(x[0]), own(layer(x[0]), 0))
+
+
+@pytest.mark.parametrize("kind", ["allgather", "allreduce"])
+def test_gradients_of_complex_numbers_are_those_of_torch(mesh: Any, kind: str) -> None:
+    cut = 0 if kind == "allgather" else 1
+    x, weight, dy = (torch.complex(random(*shape), random(*shape, seed=1)) for shape in ((P, P), (P, P), (P, P)))
+    x.requires_grad_()
+    weight.requires_grad_()
+    (x @ weight.T).backward(dy)
+    x_, weight_ = (own(z.detach(), cut).clone().requires_grad_() for z in (x, weight))
+    pt.linear(x_, weight_, None, kind, mesh=mesh).backward(own(dy, 1) if cut == 0 else dy)
+    for z_, z in ((x_, x), (weight_, weight)):
+        close(torch.view_as_real(z_.grad), torch.view_as_real(own(z.grad, cut)))
+
+
+def test_autocast_multiplies_in_16_bits(mesh: Any) -> None:
+    layer = pt.ColumnParallelLinear(HIDDEN, WIDE, mesh=mesh)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(random(2, HIDDEN, dtype=torch.float32))
+    assert y.dtype == torch.bfloat16
+    y.float().sum().backward()
+    assert whole(layer.weight.grad).dtype == torch.float32
+
+
+def test_a_mesh_has_all_ranks(mesh: Any) -> None:
+    with pytest.raises(errors.ArgumentError, match="shape must have"):
+        pt.init_mesh((P + 1,))
+    with pytest.raises(errors.ArgumentError, match="mesh must be a DeviceMesh"):
+        pt.context_of((P,))
+
+
+class Model(nn.Module):  # type: ignore[misc, name-defined]
+    """An embedding, norms, a block and a head, as in a model for torch's `parallelize_module`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, HIDDEN)
+        self.norm, self.last = nn.LayerNorm(HIDDEN), nn.RMSNorm(HIDDEN)
+        self.block = Block(F.gelu, gated=False, dtype=torch.float32)
+        self.head = nn.Linear(HIDDEN, 2 * P + 1)
+
+    def forward(self, ids: Any) -> Any:
+        x = self.embed(ids)
+        return self.head(self.last(x + self.block(self.norm(x))))
+
+
+def plan(of: Any, sequence: bool) -> dict[str, Any]:
+    """A plan of torch's documentation, with the styles of torch or of pblas."""
+    cut = Shard(1) if sequence else Replicate()
+    styles = {
+        "embed": of.RowwiseParallel(input_layouts=Replicate(), output_layouts=cut),
+        "block.up": of.ColwiseParallel(input_layouts=cut),
+        "block.down": of.RowwiseParallel(output_layouts=cut),
+        "head": of.ColwiseParallel(input_layouts=cut, output_layouts=Replicate()),
+    }
+    norms = {"norm": of.SequenceParallel(), "last": of.SequenceParallel(use_local_output=True)}
+    return styles | norms if sequence else styles
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_plans_of_parallelize_module_work_with_another_import(mesh: Any, sequence: bool) -> None:
+    model = made(Model)
+    ids = torch.arange(BATCH * TOKENS).reshape(BATCH, TOKENS) % 11
+    dy = random(BATCH, TOKENS, 2 * P + 1, dtype=torch.float32, seed=1)
+    expected = model(ids)
+    expected.backward(dy)
+    sharded = parallel.parallelize_module(copy.deepcopy(model), mesh, plan(pt, sequence))
+    assert isinstance(sharded.block.up, pt.ColumnParallelLinear)
+    sharded.zero_grad()
+    y = sharded(ids)
+    y.backward(dy)
+    close(y, expected, "float32")
+    for (name, parameter), reference in zip(sharded.named_parameters(), model.parameters(), strict=True):
+        assert isinstance(parameter, tensors.DTensor) == (sequence or name.partition(".")[0] not in ("norm", "last"))
+        close(whole(parameter.grad), reference.grad, "float32", BATCH * TOKENS)
+    assert all(torch.equal(x, model.state_dict()[name]) for name, x in pt.full_state_dict(sharded).items())
+
+
+def test_layers_compile_without_a_graph_break(mesh: Any) -> None:
+    model = made(Model)
+    parallel.parallelize_module(model, mesh, plan(pt, sequence=True))
+    gated = pt.ParallelMLP(HIDDEN, 2 * P, gated=True, mesh=mesh, sequence_dim=1)
+
+    def block(x: Any) -> Any:
+        x = x + model.block(model.norm(x).to_local())
+        return gated(x)
+
+    x = random(BATCH, 2, HIDDEN, dtype=torch.float32).requires_grad_()
+    parameters = [x, *(dict(model.named_parameters())[name] for name in ("norm.weight", "block.up.weight"))]
+    results = []
+    for call in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
+        y = call(x)
+        results.append((y, *torch.autograd.grad((y**2).sum(), parameters)))
+    for eager, compiled in zip(*map(partial(map, whole), results), strict=True):
+        close(compiled, eager, "float32")
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_styles_take_and_return_dtensors(mesh: Any, split: bool) -> None:
+    layer = made(lambda: nn.Linear(WIDE, HIDDEN, dtype=torch.float64))
+    x = random(TOKENS, WIDE)
+    layout = Replicate() if split else Shard(-1)
+    style = pt.RowwiseParallel(input_layouts=layout, output_layouts=Shard(0), use_local_output=False)
+    sharded = parallel.parallelize_module(copy.deepcopy(layer), mesh, style)
+    x_ = tensors.distribute_tensor(x, mesh, [Replicate()]).requires_grad_()
+    y = sharded(x_)
+    assert y.placements == (Shard(0),)
+    close(whole(y), layer(x))
+    (y.to_local() ** 2).sum().backward()
+    x.requires_grad_()
+    (layer(x) ** 2).sum().backward()
+    close(whole(x_.grad), x.grad)
+
+
+def test_styles_refuse_other_layouts_and_modules(mesh: Any) -> None:
+    one = nn.Linear(4, 4)
+    for style, text in (
+        (pt.ColwiseParallel(input_layouts=Shard(-1)), "input_layouts must be Replicate"),
+        (pt.ColwiseParallel(output_layouts=Shard(0)), "output_layouts must be Shard"),
+        (pt.RowwiseParallel(input_layouts=Shard(0)), "input_layouts must be Shard"),
+        (pt.RowwiseParallel(output_layouts=Partial()), "output_layouts must be Replicate"),
+    ):
+        with pytest.raises(errors.ArgumentError, match=text):
+            parallel.parallelize_module(one, mesh, style)
+    with pytest.raises(errors.ArgumentError, match="the module must be a"):
+        parallel.parallelize_module(nn.Bilinear(2, 2, 2), mesh, pt.ColwiseParallel())
+    with pytest.raises(errors.ArgumentError, match="the submodules of Block have parameters"):
+        parallel.parallelize_module(Block(F.relu, gated=False), mesh, pt.SequenceParallel())
+    with pytest.raises(errors.ArgumentError, match="the mesh must have"):
+        pt.ColumnParallelLinear(4, 4, mesh=pt.init_mesh((1, P)))
+    with pytest.raises(errors.ArgumentError, match="activation must be one of"):
+        pt.ParallelMLP(4, 4, "tanh", mesh=mesh)
+    with pytest.raises(errors.ArgumentError, match="kind must be one of"):
+        pt.linear(one.weight, one.weight, kind="gather", mesh=mesh)
+    with pytest.raises(errors.ArgumentError, match="must be an axis of x before the last one"):
+        pt.RowParallelLinear(4, 4, mesh=mesh, sequence_dim=1)(torch.ones(P, 4))
+
+
+def test_the_page_is_a_script(mesh: Any) -> None:
+    names: dict[str, Any] = {}
+    blocks = [block for block in blocks_of("docs/torch.md") if block.language == "python"]
+    assert len(blocks) > 5
+    for block in blocks:
+        exec(compile("\n" * (block.line - 1) + block.body, block.page, "exec"), names)
+    assert names["x"].full_tensor().shape == (100, 8)
+    assert names["moved"].placements == (Shard(1),)
+    assert torch.equal(whole(names["llama"].down.weight), names["state"]["down.weight"])
+    names.clear()  # DTensors in memory of the context, which ends first
+
+
+@pytest.mark.mpi(min_size=2)
+def test_a_rank_that_is_wrong_is_an_error_on_all(mesh: Any) -> None:
+    x, weight, bias = random(P, HIDDEN), random(2, HIDDEN), random(2)
+    call = partial(pt.linear, x, weight, bias if RANK == P - 1 else None, "allgather", mesh=mesh)
+    raises_on_all_ranks(errors.MismatchError, "bias is given differs between ranks", call)
+    call = partial(pt.linear, x.float() if RANK == 0 else x, weight, None, "replicated", mesh=mesh)
+    raises_on_all_ranks(errors.DTypeError, "use one dtype", call)
+    y = pt.linear(x, weight.requires_grad_(), None, "allreduce", mesh=mesh)
+    raises_on_all_ranks(errors.MismatchError, "the array dy differs", partial(y.sum().mul(1 + RANK).backward))
+    close(pt.linear(x, weight, None, "replicated", mesh=mesh), x @ weight.T)
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce", "replicated"])
+def test_operators_keep_the_rules_of_torch(mesh: Any, kind: str) -> None:
+    """Schema, fake kernel and gradient."""
+    group = mesh.get_group().group_name
+    x, weight, bias = (random(*shape).requires_grad_() for shape in ((P, 2, HIDDEN), (4, HIDDEN), (4,)))
+    rows = {"allgather": P * P, "reduce_scatter": 1}.get(kind, P)
+    tokens = P * P if kind == "allgather" else P
+    features = P * (4 if kind in ("allgather", "replicated") else HIDDEN)
+    arguments = x, weight, bias, kind, "", rows, tokens, features, group
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(torch.ops.pblas.linear.default, arguments, test_utils=tests)
