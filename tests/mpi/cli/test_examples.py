@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+import pblas
 from tests.common.ranks import few, printed
 
 Capture = pytest.CaptureFixture[str]
@@ -97,10 +98,25 @@ def test_wrong_options_are_refused(line: str, folder: Path, monkeypatch: pytest.
 @pytest.mark.torch
 def test_modules_of_torch_are_trained_as_on_one_rank(capsys: Capture) -> None:
     assert load("tp_torch").main(["--tokens", "3", "--hidden", "6"]) == 0
+    pblas.torch.context_of().close()  # tests of wrong calls need one open context
     out = printed(capsys)
     if out is None:
         return
     assert float(out.split()[-1]) < 1e-5
+
+
+@pytest.mark.torch
+@pytest.mark.ranks(3, reason="the losses are those of any number of ranks, and training takes seconds")
+def test_a_classifier_learns_as_on_one_rank(capsys: Capture) -> None:
+    """The loss after ten steps is that of one rank."""
+    assert load("tp_digits").main(["--steps", "10"]) == 0
+    pblas.torch.context_of().close()
+    out = printed(capsys)
+    if out is None:
+        return
+    loss, right = out.split("step 10: loss ")[1].split("\n3 ranks: ")
+    assert abs(float(loss) - 0.3503) < 2e-4
+    assert float(right.split()[0]) > 80
 
 
 ARRAYS = {
