@@ -20,6 +20,7 @@ from pblas.matrices.operators import AND, NOT, OR
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
+XOR = "where(x == 0, where(y == 0, 0, 1), where(y == 0, 1, 0))"
 UFUNCS: Mapping[str, str] = (
     {"add": "x + y", "subtract": "x - y", "multiply": "x * y", "divide": "x / y", "power": "x ** y"}
     | {"floor_divide": "x // y", "remainder": "x % y", "negative": "-x", "positive": "x", "reciprocal": "1 / x"}
@@ -30,6 +31,7 @@ UFUNCS: Mapping[str, str] = (
     | {"greater_equal": "where(x >= y, 1, 0)", "equal": "where(x == y, 1, 0)", "not_equal": "where(x != y, 1, 0)"}
     | {"isnan": "isnan(x)", "isfinite": "isfinite(x)", "isinf": "1 - isnan(x) - isfinite(x)"}
     | {"logical_and": AND, "logical_or": OR, "logical_not": NOT, "bitwise_and": AND, "bitwise_or": OR, "invert": NOT}
+    | {"logical_xor": XOR, "bitwise_xor": XOR, "trunc": "sign(x) * floor(abs(x))"}
 )
 """Expressions of ufuncs of NumPy and SciPy, by name; x and y are the operands."""
 _REDUCED = {"add": "sum", "maximum": "max", "minimum": "min", "logical_and": "all", "logical_or": "any"}
@@ -118,8 +120,8 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
     from pblas.factor.qr_matrices import qr
     from pblas.factor.solvers import det, inv, slogdet, solve
     from pblas.spectral.eigh import eigh, eigvalsh
-    from pblas.spectral.least_squares import lstsq
-    from pblas.spectral.norms import cond, matrix_norm
+    from pblas.spectral.least_squares import lstsq, pinv
+    from pblas.spectral.norms import cond, matrix_norm, matrix_rank
     from pblas.spectral.svd import svdvals
 
     reductions = "sum", "mean", "max", "min", "argmax", "argmin", "std", "var", "any", "all", "trace", "diagonal"
@@ -128,16 +130,18 @@ def _functions() -> Mapping[str, Callable[..., Any]]:
     table |= {f.__name__: f for f in (tril, triu, vstack, hstack, vdot, where)}
     table |= {f.__name__.strip("_"): f for f in (_clip, _concatenate, _count_nonzero, _dot, _size)}
     table |= {f.__name__.strip("_"): f for f in (_isclose, _allclose, _array_equal, _full_like)}
+    table |= {f.__name__.strip("_"): f for f in (_std, _var, _transpose, _flip, _roll, _take, _reshape)}
     table |= {f"{name}_like": partial(_full_like, fill_value=value) for name, value in (("zeros", 0), ("ones", 1))}
     table |= {name: lambda a, name=name: getattr(a, name) for name in ("real", "imag", "shape", "ndim")}
-    table |= dict.fromkeys(("transpose", "matrix_transpose"), lambda a: a.T)
+    table["matrix_transpose"] = _transpose
     table |= {"empty_like": table["zeros_like"]}
     table |= {"iscomplexobj": lambda a: a.dtype.kind == "c", "isrealobj": lambda a: a.dtype.kind != "c"}
     solvers: dict[str, Callable[..., Any]] = {
         f.__name__: f
-        for f in (cholesky, qr, cond, det, eigh, eigvalsh, inv, lstsq, matrix_norm, slogdet, solve, svdvals)
+        for f in (cholesky, qr, cond, det, eigh, eigvalsh, inv, lstsq, matrix_norm, matrix_rank, pinv, slogdet, solve)
     }
-    solvers |= {"norm": _norm, "svd": _svd, "matrix_transpose": table["transpose"]}
+    solvers |= {"norm": _norm, "svd": _svd, "svdvals": svdvals, "matrix_transpose": _transpose}
+    solvers |= {"vector_norm": _vector_norm, "matrix_power": _matrix_power, "matmul": _matmul}
     solvers |= {name: table[name] for name in ("trace", "diagonal")}
     return {
         **{f"numpy.{name}": f for name, f in table.items()},
@@ -165,6 +169,74 @@ def _svd(a: DistMatrix, full_matrices: bool = True, compute_uv: bool = True) -> 
     return svd(a, full_matrices=full_matrices) if compute_uv else svdvals(a)
 
 
+def _vector_norm(x: DistMatrix, axis: int | None = None, keepdims: bool = False, ord: Any = 2) -> Any:  # noqa: A002
+    """**Collective.** The norm of all elements as one vector, or of each column or row."""
+    if axis is None and ord not in (2, np.inf):
+        return _refuse(x, "numpy.linalg.vector_norm", f"without axis= ord must be 2 or inf, got {ord!r}")
+    return x.norm("fro" if ord == 2 else "max" if axis is None else ord, axis, keepdims)
+
+
+def _matrix_power(a: DistMatrix, n: Any) -> DistMatrix:
+    """**Collective.** A^n, by squarings."""
+    if not isinstance(n, int | np.integer) or n < 1:
+        _refuse(a, "numpy.linalg.matrix_power", f"n must be a positive integer, got {n!r}")
+    power, square = a if n % 2 else None, a
+    for bit in bin(n)[-2:1:-1]:
+        square = pmatmul(square, square)
+        if bit == "1":
+            power = square if power is None else pmatmul(power, square)
+    assert power is not None, "the first digit is 1"
+    return power.copy() if power is a else power
+
+
+def _std(a: DistMatrix, axis: int | None = None, ddof: float = 0, keepdims: bool = False, correction: float = 0) -> Any:
+    return a.std(axis, ddof or correction, keepdims)
+
+
+def _var(a: DistMatrix, axis: int | None = None, ddof: float = 0, keepdims: bool = False, correction: float = 0) -> Any:
+    return a.var(axis, ddof or correction, keepdims)
+
+
+def _transpose(a: DistMatrix, axes: Sequence[int] = (1, 0)) -> DistMatrix:
+    order = [axis % 2 for axis in axes]
+    if sorted(order) != [0, 1] or len(axes) != 2:
+        _refuse(a, "numpy.transpose", f"axes must be (0, 1) or (1, 0), got {axes!r}")
+    return a.T if order == [1, 0] else a
+
+
+def _flip(m: DistMatrix, axis: int | Sequence[int] | None = None) -> DistMatrix:
+    axes = {x % 2 for x in ((0, 1) if axis is None else np.ravel(axis))}
+    return m[tuple(slice(None, None, -1) if k in axes else slice(None) for k in (0, 1))]
+
+
+def _roll(a: DistMatrix, shift: int, axis: int) -> DistMatrix:
+    """**Collective.** Rows or columns, each `shift` further on; the last ones come first."""
+    return _take(a, (np.arange(a.shape[axis]) - shift) % max(1, a.shape[axis]), axis)
+
+
+def _take(a: DistMatrix, indices: Any, axis: int) -> DistMatrix:
+    return a[indices, :] if axis in (0, -2) else a[:, indices]
+
+
+def _reshape(a: DistMatrix, shape: Any) -> Any:
+    """**Collective.** The elements by rows: in one dimension as an array on all ranks; a column as a row, and back."""
+    wanted = tuple(np.ravel(shape).tolist())
+    if wanted in ((-1,), (a.size,)):
+        return np.ravel(a.to_global(root=None))
+    if len(wanted) == 2 and -1 in wanted and (other := max(wanted)) > 0 and a.size % other == 0:
+        wanted = tuple(a.size // other if size == -1 else size for size in wanted)
+    if wanted == a.shape:
+        return a
+    if wanted == a.shape[::-1] and 1 in wanted:
+        return a.T
+    return _refuse(
+        a,
+        "numpy.reshape",
+        f"a matrix of {a.shape[0]} x {a.shape[1]} gets the shape (-1,), or as a column that of a row; got {shape!r}; "
+        f"A.to_global() collects it as an array",
+    )
+
+
 def _clip(a: DistMatrix, a_min: object = None, a_max: object = None) -> DistMatrix:
     expression = "x" if a_min is None else "maximum(x, a)"
     operands = {name: bound for name, bound in (("a", a_min), ("b", a_max)) if bound is not None}
@@ -183,6 +255,10 @@ def _count_nonzero(a: DistMatrix, axis: int | None = None, *, keepdims: bool = F
 
 def _dot(a: Any, b: Any) -> Any:
     return np.multiply(a, b) if np.ndim(a) == 0 or np.ndim(b) == 0 else np.matmul(a, b)
+
+
+def _matmul(x1: Any, x2: Any) -> Any:
+    return np.matmul(x1, x2)
 
 
 def _isclose(a: object, b: object, rtol: float = 1e-5, atol: float = 1e-8) -> DistMatrix:

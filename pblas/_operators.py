@@ -1,5 +1,9 @@
 """Registers the operations behind the operators of matrices; `pblas.context` imports it."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from pblas._numpy import numpy_function, ufunc
 from pblas.arrays.elementwise import combined
 from pblas.arrays.reductions import diagonal, norm, reduction, trace
@@ -9,6 +13,18 @@ from pblas.matmul.with_arrays import product_with_array
 from pblas.matrices.operators import Operations, Operators
 from pblas.redistribution.api import redistribute
 
+if TYPE_CHECKING:
+    from pblas.arrays.namespace import Namespace
+    from pblas.matrices.matrix import DistMatrix
+
+
+def namespace(a: DistMatrix, api_version: str | None) -> Namespace:
+    """The namespace of the array API, whose module few programs load; see `DistMatrix.__array_namespace__` (local)."""
+    from pblas.arrays.namespace import Namespace
+
+    return Namespace.of(a, api_version)
+
+
 Operators.register(
     Operations(
         pmatmul=pmatmul,
@@ -16,6 +32,7 @@ Operators.register(
         combined=combined,
         ufunc=ufunc,
         numpy_function=numpy_function,
+        namespace=namespace,
         redistribute=redistribute,
         select=select,
         assign=assign,

@@ -113,6 +113,11 @@ class DistMatrix(Operators):
         """Bytes of the elements of the whole matrix, each counted once (global)."""
         return self.size * self.dtype.itemsize
 
+    @property
+    def device(self) -> str:
+        """Where the elements are, "cpu" or "cuda": the array API's name (global)."""
+        return "cuda" if self.runtime.backend.arrays.traits.gpu else "cpu"
+
     def __len__(self) -> int:
         return self.desc.m
 
@@ -152,6 +157,11 @@ class DistMatrix(Operators):
     def T(self) -> DistMatrix:
         """The transposed matrix, a view: the same memory under the transposed descriptor (local)."""
         return DistMatrix(self.desc.T, self.stored("DistMatrix.T").T, self.runtime, conj=self.conjugated)
+
+    @property
+    def mT(self) -> DistMatrix:
+        """`T`, by the name that the array API and NumPy have for the last two dimensions (local)."""
+        return self.T
 
     @property
     def H(self) -> DistMatrix:
@@ -374,7 +384,7 @@ class DistMatrix(Operators):
         )
 
     if not TYPE_CHECKING:  # to a checker a matrix is no array: v @ A is the product of A
-        __array__ = _refuse_conversion
+        __array__ = __dlpack__ = __dlpack_device__ = _refuse_conversion
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: each rank holds a part of the matrix only."""

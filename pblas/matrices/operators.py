@@ -12,6 +12,7 @@ import numpy as np
 
 from pblas.errors import ArgumentError
 from pblas.runtime.calls import collective
+from pblas.runtime.runtime import checked_dtype, checked_flag, name_of
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -34,6 +35,7 @@ class Operations(NamedTuple):
     combined: Callable[..., object]
     ufunc: Callable[..., object]
     numpy_function: Callable[..., object]
+    namespace: Callable[..., Any]
     redistribute: Callable[..., object]
     select: Callable[..., Any]
     assign: Callable[..., None]
@@ -109,6 +111,24 @@ class Operators:
     def __array_function__(self, func: Any, types: object, args: Any, kwargs: Any) -> object:
         """**Collective.** np.sum(A), np.linalg.solve(A, b): the function of pblas of the same name."""
         return self._operations.numpy_function(self, func, args, kwargs)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        """The namespace of the array API standard for the matrices of this context (local).
+
+        Args:
+            api_version: a version of the standard; None for any (global).
+
+        Raises:
+            ArgumentError: a version that there is not.
+
+        >>> import pblas
+        >>> with pblas.Context() as ctx:
+        ...     A = ctx.eye(3)
+        ...     xp = A.__array_namespace__()
+        ...     xp.sum(xp.ones((3, 2)) + A[:, :1], axis=0).tolist()
+        [4.0, 4.0]
+        """
+        return self._operations.namespace(self, api_version)
 
     def _combined(
         self, expression: str, out: object = None, dtype: DTypeLike | None = None, **operands: object
@@ -240,16 +260,31 @@ class Operators:
         """**Collective.** A new matrix of the same elements, in the same layout; for a conjugated view, conjugated."""
         return self._combined("x", x=self)
 
-    def astype(self, dtype: DTypeLike) -> Self:
+    def astype(self, dtype: DTypeLike, copy: bool = True) -> Self:
         """**Collective.** A new matrix of the same elements, converted, in the same layout.
 
         Args:
             dtype: of the new matrix (global).
+            copy: False: if the matrix has this dtype, it is the result itself (global).
 
         Raises:
+            ArgumentError: copy is not a bool.
             DTypeError: a dtype that pblas does not multiply, or complex elements as real ones.
         """
+        if copy is not True and self._has_dtype(dtype, copy):
+            return self
         return self._combined("x", dtype=dtype, x=self)
+
+    @collective
+    def _has_dtype(self, dtype: DTypeLike, copy: object) -> bool:
+        """**Collective.** Whether the matrix has this dtype, for a result that need be no copy."""
+        matrix: Any = self
+        runtime = matrix.runtime
+        with runtime.local_step("astype"):
+            may_be_same = not checked_flag("astype", "copy", copy)
+            wanted = checked_dtype("astype", dtype, is_argument=True, stored=True)
+        runtime.agree("astype", {"copy": copy, "to": name_of(wanted), **matrix.signature()})
+        return may_be_same and matrix.dtype == wanted
 
     def redistribute(self, desc: MatrixDescriptor | None = None, out: Self | None = None) -> Self:
         """**Collective.** The same matrix under another descriptor; `pblas.redistribute` can do more.

@@ -17,7 +17,16 @@ _WITHOUT_CONTEXT = {"init_nvshmem"}
 """Collective functions that start before any context."""
 _VALUES = {"Epilogue", "Event", "Grid", "Hardware", "Link", "MatrixDescriptor", "Pool", "Simulation", "Trace"}
 """Classes whose methods are no calls of a context."""
-_NOT_COMPUTING = {"__len__", "__bool__", "__array__", "__array_function__", "__array_ufunc__"}
+_NOT_COMPUTING = {
+    "__len__",
+    "__bool__",
+    "__array__",
+    "__array_function__",
+    "__array_ufunc__",
+    "__array_namespace__",
+    "__dlpack__",
+    "__dlpack_device__",
+}
 """Special methods of a matrix that raise, or call others."""
 
 

@@ -26,8 +26,9 @@ PYTHONS = {
     "__reduce__",
     "__replace__",
     "__repr__",
+    "__array_namespace__",
 }
-"""Methods whose results are Python's affair."""
+"""Methods whose results are the affair of Python, or of the array API standard."""
 
 
 def public() -> dict[str, Any]:

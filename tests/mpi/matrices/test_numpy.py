@@ -49,7 +49,7 @@ def test_ufuncs(matrices: tuple[Any, Any], name: str) -> None:
     A, B = matrices
     function: Any = getattr(np, name, None) or getattr(special, name)
     x, X = (abs(a), abs(A)) if name == "power" else (a, A)
-    is_logical = name in ("bitwise_and", "bitwise_or", "invert")
+    is_logical = name in ("bitwise_and", "bitwise_or", "bitwise_xor", "invert")
     conditions = (a > 0, b > 0) if is_logical else (x, b)
     with np.errstate(all="ignore"):
         if function.nin == 1:
