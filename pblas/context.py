@@ -62,6 +62,8 @@ class Context(Constructors, Collectives):
         order: storage order of matrices that are made without a descriptor, and of the results of products and
             expressions: "C", by rows as in NumPy, or "F", by columns. None: "F", and for results that of their operands
             (global).
+        reproducible: products (`A @ B`, `pmatmul`, `plan_matmul`) get the same bits for any number of ranks and any
+            layouts, unless a call has reproducible=False; other calls do as they always do (global).
         process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for
             ranks that `torchrun` starts, on CPUs and on GPUs with "nvshmem". It needs no MPI (global).
 
@@ -95,6 +97,7 @@ class Context(Constructors, Collectives):
         debug: bool = False,
         tuning: Tuning = "measured",
         order: Order | None = None,
+        reproducible: bool = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.runtime: Runtime = Runtime(
@@ -115,9 +118,11 @@ class Context(Constructors, Collectives):
                 self.runtime.debug = checked_flag("Context", "debug", debug)
                 check_tuning(tuning)
                 self.runtime.order = checked_order("Context", order)
+                self.runtime.reproducible = checked_flag("Context", "reproducible", reproducible)
                 nvtx = recorder.ranges_wanted()
             file = os.environ.get("PBLAS_TRACE", "")
             settings = {"debug": self.runtime.debug, "tuning": tuning, "order": order, "PBLAS_TRACE": file}
+            settings["reproducible"] = self.runtime.reproducible
             settings[recorder.VARIABLE] = nvtx
             self.runtime.agree("Context", settings)
             if tuning == "measured":

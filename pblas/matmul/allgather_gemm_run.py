@@ -44,7 +44,7 @@ class RunAllGatherGemm:
 
     def __init__(self, plan: AllGatherGemm, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, dtypes.total
-        self._arrays = backend.arrays
+        self._arrays, self._gemm = backend.arrays, backend.arrays.gemm
         self._gather = Gather(backend, plan, dtypes.b, orders.right)
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
         self._steps = []
@@ -71,7 +71,7 @@ class RunAllGatherGemm:
                 left, k_left = self._columns_of_a(x, step, k)
                 source = step.source
             # D[i, j] = alpha op(A)[i, k] op(B)[k, j] + beta C[i, j]   (or += alpha op(A)[i, k] op(B)[k, j])
-            gemm_runs(x.alpha, left, right, beta, total, self._m, n, k_left, x.conj, arrays.gemm, packs_blocks)
+            gemm_runs(x.alpha, left, right, beta, total, self._m, n, k_left, x.conj, self._gemm, packs_blocks)
         if x.finish is not None:  # D = epilogue(sums)
             evaluate_into(x.finish.tree, total, x.finish.operands, x.result)
         elif total is not x.result:  # D = sums, rounded

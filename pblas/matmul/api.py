@@ -51,6 +51,7 @@ def plan_matmul(
     fast_accumulate: bool = False,
     autotune: bool = False,
     strict: bool = False,
+    reproducible: bool | None = None,
     epilogue: str | Epilogue | None = None,
     scale_a: object = None,
     scale_b: object = None,
@@ -94,6 +95,8 @@ def plan_matmul(
             candidate algorithms of the plan; take the fastest. The times are kept on disk. Later contexts use them,
             also without `autotune` (global).
         strict: raise PlanError for layouts that do not conform, instead of redistributing operands (global).
+        reproducible: D gets the same bits for any number of ranks, any layouts, storage orders, transports, chunks, and
+            with overlap on or off. On CPUs only. None for that of the context (global).
         epilogue: elementwise function applied to D before it is returned; None for none. An expression, as "relu(x)",
             or an `Epilogue`, whose arrays have the shape of this rank's part of D, or one element for each column of
             that part. The epilogue is computed in at least 32 bits. Where possible it is fused into the last addition
@@ -123,6 +126,7 @@ def plan_matmul(
         MismatchError: ranks that passed different arguments.
         PlanError: strict=True, and the layouts do not conform; the text says where.
         WorkspaceError: a rank without memory for the workspace, or for a new D.
+        BackendError: reproducible=True, and this processor's BLAS forms elements in different orders whatever is done.
         ContextError: the context is closed or broken.
         PeerTimeout: a rank does not arrive; the context is broken then.
 
@@ -135,7 +139,7 @@ def plan_matmul(
     """
     opname = "plan_matmul"
     modes = tf32, fast_accumulate, autotune
-    options = ProductOptions(transa, transb, overlap, chunks, *modes, strict, memory_nbytes, queue)
+    options = ProductOptions(transa, transb, overlap, chunks, *modes, strict, memory_nbytes, queue, reproducible)
     scales = scale_a, scale_b, scale_d, amax
     arguments = ProductCall(
         a, b, c, out, alpha, beta, options, epilogue, scales, out_dtype, wire_dtype, dtype, nprocs, hardware
@@ -170,6 +174,7 @@ def pmatmul(
     tf32: bool = False,
     fast_accumulate: bool = False,
     strict: bool = False,
+    reproducible: bool | None = None,
     epilogue: str | Epilogue | None = None,
     scale_a: object = None,
     scale_b: object = None,
@@ -189,7 +194,8 @@ def pmatmul(
         out: matrix that receives D, possibly `c` itself, or descriptor of a new matrix. None for a new matrix in C's
             layout, or without C in the layout whose plan is predicted to be the fastest (global).
         overlap: move data while the GEMM runs (global).
-        out_dtype, wire_dtype, chunks, tf32, fast_accumulate, strict, epilogue: see `plan_matmul` (global).
+        out_dtype, wire_dtype, chunks, tf32, fast_accumulate, strict, reproducible, epilogue: see `plan_matmul`
+            (global).
         scale_a, scale_b, scale_d: see `plan_matmul` (global).
         amax: see `plan_matmul` (local).
 
@@ -206,7 +212,8 @@ def pmatmul(
     Source: PBLAS, p?gemm.
     """
     opname = "pmatmul"
-    options = ProductOptions(transa, transb, overlap, chunks, tf32, fast_accumulate, strict=strict)
+    modes = tf32, fast_accumulate
+    options = ProductOptions(transa, transb, overlap, chunks, *modes, strict=strict, reproducible=reproducible)
     scales = scale_a, scale_b, scale_d, amax
     arguments = ProductCall(a, b, c, out, alpha, beta, options, epilogue, scales, out_dtype, wire_dtype)
     matrices = {"a": a, "b": b, "c": c, "out": out}

@@ -39,11 +39,16 @@ class ProductOptions(NamedTuple):
     strict: bool = False
     memory_nbytes: int | None = None
     queue: int | None = None
+    reproducible: bool | None = None  # None, in a call: as the context says; then False has become None
 
-    def checked(self, opname: str) -> ProductOptions:
+    def checked(self, opname: str, runtime: Runtime | None = None) -> ProductOptions:
         """The options with one value for each meaning, checked on this rank."""
+        by_default = True if runtime is not None and runtime.reproducible else None
         if all(map(operator.is_, self, _DEFAULTS)):  # most calls
-            return self
+            return self._replace(reproducible=True) if by_default else self
+        reproducible = by_default
+        if self.reproducible is not None:
+            reproducible = checked_flag(opname, "reproducible", self.reproducible) or None
         checked = self._replace(
             transa=checks.checked_trans(opname, "transa", self.transa),
             transb=checks.checked_trans(opname, "transb", self.transb),
@@ -54,6 +59,7 @@ class ProductOptions(NamedTuple):
             autotune=checked_flag(opname, "autotune", self.autotune),
             strict=checked_flag(opname, "strict", self.strict),
             memory_nbytes=checks.checked_positive(opname, "memory_nbytes", self.memory_nbytes),
+            reproducible=reproducible,
         )
         return checked._replace(queue=_checked_queue(opname, self.queue, overlap=checked.overlap))
 
@@ -89,7 +95,7 @@ class ProductCall(NamedTuple):
             if value is not None:
                 raise errors.ArgumentError(f"{opname}: {name} is for planning from descriptors or sizes; leave it out")
 
-    def dtypes(self, opname: str) -> ProductDtypes:
+    def dtypes(self, opname: str, *, reproducible: bool | None = None) -> ProductDtypes:
         """The dtypes of the matrices, and of partial products, checked on this rank.
 
         D has the dtype of out, else out_dtype, else that of C, else the default for A.
@@ -107,7 +113,15 @@ class ProductCall(NamedTuple):
         if asked is not None and out is not None and asked != out:  # to NumPy, None is equal to float64
             raise errors.DTypeError(f"{opname}: out is {out}, out_dtype= says {self.out_dtype}; leave out_dtype out")
         d = out or asked or c or RESULTS[a][0]
-        dtypes = ProductDtypes(a, b, c or d, d, checked_wire(opname, self.wire_dtype, d))
+        wire = checked_wire(opname, self.wire_dtype, d)
+        if reproducible and wire != accumulator_dtype(d):
+            if self.wire_dtype is not None:
+                raise errors.DTypeError(
+                    f"{opname}: with reproducible=True partial products travel in {accumulator_dtype(d).name}, got "
+                    f"wire_dtype={wire.name!r}; leave wire_dtype out"
+                )
+            wire = accumulator_dtype(d)
+        dtypes = ProductDtypes(a, b, c or d, d, wire)
         if not a is b is dtypes.c is d is RESULTS[a][0]:  # otherwise all have one dtype
             dtypes.check(opname, "out" if out else "out_dtype" if asked else "C" if c else "D")
         return dtypes
@@ -149,6 +163,7 @@ class ProductCall(NamedTuple):
             memory_nbytes=memory_nbytes,
             others=("", dtype_d),
             chunks=options.chunks,
+            reproducible=bool(options.reproducible),
         )
         a, b, d = choose_layouts(m, n, k, dtype.name, context=context)
         a, b = (a if options.transa == "N" else a.T), (b if options.transb == "N" else b.T)
@@ -252,6 +267,7 @@ class ProductForm(NamedTuple):
                     queue=options.queue,
                     wire=_other(dtypes.wire, dtypes.d),
                     others=self._others,
+                    reproducible=bool(options.reproducible),
                 ),
                 strict=options.strict,
             )

@@ -79,7 +79,7 @@ def _best(
 ) -> ProductPlan:
     """The plan of `choose`, before `PlanningContext.complete`."""
     nprocs, topology = context.nprocs, context.topology
-    conforming = list(one_dimensional(dtype, a, b, d, nprocs, context.others))
+    conforming = list(context.allowed(one_dimensional(dtype, a, b, d, nprocs, context.others)))
     running = [plan for plan in conforming if topology.runs_one_dimensional or not plan.travels]
     search = Search[ProductPlan](context)
     for plan in running:
@@ -88,14 +88,14 @@ def _best(
         return search.best
     search.end_of_kind()
     nonconforming = misfits(a, b, d)
-    if strict and nonconforming and not conforming:
+    if strict and nonconforming and not any(one_dimensional(dtype, a, b, d, nprocs, context.others)):
         raise PlanError(f"strict=True, and the layouts do not conform: {'; '.join(nonconforming)}")
     product = general_product(dtype, a, b, d, nprocs, context.others)
-    for summa in on_grids(product, nonconforming):
+    for summa in context.allowed(on_grids(product, nonconforming)):
         search.consider(summa)
     search.end_of_kind()
-    if not strict:
-        for summa in over_all_ranks(product, nonconforming, context.machine, search.improves):
+    if not strict or (context.reproducible and search.best is None):
+        for summa in context.allowed(over_all_ranks(product, nonconforming, context.machine, search.improves)):
             search.consider(summa)
     elif search.best is None and not search.large:
         raise PlanError("strict=True, but op(A), op(B) and D are all replicated, so none can stay; leave strict out")
@@ -207,7 +207,7 @@ def choose_layouts(
     for layouts, sizes in free_layouts(m, n, k, dtype, context.nprocs, context.machine, search.improves):
         product = general_product(dtype, *layouts, context.nprocs, context.others)
         one = one_dimensional(dtype, *layouts, context.nprocs, context.others)
-        for plan in itertools.chain(one, (natural_plan(product, sizes),), on_grids(product)):
+        for plan in context.allowed(itertools.chain(one, (natural_plan(product, sizes),), on_grids(product))):
             search.consider(plan)
             considered.append((plan, layouts))
     return next(layouts for plan, layouts in considered if plan is search.found)

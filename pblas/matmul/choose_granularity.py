@@ -9,11 +9,12 @@ arguments give the same algorithm on every rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from pblas.matmul.cost_model import CLUSTERS, SHALLOW, TILE, estimate
+from pblas.matmul.k_pieces import KPieces
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.product_plan import Product, ProductPlan
 from pblas.matmul.summa_plan import LEAST_STEPS, PANEL, Summa, SummaC
@@ -88,6 +89,7 @@ class PlanningContext:
     queue: int | None = None  # stream slot of the plans' executions; None if they run alone (global)
     wire: str = ""  # name of the dtype in which partial products travel; "" for that of D (global)
     others: tuple[str, str] = ("", "")  # names of the dtypes of op(B) and D; "" for that of op(A) (global)
+    reproducible: bool = False  # only plans whose bits do not depend on ranks and layouts (global)
 
     @property
     def transport(self) -> Transport:
@@ -117,6 +119,7 @@ class PlanningContext:
             queue=self.queue,
             tiles=known.tiles,
             wire=self.wire,
+            reproducible=self.reproducible,
             nodes=known.nodes if transport == "mixed" else (),
             orders=self.orders if pushed or (known.gpus and plan.product.itemsize == 1) else "",
         )
@@ -129,6 +132,13 @@ class PlanningContext:
         if self.known:
             plan = replace(plan, measured=self.known(plan))
         return replace(plan, algorithm=choose_algorithm(plan, self.chunks, known))
+
+    def allowed(self, plans: Iterable[ProductPlan]) -> Iterator[ProductPlan]:
+        """The plans that may be chosen: if reproducible, those whose ranks have whole pieces of K."""
+        for plan in plans:
+            suitable = reproducible_plan(plan) if self.reproducible else plan
+            if suitable is not None:
+                yield suitable
 
     @property
     def machine(self) -> Hardware:
@@ -163,14 +173,36 @@ class PlanningContext:
 
     def _with_panels(self, plan: Summa) -> ProductPlan:
         """The plan with panels of the best width, or of the largest width that fits into memory."""
-        plan, limit = replace(plan, width=_width(plan, self.chunks)), self._limit
-        while self.chunks is None and limit is not None and plan.width > _LEAST_PANEL and needed_nbytes(plan) > limit:
-            plan = replace(plan, width=max(_LEAST_PANEL, plan.width // 2))
+        plan, limit, least = replace(plan, width=_width(plan, self.chunks)), self._limit, _LEAST_PANEL
+        if plan.reproducible and isinstance(plan, SummaC):
+            least = plan.k_pieces.width
+        while self.chunks is None and limit is not None and plan.width > least and needed_nbytes(plan) > limit:
+            plan = replace(plan, width=max(least, plan.width // 2))
         return plan
 
     @property
     def _limit(self) -> int | None:
         return self.hardware.memory_nbytes if self.memory_nbytes is None and self.hardware else self.memory_nbytes
+
+
+def reproducible_plan(plan: ProductPlan) -> ProductPlan | None:
+    """The plan, with K cut for its layers between pieces, if its sums can be added along the tree; else None.
+
+    >>> from pblas.matmul.product_plan import Distribution
+    >>> whole = Distribution("all")
+    >>> plan = GemmAllReduce(Product(8, 8, 8, "float64", 4, whole, whole, whole), "")
+    >>> reproducible_plan(plan) is None
+    True
+    """
+    if isinstance(plan, GemmReduceScatter) or (isinstance(plan, AllGatherGemm) and plan.along_k):
+        return None
+    if not isinstance(plan, Summa):
+        return plan
+    product, cuboids = plan.product, plan.cuboids
+    if plan.sum_placement is not None and product.rounds:  # beta C is added before D is rounded
+        return None
+    k = KPieces.of(product.k).split(product.k, cuboids.k.nprocs)
+    return None if k is None else replace(plan, cuboids=replace(cuboids, k=k))
 
 
 def needed_nbytes(plan: ProductPlan) -> int:
@@ -211,6 +243,9 @@ def _multiplying(plan: ProductPlan) -> float:
 def _width(plan: Summa, chunks: int | None) -> int:
     """Width of a panel: a whole shard where it is read in place, otherwise as wide as the GEMM needs."""
     extent, gpus = plan.panelled, plan.gpus
+    if plan.reproducible and isinstance(plan, SummaC):
+        wanted = (1 if plan.nprocs == 1 else _MIN_PANELS) if chunks is None else chunks
+        return plan.k_pieces.panels(plan.cuboids.k.nprocs, wanted)
     if chunks is not None:
         return max(1, -(-extent // chunks))
     wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))

@@ -211,6 +211,8 @@ class ProductEpilogue:
             return passes
         if plan.algorithm is not None and plan.algorithm.is_one_kernel:
             return "in the GEMM's kernel"
+        if plan.reproducible:
+            return passes
         if plan.finishes == "reduction":
             return "in the reduction"
         if plan.finishes == "sum":

@@ -61,7 +61,7 @@ class RunLocalGemm(RunScaling):
 
     def __init__(self, plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, *unused: object) -> None:
         super().__init__(backend)
-        self._total = dtypes.total
+        self._total, self._gemm = dtypes.total, backend.arrays.gemm
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
 
     def run(self, x: Operands) -> None:
@@ -70,7 +70,7 @@ class RunLocalGemm(RunScaling):
         n, k = IndexRuns.whole(total.shape[1]), IndexRuns.whole(x.right.shape[0])
         # D_loc = alpha op(A)_loc op(B)_loc + beta C_loc
         gemm_runs(
-            x.alpha, x.left, x.right, x.beta, total, self._m, n, k, x.conj, arrays.gemm, arrays.traits.packs_blocks
+            x.alpha, x.left, x.right, x.beta, total, self._m, n, k, x.conj, self._gemm, arrays.traits.packs_blocks
         )
         if total is not x.result:
             arrays.assign(total, x.result)

@@ -54,14 +54,18 @@ class LocalGemm(ProductPlan):
 
     @property
     def workspace_nbytes(self) -> int:
-        return 0
+        """Blocks of D that a reproducible product forms; otherwise 0."""
+        product = self.product
+        rows, columns = product.d.along("rows"), product.d.along("columns")
+        m, n = (rows.max_count if rows else product.m), (columns.max_count if columns else product.n)
+        return self.sums_nbytes(m, n, self.k_pieces.parts)
 
     def phases(self, view: View) -> Iterator[Phase]:
         product = self.product
         rows, columns = product.d.along("rows"), product.d.along("columns")
         m = rows.count(view.rank) if rows else product.m
         n = columns.count(view.rank) if columns else product.n
-        yield Phase(1, (m, n, product.k))
+        yield Phase(1, (m, n, product.k), copied=self.added_nbytes(m, n, product.k))
 
     def moves(self) -> str:
         return "nothing"
@@ -140,7 +144,8 @@ class AllGatherGemm(ProductPlan):
             for count, width in even(self.chunks if distance and self.algorithm is None else 1, columns):
                 if (k and width) or self.algorithm is not None:  # an algorithm's groups also count empty shards
                     before = view.gathered(source, product.itemsize * k * width)
-                    phases.append(Phase(repeats * count, (rows, width, k), before))
+                    copied = self.added_nbytes(rows, width, k)
+                    phases.append(Phase(repeats * count, (rows, width, k), before, copied=copied))
         if self.algorithm is not None:
             phases = self._grouped(phases)
         elif not self.overlap:
@@ -213,7 +218,9 @@ class AllGatherGemm(ProductPlan):
             rows = product.d.split.max_count if product.d.split else product.m
             sums = 4 * rows * product.n if self.along_k and product.rounds else 0
             return 2 * padded(product.itemsize * product.k * product.n) + sums
-        return self.staged_nbytes + (self.held_nbytes if self.transport != "shared" else 0)
+        rows, columns = product.d.split.max_count if product.d.split else product.m, self.shards.max_count
+        sums = self.sums_nbytes(rows, columns, self.k_pieces.parts)
+        return self.staged_nbytes + (self.held_nbytes if self.transport != "shared" else 0) + sums
 
     @property
     def staged_nbytes(self) -> int:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from pblas import errors
+from pblas.backends.cpu.reproducible import fingerprint
 from pblas.backends.push_engine import GemmModes, is_array
 from pblas.core.checks import check_not_conjugated
 from pblas.core.operation import Bound, Executor, Operation
@@ -22,6 +23,13 @@ from pblas.matmul.epilogue_arguments import SCALE_D, CheckedOperands, ProductEpi
 from pblas.matmul.gemm_reduce_run import RunGemmReduce
 from pblas.matmul.local_gemm_run import Operands, Orders, RunLocalGemm, RunScaling
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
+from pblas.matmul.reproducible_run import (
+    RunReproducibleAllGatherGemm,
+    RunReproducibleLocalGemm,
+    RunReproducibleScaling,
+    RunReproducibleSummaA,
+    RunReproducibleSummaC,
+)
 from pblas.matmul.summa_plan import SummaA, SummaC
 from pblas.matmul.summa_run import RunSummaA, RunSummaC
 from pblas.matrices.matrix import DistMatrix
@@ -65,7 +73,8 @@ class Product(Operation[DistMatrix]):
         """The arguments of a product, checked on this rank; `made` checks its form."""
         a, b, c, out = matrices = call[:4]
         call.check_kinds(opname, placed=runtime is not None)
-        options, dtypes = call.options.checked(opname), call.dtypes(opname)
+        options = call.options.checked(opname, runtime)
+        dtypes = call.dtypes(opname, reproducible=options.reproducible)
         alpha, beta = call.factors(opname, dtypes.d)
         check_not_conjugated(opname, "C", c)
         check_not_conjugated(opname, "out", out)
@@ -82,7 +91,10 @@ class Product(Operation[DistMatrix]):
             adds=beta != 0,
             order=None if runtime is None else runtime.order,
         )
-        scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta}
+        bits = None  # of a product on this rank's processor
+        if options.reproducible and runtime is not None and not runtime.topology.gpus:
+            bits = fingerprint(dtypes.d)
+        scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta, "bits of the BLAS": bits}
         written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS
         (scale_a, scale_b, scale_d, amax), scales, value = call.scales, None, call.epilogue
         if not (scale_a is scale_b is scale_d is amax is None):
@@ -112,6 +124,11 @@ class Product(Operation[DistMatrix]):
     @classmethod
     def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         spec = ProductForm(*form)
+        if spec.options.reproducible and (topology.gpus or topology.push):
+            raise errors.ArgumentError(
+                f"{opname}: reproducible=True is for matrices in the memory of hosts that are multiplied by their "
+                f"processors; this context has GPUs, or ranks that push data: leave reproducible out"
+            )
         desc_d = spec.output(opname, nprocs)
         return cls(spec, desc_d, spec.choose(opname, desc_d, nprocs, topology))
 
@@ -131,7 +148,9 @@ class Product(Operation[DistMatrix]):
         dtypes, orders = spec.dtypes.T if plan.transposed else spec.dtypes, spec.orders(plan, self.d)
         if plan.transport == "push":
             return pushed(plan, backend, dtypes, orders, self.modes)
-        return executor(plan, backend, dtypes, orders) if self.multiplies else RunScaling(backend)
+        if not self.multiplies:
+            return RunReproducibleScaling(backend) if plan.reproducible else RunScaling(backend)
+        return executor(plan, backend, dtypes, orders)
 
     def begin(self, arrays: Device, bound: Bound[DistMatrix]) -> None:
         arrays.begin(bound.local.stream, self.modes, autotune=self.spec.options.autotune)
@@ -176,7 +195,7 @@ class Product(Operation[DistMatrix]):
 
     def is_fused(self, epilogue: ProductEpilogue | None) -> bool:
         """Whether the executor applies the epilogue; otherwise `complete` does, in one more pass over D."""
-        if epilogue is None or epilogue.epilogue.is_rmsnorm:
+        if epilogue is None or epilogue.epilogue.is_rmsnorm or self.chosen.reproducible:
             return False
         return self.is_pushed or (bool(self.chosen.finishes) and self.multiplies)
 
@@ -402,10 +421,18 @@ _EXECUTORS: dict[type[ProductPlan], Any] = {
     SummaA: RunSummaA,
 }
 
+_REPRODUCIBLE: dict[type[ProductPlan], Any] = {
+    LocalGemm: RunReproducibleLocalGemm,
+    AllGatherGemm: RunReproducibleAllGatherGemm,
+    SummaC: RunReproducibleSummaC,
+    SummaA: RunReproducibleSummaA,
+}
+
 
 def executor(plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> Executor:
     """**Collective.** The executor of a plan, with its workspace."""
-    runner: Executor = _EXECUTORS[type(plan)](plan, backend, dtypes, orders)
+    runners = _REPRODUCIBLE if plan.reproducible else _EXECUTORS
+    runner: Executor = runners[type(plan)](plan, backend, dtypes, orders)
     return runner
 
 

@@ -17,6 +17,7 @@ from typing import ClassVar, Literal
 
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
+from pblas.matmul.k_pieces import PADDED, TILE, KPieces
 from pblas.plans.algorithm import Algorithm, Times
 from pblas.plans.base import Plan, ranks_text
 from pblas.simulation.hardware import ITEMSIZE, Transport
@@ -183,6 +184,7 @@ class ProductPlan(Plan):
         nodes: ranks of each node, in the order of their numbers, with the mixed transport; () if they are not known, or
             not consecutive (global).
         wire: dtype in which partial products travel, if not the dtype of D (global).
+        reproducible: the bits of D depend on the elements of op(A) and op(B) alone: K is cut into `k_pieces` (global).
     """
 
     travels: ClassVar[bool] = True
@@ -207,6 +209,28 @@ class ProductPlan(Plan):
     wire: str = ""
     bandwidth: float = 0.0
     nodes: tuple[int, ...] = ()
+    reproducible: bool = False
+
+    @property
+    def k_pieces(self) -> KPieces:
+        """The pieces of K of a reproducible product."""
+        return KPieces.of(self.product.k)
+
+    def added_nbytes(self, m: int, n: int, k: int, times: int = 3) -> int:
+        """Bytes that a core reads and writes to add the m x n products of the pieces in K: none if not reproducible."""
+        if not self.reproducible:
+            return 0
+        sums = max(0, -(-k // self.k_pieces.width) - 1)
+        return times * max(self.d_itemsize, ITEMSIZE["float32"]) * m * n * sums
+
+    def sums_nbytes(self, m: int, n: int, pieces: int) -> int:
+        """Bytes in which a reproducible product of m x n and so many pieces is formed, block by block."""
+        if not self.reproducible:
+            return 0
+        rows, columns = (min(TILE, PADDED + length) for length in (m, n))
+        sums = max(1, pieces.bit_length() - 1) + 1
+        width = 16 if self.dtype.startswith("complex") else 8
+        return width * (sums * rows * columns + (rows + columns) * self.k_pieces.width)
 
     @property
     def push_algorithm(self) -> Algorithm:
@@ -369,6 +393,10 @@ class ProductPlan(Plan):
             yield "transfer", f"{mode}{how}{link}"
             if self.max_network_nbytes:
                 yield "network", f"{self.max_network_nbytes:,} bytes at most to the ranks of a node from other nodes"
+        if self.reproducible:
+            pieces, s = self.k_pieces, "" if self.k_pieces.parts == 1 else "s"
+            cut = f"K in {pieces.parts} piece{s} of {pieces.width}, added along a tree"
+            yield "bits", f"the same for any ranks and layouts: {cut}"
         yield from self._reasons()
 
     @property

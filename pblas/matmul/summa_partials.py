@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pblas.backends.transport import Transfer
     from pblas.matmul.local_gemm_run import Operands
     from pblas.matmul.triangle import Triangle
+    from pblas.redistribution.packing import Put
 
 TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026
 
@@ -147,14 +148,22 @@ class Partials:
         n0, n1 = self._panels[s]
         first = self._plan.sums.local_offset(0, n0, backend.rank)[1]
         last = self._plan.sums.local_offset(0, n1, backend.rank)[1]
-        out, put = self._target[:, first:last], Scaling(1.0, self._x.beta) if self._adds else COPY
-        for movement in self._movements[s]:
-            # D[m, n] = beta C[m, n] + partial D[m, n] of the first layer, += that of the next
-            movement.receive(out, put)
-            put = ADD
+        self._add(self._movements[s], self._target[:, first:last])
         with backend.arrays.on_side_lane():
             self._collected[s] = backend.arrays.mark()
             self._signals += [channel.signal(peer, TAG_FREE) for peer in self._sources[s]]
+
+    def _add(self, movements: Sequence[Movement], out: Array) -> None:
+        """Add the partial products of all layers to these columns of the sums."""
+        put: Put = self._added_to_c() if self._adds else COPY
+        for movement in movements:
+            # D[m, n] = beta C[m, n] + partial D[m, n] of the first layer, += that of the next
+            movement.receive(out, put)
+            put = ADD
+
+    def _added_to_c(self) -> Put:
+        """A function put(x, out) that adds x to beta C, which is in `out`."""
+        return Scaling(1.0, self._x.beta)
 
     def _follow_products(self) -> None:
         """Make the side lane follow the products."""
@@ -187,11 +196,11 @@ class Partials:
         backend, channel, arrays, x = self._backend, self._backend.channel, self._backend.arrays, self._x
         if self._rounded is not self._target:
             arrays.assign(self._target, self._rounded)
-        put = COPY
+        put: Put = COPY
         if x.old is not None:
             if x.old is not x.result:
                 arrays.assign(x.old, x.result)
-            put = Scaling(1.0, x.beta)
+            put = self._added_to_c()
         backend.sync()
         self._follow_products()
         self._last.begin()

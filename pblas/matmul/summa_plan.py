@@ -327,6 +327,9 @@ class Summa(ProductPlan):
             count += total * itemsize
             if self.transport != "shared":
                 count += (d.rows.max_count * d.columns.max_count + total * d.copies) * itemsize
+        if self.reproducible:  # the sums of layers are added along a tree
+            levels = max(1, self.cuboids.nlayers.bit_length() - 1)
+            count += levels * sums.rows.max_count * min(own, sums.columns.max_count) * wide
         return count + (total * wide if self.product.rounds else 0)
 
     def extreme_ranks(self) -> set[int]:
@@ -428,6 +431,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         shares of K that are long enough for a GEMM.
         """
         a, b, k = self.a, self.b, self.cuboids.k
+        if self.reproducible:  # panels are ranges of K in its order
+            return False
         narrow = a.columns.max_count < _LEAST_PANEL <= a.columns.n // 2
         return (
             min(a.columns.nprocs, a.columns.nblocks) > 1
@@ -484,6 +489,9 @@ Panel(start=2, stop=4, owner=1)], 256)
                     yield Panel(start, stop, owner)
             return
         for start, stop in k.runs(layer):
+            if self.reproducible:  # the pieces below one node of the tree
+                yield from (Panel(g0, min(g0 + self.width, stop)) for g0 in range(start, stop, self.width))
+                continue
             for g0, g1 in cut(self.cut_at, start, stop, self.width):
                 yield Panel(g0, g1)
 
@@ -524,9 +532,14 @@ Panel(start=2, stop=4, owner=1)], 256)
                 copied = 2 * (before.near + before.far)
                 if not (view.transport == "shared" and self.is_read_in_place):
                     copied = 2 * itemsize * depth * (m + n)
+                copied += self.added_nbytes(m, n, depth) + self._added_to_d_nbytes(m, n)
                 # D[i, j] += op(A)[i, k] op(B)[k, j]   (panels k have arrived)
                 gemm = (m if rows is None else rows, -(-n // gemms), depth)
                 yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap, gemms=gemms)
+
+    def _added_to_d_nbytes(self, m: int, n: int) -> int:
+        """Bytes that a core reads and writes to add the sum of a panel to those of all of D."""
+        return 3 * max(self.d_itemsize, 4) * m * n if self.reproducible else 0
 
     @property
     def _slow_a(self) -> float:
@@ -539,6 +552,8 @@ Panel(start=2, stop=4, owner=1)], 256)
     def _panels_of_layer(self, layer: int) -> int:
         """Number of panels of a layer; panels cut by owner are counted once for all owners with equal shares."""
         k = self.cuboids.k
+        if self.reproducible:
+            return max(1, -(-k.count(layer) // self.width))
         if not self.by_owner:
             return max(1, sum(cut_count(self.cut_at, start, stop, self.width) for start, stop in k.runs(layer)))
         columns = self.a.columns
@@ -567,7 +582,17 @@ Panel(start=2, stop=4, owner=1)], 256)
         count = self._panels_elements(2 * width * rows, arrives * rows, from_a)
         count += self._panels_elements(2 * width * columns, arrives * columns, from_b)
         partials = 0 if self.in_place else self._partials_nbytes(1, columns, self.sums.columns.max_count)
-        return itemsize * count + self.staged_nbytes + partials
+        return itemsize * count + self.staged_nbytes + partials + self._tree_nbytes
+
+    @property
+    def _tree_nbytes(self) -> int:
+        """Sums of panels, each as large as a rank's part of D, and blocks of D, of a reproducible product."""
+        if not self.reproducible:
+            return 0
+        rows, columns, pieces = self.cuboids.m.max_count, self.cuboids.n.max_count, self.k_pieces
+        panels = max(1, -(-inner // self.width)) if (inner := self.cuboids.k.max_count) else 1
+        of_d = max(1, panels.bit_length() - 1) * max(self.d_itemsize, 4) * rows * columns
+        return of_d + self.sums_nbytes(rows, columns, max(1, self.width // pieces.width))
 
     @property
     def _moving(self) -> tuple[Placement, ...]:
@@ -652,7 +677,7 @@ class SummaA(Summa):
                 (m, width, k),
                 before=_traffic(view, arriving, kept, peers),
                 after=_traffic(view, leaving, _share(cuboids.d, view), sums),
-                copied=2 * itemsize * width * k + 3 * leaving,
+                copied=2 * itemsize * width * k + 3 * leaving + self.added_nbytes(m, width, k),
                 waits="queue" if self.overlap else "sent",
                 slow=slow,
                 ahead=self.overlap,
@@ -671,7 +696,8 @@ class SummaA(Summa):
             whole = a.rows.max_count * a.columns.max_count * cuboids.n.nprocs
             count += self._panels_elements(rows * inner, rows * inner, whole)
         partials = self._partials_nbytes(2, width, min(width, self.sums.columns.max_count))
-        return itemsize * count + self.staged_nbytes + partials
+        sums = self.sums_nbytes(rows, width, max(1, -(-inner // self.k_pieces.width)))
+        return itemsize * count + self.staged_nbytes + partials + sums
 
     @property
     def _moving(self) -> tuple[Placement, ...]:

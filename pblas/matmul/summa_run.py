@@ -24,7 +24,7 @@ from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_m
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
+    from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
 
 TAG_A, TAG_B = 1021, 1022
@@ -267,7 +267,7 @@ class RunSummaA(RunSumma):
         self._multiplies = coordinates is not None and k.count(coordinates[1]) > 0
         self._count = len(panels)
         cuts = [(panel.start, panel.stop) for panel in panels]
-        self._partials = Partials(backend, plan, cuts, dtypes, orders.result)
+        self._partials = self._new_partials(backend, cuts, dtypes, orders.result)
 
     def run(self, x: Operands) -> None:
         """D[m, n] = beta C[m, n] + sum over l of alpha op(A)[m, k(l)] op(B)[k(l), n], panel after panel of n."""
@@ -287,7 +287,7 @@ class RunSummaA(RunSumma):
             if b is not None and self._multiplies:
                 # partial D[m, n] = alpha op(A)[m, k] op(B)[k, n]
                 total = part if part.dtype == self._total else arrays.like(part, self._total)
-                arrays.gemm(x.alpha, a, b, 0.0, total, conj=x.conj)
+                self._multiply(x, a, b, total)
                 if total is not part:
                     arrays.assign(total, part)
             partials.send(s)
@@ -298,6 +298,16 @@ class RunSummaA(RunSumma):
             partials.collect(self._count - 1)
         partials.end()
         self._end()
+
+    def _multiply(self, x: Operands, a: Array, b: Array, total: Array) -> None:
+        """The product of op(A) and a panel of op(B)."""
+        self._arrays.gemm(x.alpha, a, b, 0.0, total, conj=x.conj)
+
+    def _new_partials(
+        self, backend: HostRanks, cuts: Sequence[tuple[int, int]], dtypes: ProductDtypes, order: Order
+    ) -> Partials:
+        """**Collective.** The partial products, in panels."""
+        return Partials(backend, self._plan, cuts, dtypes, order)
 
 
 class Panels:

@@ -50,6 +50,7 @@ class Runtime:
         self.bandwidth: float = 0.0  # measured bytes per second of messages between nodes; 0: not measured (global)
         self.debug = False  # whether ranks also agree on executions of push plans, which need no agreement (global)
         self.order: Order | None = None  # of new matrices without a descriptor; None: as their operands (global)
+        self.reproducible = False  # whether products are reproducible unless a call says otherwise (global)
         self.nstreams = 0  # streams of random numbers that calls without a seed have drawn (global)
         self.matrices: WeakSet[Any] = WeakSet()
         self.kept: KeptPlans = KeptPlans()

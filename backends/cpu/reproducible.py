@@ -1,0 +1,278 @@
+"""Local products whose bits depend on the elements alone: not on the sizes, storage orders or places of the matrices.
+
+A BLAS forms most elements of a product in its main kernel, and those at edges in others, which add in another order.
+Here each call of the BLAS has lengths of m and n that are multiples of a unit, at least `_LEAST`; operands at edges are
+padded by zeros. A test finds the smallest unit for which this BLAS forms all elements alike, on the processor at hand:
+64 on those with AVX-512, 48 for complex matrices on those with AVX2 (OpenBLAS 0.3.30).
+
+All calls have alpha = 1 and beta = 0. Elementwise factors are applied afterwards, by real multiplications: NumPy's
+complex ones round otherwise at the ends of arrays.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas import errors
+from pblas.backends.cpu.blas import gemm
+from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+UNITS = 64, 48, 96, 192  # multiples of the tiles of kernels; tried in this order
+_LEAST = 64  # least length: OpenBLAS forms products of less than 100^3 multiplications in other kernels
+_TILE = 512  # about as many rows and columns are formed at a time, so that their sums stay in cache
+_DEEP = 256  # depth of the product that stands for a processor
+
+
+class Kernel(NamedTuple):
+    """The GEMM that forms all elements alike: the dtype in which it multiplies, and the unit of its lengths."""
+
+    dtype: Dtype
+    unit: int
+
+    @property
+    def tile(self) -> int:
+        """Most rows, and most columns, of a call of the BLAS."""
+        return _TILE // self.unit * self.unit
+
+    def padded(self, length: int) -> int:
+        """The least length of a call of the BLAS for so many rows or columns."""
+        return -(-max(length, _LEAST) // self.unit) * self.unit
+
+
+@lru_cache(64)
+def kernel(dtype: Dtype, *depths: int) -> Kernel:
+    """The kernel for sums of `dtype` over these depths; it multiplies in 64 bits if this BLAS cannot in 32.
+
+    Raises:
+        BackendError: this BLAS forms elements otherwise at some places.
+    """
+    wide = {np.dtype(np.float32): np.float64, np.dtype(np.complex64): np.complex128}
+    for candidate in (dtype, np.dtype(wide.get(dtype, dtype))):
+        for unit in UNITS:
+            if all(is_uniform(Kernel(candidate, unit), depth) for depth in set(depths)):
+                return Kernel(candidate, unit)
+    raise errors.BackendError(
+        f"reproducible=True: the BLAS of SciPy forms some elements of a product of {dtype.name} matrices in another "
+        f"order than others on this processor, whatever the sizes; leave reproducible out, or use another SciPy"
+    )
+
+
+@lru_cache(256)
+def is_uniform(kernel: Kernel, depth: int, multiply: Callable[..., None] = gemm) -> bool:
+    """Whether products of this depth, of equal rows and equal columns, have equal elements at all places."""
+    rows, columns = _vectors(kernel.dtype, depth)
+    short, tile = kernel.padded(1), kernel.tile
+    expected = None
+    for m, n in ((short, short), (short, tile), (tile, short), (short + kernel.unit, tile), (tile, tile)):
+        for orders in ("FF", "FC", "CF", "CC") if (m, n) != (tile, tile) else ("FF",):
+            x, y = (_matrix(shape, kernel.dtype, orders[i]) for i, shape in enumerate(((m, depth), (depth, n))))
+            x[...], y[...] = rows, columns[:, None]
+            z = np.empty((m, n), kernel.dtype, "F")
+            multiply(1, x, y, 0, z)
+            expected = z[0, 0] if expected is None else expected
+            if not (z == expected).all():
+                return False
+    return True
+
+
+def _vectors(dtype: Dtype, depth: int) -> tuple[Array, Array]:
+    generator = np.random.default_rng(depth)
+    x, y = generator.standard_normal((2, depth)) + 1j * generator.standard_normal((2, depth))
+    return (x.astype(dtype), y.astype(dtype)) if dtype.kind == "c" else (x.real.astype(dtype), y.real.astype(dtype))
+
+
+@lru_cache(8)
+def fingerprint(dtype: Dtype) -> str:
+    """Bits of one product: ranks whose BLAS or processor adds in another order have another one."""
+    total = accumulator_dtype(dtype)
+    chosen = kernel(total, _DEEP)
+    rows, columns = _vectors(chosen.dtype, _DEEP)
+    m = chosen.padded(1)
+    z = np.empty((m, m), chosen.dtype, "F")
+    x, y = np.empty((m, _DEEP), chosen.dtype), np.empty((_DEEP, m), chosen.dtype)
+    x[...], y[...] = rows, columns[:, None]
+    gemm(1, x, y, 0, z)
+    return z[0, 0].tobytes().hex()
+
+
+class TreeSum:
+    """Terms that are added along a binary tree: term 0 and 1, 2 and 3, ..., then pairs of pairs."""
+
+    def __init__(self, sums: list[Array]) -> None:
+        """`sums`: memory for the sums of subtrees; one more than the tree has levels below the root, at least one."""
+        self._sums, self._count = sums, 0
+
+    @staticmethod
+    def depth(terms: int) -> int:
+        """How many sums a tree of so many terms (a power of two) needs.
+
+        >>> [TreeSum.depth(terms) for terms in (1, 2, 4, 16)]
+        [1, 1, 2, 4]
+        """
+        return max(1, terms.bit_length() - 1)
+
+    def add(self, put: Callable[..., None]) -> None:
+        """Add the next term: put(z, adds=True) adds it to z, put(z, adds=False) overwrites z.
+
+        >>> tree = TreeSum([np.zeros(1), np.zeros(1)])
+        >>> for term in (1.0, 2.0, 3.0, 4.0):
+        ...     tree.add(lambda z, *, adds, term=term: np.add(z, term, out=z) if adds else z.fill(term))
+        >>> tree.total
+        array([10.])
+        """
+        sums, count = self._sums, self._count
+        self._count += 1
+        level = count.bit_count()  # subtrees so far, the largest first
+        if count % 2 == 0:
+            put(sums[level], adds=False)
+            return
+        put(sums[level - 1], adds=True)
+        while count & 2:  # two subtrees of one size are one of twice that size
+            level, count = level - 1, count >> 1
+            np.add(sums[level - 1], sums[level], out=sums[level - 1])
+
+    @property
+    def total(self) -> Array:
+        """The sum of all terms; their number is a power of two."""
+        return self._sums[0]
+
+
+class PieceGemm:
+    """Products whose K consists of pieces: each element is the sum of the pieces' products along a binary tree.
+
+    Args:
+        width: elements of K in a piece; the last one of a product may have less.
+        shape: the most rows and columns of a product.
+        pieces: the most pieces of a product, a power of two.
+        depths: widths of all pieces.
+        total: dtype of the sums.
+        transposed: the matrices are transposed ones: D^T = Y^T X^T is computed as D = X Y.
+        allocate: returns memory of so many bytes.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        shape: tuple[int, int],
+        pieces: int,
+        depths: tuple[int, ...],
+        total: Dtype,
+        *,
+        transposed: bool,
+        allocate: Callable[[int], Array],
+    ) -> None:
+        self._width, self._total, self._transposed = width, total, transposed
+        self._kernel = chosen = kernel(total, *depths)
+        m, n = shape[::-1] if transposed else shape
+        rows, columns = (min(chosen.tile, chosen.padded(length)) for length in (m, n))
+        size, depth = rows * columns, TreeSum.depth(pieces)
+        lengths = [size] * (depth + 1) + [rows * width, columns * width]
+        itemsize = max(total.itemsize, chosen.dtype.itemsize)
+        memory = allocate(itemsize * sum(lengths))
+        self.nbytes = int(memory.nbytes)
+        starts = itertools.accumulate((itemsize * length for length in lengths), initial=0)
+        parts = [memory[start : start + itemsize * length] for start, length in zip(starts, lengths, strict=False)]
+        self._sums, (self._leaf, self._left, self._right) = parts[:depth], parts[depth:]
+
+    def gemm(
+        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
+    ) -> None:
+        """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated."""
+        for block, total in self.totals(x, y, conj):
+            finish(alpha, total, beta, z[block])
+
+    def totals(
+        self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
+    ) -> Iterator[tuple[tuple[slice, slice], Array]]:
+        """Blocks of the product X Y, each with its place; valid until the next one."""
+        if self._transposed:
+            x, y, conj = y.T, x.T, conj[::-1]
+        tile, (m, k), n = self._kernel.tile, x.shape, y.shape[1]
+        for j in range(0, n, tile):
+            columns = slice(j, min(j + tile, n))
+            for i in range(0, m, tile):
+                rows = slice(i, min(i + tile, m))
+                shape = self._kernel.padded(rows.stop - i), self._kernel.padded(columns.stop - j)
+                leaf = _array(self._leaf, shape, self._kernel.dtype)
+                tree = TreeSum([_array(sums, shape, self._total) for sums in self._sums])
+                for start in range(0, k, self._width):
+                    inner = slice(start, min(start + self._width, k))
+                    left = self._operand(self._left, x[rows, inner], shape[0], conj=conj[0])
+                    right = self._operand(self._right, y[inner, columns].T, shape[1], conj=conj[1]).T
+                    # sum[m, n] = X[m, k] Y[k, n], or += with the second of two pieces
+                    tree.add(partial(_form, left, right, leaf))
+                total = tree.total[: rows.stop - i, : columns.stop - j]
+                if self._transposed:
+                    yield (columns, rows), total.T
+                else:
+                    yield (rows, columns), total
+
+    def _operand(self, memory: Array, x: Array, rows: int, *, conj: bool) -> Array:
+        """X with rows of zeros below it, in the dtype of the kernel, and conjugated: X itself if that is all."""
+        if len(x) == rows and x.dtype == self._kernel.dtype and not (conj and x.dtype.kind == "c"):
+            return x
+        padded = _array(memory, (rows, x.shape[1]), self._kernel.dtype)
+        padded[: len(x)] = x
+        padded[len(x) :] = 0
+        if conj and x.dtype.kind == "c":
+            np.conjugate(padded, out=padded)
+        return padded
+
+
+def _form(left: Array, right: Array, leaf: Array, z: Array, *, adds: bool) -> None:
+    """Z := X Y, or Z += X Y with the product in `leaf` before it is added."""
+    if not adds and leaf.dtype == z.dtype:
+        gemm(1, left, right, 0, z)
+        return
+    gemm(1, left, right, 0, leaf)
+    if not adds:
+        z[...] = leaf
+    else:
+        np.add(z, leaf.astype(z.dtype, copy=False), out=z)
+
+
+def _matrix(shape: tuple[int, int], dtype: Dtype, order: str) -> Array:
+    return np.empty(shape, dtype) if order == "C" else np.empty(shape[::-1], dtype).T
+
+
+def _array(memory: Array, shape: tuple[int, int], dtype: Dtype) -> Array:
+    return np.ndarray(shape, dtype, memory.data, order="F")
+
+
+def finish(alpha: complex, x: Array, beta: complex, z: Array) -> None:
+    """Z := alpha X + beta Z elementwise, rounded once to the dtype of Z; with beta = 0 Z is not read.
+
+    >>> z = np.array([1 + 1j]); finish(2.0, np.array([1 - 1j]), 1j, z); z.tolist()
+    [(1-1j)]
+    """
+    dtype = accumulator_dtype(z.dtype)
+    scaled = _scaled(alpha, x, dtype)
+    if beta == 0:
+        z[...] = scaled
+    else:
+        np.add(_scaled(beta, z, dtype), scaled, out=z, casting="unsafe")
+
+
+def _scaled(factor: complex, x: Array, dtype: Dtype) -> Array:
+    """Factor X in a dtype, by real multiplications; X itself if the factor is 1."""
+    if factor == 1:
+        return x if x.dtype == dtype else x.astype(dtype)
+    if dtype.kind != "c":
+        real: Array = np.multiply(x, dtype.type(factor.real), dtype=dtype)
+        return real
+    part: Any = dtype.type(factor).real.dtype.type
+    a, b = part(factor.real), part(factor.imag)
+    result = np.empty_like(x, dtype)
+    np.multiply(x.real, a, out=result.real)
+    np.multiply(x.imag, a, out=result.imag)
+    if b != 0:
+        np.subtract(result.real, x.imag * b, out=result.real)
+        np.add(result.imag, x.real * b, out=result.imag)
+    return result

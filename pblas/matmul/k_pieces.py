@@ -1,0 +1,57 @@
+"""The pieces of K of a reproducible product: they depend on K alone, so that the bits of D do too.
+
+The products of the pieces are added along a binary tree: pieces 0 and 1, 2 and 3, ..., then pairs of pairs. A rank that
+has all pieces below a node of the tree forms the sum of this node, wherever the other pieces are.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from pblas.layouts.split import Split
+
+_MOST = 16  # most pieces, so that as many ranks can share K
+_LEAST = 256  # least width of a piece: a GEMM of this depth loses 2 % (float64, AMD EPYC), and sums are added seldom
+TILE, PADDED = 512, 192
+"""Most rows and columns of a block of D that is formed at a time, and of the zeros that pad it."""
+
+
+class KPieces(NamedTuple):
+    """`parts` pieces of `width` elements of K, a power of two; the last piece may be narrower.
+
+    >>> [(pieces.width, pieces.parts) for pieces in map(KPieces.of, (7, 1000, 2048, 10**6))]
+    [(7, 1), (500, 2), (256, 8), (62500, 16)]
+    """
+
+    width: int
+    parts: int
+
+    @staticmethod
+    @lru_cache(64)
+    def of(k: int) -> KPieces:
+        count = 1
+        while count < _MOST and k >= 2 * count * _LEAST:
+            count *= 2
+        return KPieces(max(1, -(-k // count)), count)
+
+    def split(self, k: int, layers: int) -> Split | None:
+        """K over a number of layers, each with all pieces below one node of the tree; None if there are no such nodes.
+
+        >>> KPieces.of(1030).split(1030, 2), KPieces.of(1030).split(1030, 3)
+        (Split(n=1030, nb=516, nprocs=2, src=0, inb=None), None)
+        """
+        if layers > self.parts or self.parts % layers:
+            return None
+        return Split(k, self.width * (self.parts // layers), layers)
+
+    def panels(self, layers: int, wanted: int) -> int:
+        """Width of a panel: all pieces below one node of a layer's tree, in at least `wanted` panels if there are.
+
+        >>> KPieces.of(4096).panels(1, 4), KPieces.of(4096).panels(8, 4), KPieces.of(100).panels(1, 4)
+        (1024, 256, 100)
+        """
+        pieces = self.parts // layers
+        while wanted > 1 and pieces > 1:
+            pieces, wanted = pieces // 2, -(-wanted // 2)
+        return self.width * pieces
