@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 UNITS = 64, 48, 96, 192  # multiples of the tiles of kernels; tried in this order
 _LEAST = 64  # least length: OpenBLAS forms products of less than 100^3 multiplications in other kernels
-_TILE = 512  # about as many rows and columns are formed at a time, so that their sums stay in cache
+_TILE, _TESTED = 1024, 512  # about as many rows and columns are formed at a time, and tested
 _DEEP = 256  # depth of the product that stands for a processor
 
 
@@ -68,7 +68,7 @@ def kernel(dtype: Dtype, *depths: int) -> Kernel:
 def is_uniform(kernel: Kernel, depth: int, multiply: Callable[..., None] = gemm) -> bool:
     """Whether products of this depth, of equal rows and equal columns, have equal elements at all places."""
     rows, columns = _vectors(kernel.dtype, depth)
-    short, tile = kernel.padded(1), kernel.tile
+    short, tile = kernel.padded(1), kernel.padded(_TESTED)
     expected = None
     for m, n in ((short, short), (short, tile), (tile, short), (short + kernel.unit, tile), (tile, tile)):
         for orders in ("FF", "FC", "CF", "CC") if (m, n) != (tile, tile) else ("FF",):

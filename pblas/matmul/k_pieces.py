@@ -12,8 +12,8 @@ from typing import NamedTuple
 from pblas.layouts.split import Split
 
 _MOST = 16  # most pieces, so that as many ranks can share K
-_LEAST = 256  # least width of a piece: a GEMM of this depth loses 2 % (float64, AMD EPYC), and sums are added seldom
-TILE, PADDED = 512, 192
+_LEAST = 512  # least width of a piece: n = 2048 took 1.04 times as long as one GEMM, with 256 1.08 (float64, AMD EPYC)
+TILE, PADDED = 1024, 192
 """Most rows and columns of a block of D that is formed at a time, and of the zeros that pad it."""
 
 
@@ -21,7 +21,7 @@ class KPieces(NamedTuple):
     """`parts` pieces of `width` elements of K, a power of two; the last piece may be narrower.
 
     >>> [(pieces.width, pieces.parts) for pieces in map(KPieces.of, (7, 1000, 2048, 10**6))]
-    [(7, 1), (500, 2), (256, 8), (62500, 16)]
+    [(7, 1), (1000, 1), (512, 4), (62500, 16)]
     """
 
     width: int
@@ -39,7 +39,7 @@ class KPieces(NamedTuple):
         """K over a number of layers, each with all pieces below one node of the tree; None if there are no such nodes.
 
         >>> KPieces.of(1030).split(1030, 2), KPieces.of(1030).split(1030, 3)
-        (Split(n=1030, nb=516, nprocs=2, src=0, inb=None), None)
+        (Split(n=1030, nb=515, nprocs=2, src=0, inb=None), None)
         """
         if layers > self.parts or self.parts % layers:
             return None
@@ -49,7 +49,7 @@ class KPieces(NamedTuple):
         """Width of a panel: all pieces below one node of a layer's tree, in at least `wanted` panels if there are.
 
         >>> KPieces.of(4096).panels(1, 4), KPieces.of(4096).panels(8, 4), KPieces.of(100).panels(1, 4)
-        (1024, 256, 100)
+        (1024, 512, 100)
         """
         pieces = self.parts // layers
         while wanted > 1 and pieces > 1:

@@ -91,10 +91,10 @@ class Product(Operation[DistMatrix]):
             adds=beta != 0,
             order=None if runtime is None else runtime.order,
         )
-        bits = None  # of a product on this rank's processor
+        bits = None
         if options.reproducible and runtime is not None and not runtime.topology.gpus:
-            bits = fingerprint(dtypes.d)
-        scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta, "bits of the BLAS": bits}
+            bits = f"True, where this rank's BLAS forms {fingerprint(dtypes.d)}"
+        scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta, "reproducible": bits}
         written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS
         (scale_a, scale_b, scale_d, amax), scales, value = call.scales, None, call.epilogue
         if not (scale_a is scale_b is scale_d is amax is None):

@@ -1,0 +1,81 @@
+"""What do reproducible products cost, beside the same products without `reproducible=True`?
+
+    python -m benchmarks.cpu.reproducible [--n 2048] [--ranks 1,2,4] [--repeats 9] [--dtypes float64,float32]
+
+Products of n x n matrices over shared memory, with one BLAS thread per rank: all-gathers (AG), reductions (RS, AR) and
+blocks over a grid. In each round both columns run once, in rotated order; a time is from a barrier to the last rank's
+return. The table has the least times, and the ratio of the medians of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def job(n: int, repeats: int, dtypes: list[str]) -> None:
+    """**Collective.** Print a line for each kind of product and dtype."""
+    import pblas
+    from benchmarks.rounds import rounds, together
+    from pblas import Grid, MatrixDescriptor
+
+    with pblas.Context(transport="shared") as ctx:
+        p = ctx.nprocs
+        rows, columns = MatrixDescriptor.row_wise(n, n, p), MatrixDescriptor.column_wise(n, n, p)
+        whole = MatrixDescriptor.replicated(n, n, p)
+        nprow = next(q for q in range(int(p**0.5), 0, -1) if p % q == 0)
+        grid = MatrixDescriptor(n, n, 128, 128, Grid(nprow, p // nprow))
+        kinds = {
+            "AG, along K": (rows, rows, rows),
+            "AG, along N": (rows, columns, rows),
+            "RS": (columns, rows, rows),
+            "AR": (columns, rows, whole),
+            "grid": (grid, grid, grid),
+        }
+        for dtype in dtypes:
+            for name, (desc_a, desc_b, desc_d) in kinds.items():
+                a, b = ctx.random(desc_a, dtype, seed=1), ctx.random(desc_b, dtype, seed=2)
+                d = ctx.zeros(desc_d, dtype)
+                plans = {flag: pblas.plan_matmul(a, b, out=desc_d, reproducible=flag) for flag in (False, True)}
+                calls = {flag: partial(plan.execute, a, b, out=d) for flag, plan in plans.items()}
+                times = rounds({flag: partial(together, call) for flag, call in calls.items()}, repeats)
+                ratio = statistics.median(new / old for old, new in zip(times[False], times[True], strict=True))
+                if ctx.rank == 0:
+                    old, new = (1e3 * min(times[flag]) for flag in (False, True))
+                    plan = plans[True].plan.name
+                    print(f"{p:5} {dtype:10} {name:12} {old:8.1f} ms {new:8.1f} ms {ratio:6.2f}  {plan}", flush=True)
+                for planned in plans.values():
+                    planned.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=2048)
+    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--dtypes", default="float64,float32")
+    parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job:
+        job(options.n, options.repeats, options.dtypes.split(","))
+        return
+    print("ranks dtype      product        default    reproducible  ratio  plan", flush=True)
+    for ranks in options.ranks.split(","):
+        mpiexec = Path(sys.executable).with_name("mpiexec")
+        command = [str(mpiexec) if mpiexec.exists() else "mpiexec", "-n", ranks, sys.executable, "-m", "mpi4py"]
+        command += ["-m", "benchmarks.cpu.reproducible", "--job"]
+        command += ["--n", str(options.n), "--repeats", str(options.repeats), "--dtypes", options.dtypes]
+        subprocess.run(command, check=True, cwd=ROOT)
+
+
+if __name__ == "__main__":
+    main()
