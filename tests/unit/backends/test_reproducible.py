@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pblas.backends.cpu import blas, reproducible
-from pblas.backends.cpu.reproducible import Kernel, PieceGemm, TreeSum, finish, fingerprint, is_uniform, kernel
+from pblas.backends.cpu.reproducible import Kernel, PieceGemm, TreeSum, fingerprint, finish, is_uniform, kernel
 from tests.common.gauge import Array, dtype_of, entries
 
 WIDTH, PIECES, K = 5, 4, 17
