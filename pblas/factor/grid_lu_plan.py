@@ -57,9 +57,9 @@ class GridLuPlan(GridPlan, LuPlan):
         ranks, p = super(GridLuPlan, self).panels_text, self.w.grid.nprow
         if p == 1:
             return ranks
-        if self.pivoting == "partial":
-            return f"{ranks}, which choose a pivot together in each column: {_levels(p)} messages up a tree and down"
-        return f"{ranks}: by a tournament of rows, {_levels(p)} messages up a tree and down for a panel"
+        each, messages = "column" if self.pivoting == "partial" else "panel", 2 * _levels(p)
+        chosen = "the pivot" if self.pivoting == "partial" else "rows by a tournament"
+        return f"{ranks}, which choose {chosen} of each {each} by {messages} messages one after the other"
 
     # Elements that move
 

@@ -11,7 +11,7 @@ import numpy as np
 from pblas.arrays.elementwise import elementwise
 from pblas.core.call import step
 from pblas.core.operation import Bound, Operation
-from pblas.core.options import Side, Trans
+from pblas.core.options import Diag, Side, Trans
 from pblas.core.progress import StageReport
 from pblas.factor import arguments
 from pblas.factor.with_factor_plan import PanelReflectorsPlan, SubstitutionPlan, TreeReflectorsPlan, Triangle
@@ -144,7 +144,8 @@ def _solved_on_grid(
         else:
             x = rows_exchanged(opname, x, pivots)
     for uplo, trans, unit in triangles:
-        x = triangle_solved(opname, w, x, uplo=uplo, trans=trans, diag="U" if unit else "N", out=new or x)
+        diag: Diag = "U" if unit else "N"
+        x = triangle_solved(opname, w, x, uplo=uplo, trans=trans, diag=diag, out=new or x, steady=True)
         new = None
     if pivots is not None and backward:
         exchange_rows(opname, x, pivots, backward=True)

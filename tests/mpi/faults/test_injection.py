@@ -170,6 +170,7 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "execute, elementwise": lambda x: x.combined.execute(x=x.own, y=x.columns, s=2.0),
     "cholesky": lambda x: linalg.cholesky(x.large),
     "lu_factor, solve": lambda x: linalg.lu_factor(x.large).solve(x.few),
+    "lu_factor over a grid": lambda x: linalg.lu_factor(x.large, algorithm="grid").solve(x.few),
     "solve, of an array": lambda x: linalg.solve(x.large, np.ones(400, x.large.dtype), assume_a="pos"),
     "inv": lambda x: linalg.inv(x.rows),
     "slogdet": lambda x: linalg.slogdet(x.grid),

@@ -59,8 +59,8 @@ def test_the_factor_on_any_grid(
             factor = linalg.lu_factor(ctx.from_global(a, desc, None), algorithm="grid", pivoting=pivoting)
             parts = [collected(factor.lu())]
             if m == n:
-                right = ctx.from_global(b, of_b, None)
-                parts += [collected(factor.solve(right)), collected(factor.solve(right, "C"))]
+                matrix_b = ctx.from_global(b, of_b, None)
+                parts += [collected(factor.solve(matrix_b)), collected(factor.solve(matrix_b, "C"))]
                 parts += [collected(factor.inv()), np.asarray(factor.solve(b, "T"))]
                 assert tuple(factor.slogdet()) == pytest.approx(tuple(np.linalg.slogdet(a)), abs=1e-3)
             pivots = same_on_all_ranks(factor.pivots.tolist())
@@ -69,8 +69,8 @@ def test_the_factor_on_any_grid(
         assert all(i <= p < m for i, p in enumerate(pivots))
         if pivoting == "partial":
             assert pivots == (scipy.linalg.lu_factor(a)[1].tolist() if a.size else [])  # no ties: pivots are unique
-        for trans, x in zip("NCNT", parts[1:], strict=False):
-            assert solve_ratio(applied(trans, a), x, np.eye(n) if x.shape == (n, n) else b) <= MOST
+        for trans, x, right in zip("NCNT", parts[1:], (b, b, np.eye(n), b), strict=False):
+            assert solve_ratio(applied(trans, a), x, right) <= MOST
         assert len(results) == 1
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import isqrt
 from typing import Literal, get_args
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,8 +28,9 @@ from pblas.factor.with_factor_plan import (
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.plans.base import Plan
-from pblas.simulation.hardware import PRESETS, Transport
+from pblas.simulation.hardware import PRESETS, Topology, Transport
 from pblas.simulation.phase import View
+from pblas.triangular.trsm import TriangularSolve
 from tests.common.descriptors import descriptors
 
 TRANSPORTS: tuple[Transport, ...] = ("shared", "message", "mixed")
@@ -107,7 +109,7 @@ def test_traffic_of_cholesky_on_a_grid(plan: GridPlan) -> None:
 def test_traffic_of_lu_on_a_grid(plan: GridPlan) -> None:
     check_traffic(plan)
     assert isinstance(plan, GridLuPlan)
-    chosen = "tournament" if plan.pivoting == "tournament" else "choose a pivot together"
+    chosen = "rows by a tournament of each panel" if plan.pivoting == "tournament" else "the pivot of each column"
     assert (chosen in plan.explain()) == (plan.w.grid.nprow > 1)
 
 
@@ -145,6 +147,16 @@ def test_weak_scaling_on_grids(hardware: str, nprocs: int, nbytes: int, least: f
     assert tournament.simulate(hardware).efficiency >= (least - 0.1 if gpus else least)
     if not gpus:
         assert lu.simulate(hardware).efficiency >= least
+
+
+def test_solves_on_a_grid_do_not_depend_on_measured_rates() -> None:
+    """Otherwise a slow link would give other bits; a solve of the user takes the faster plan."""
+    w = MatrixDescriptor(41, 41, 39, 39, Grid(2, 3, "R"), 1, 2)
+    b = MatrixDescriptor.column_wise(41, 41, 6)
+    for steady, count in ((False, 2), (True, 1)):
+        form = "L", "L", "N", True, w, b, b, np.dtype("complex128"), (False, False), True, steady
+        solve = TriangularSolve.made("solve", form, 6, Topology(1))
+        assert len({solve.plan(6, Topology(1, bandwidth=rate)).name for rate in (1e8, 1e10)}) == count
 
 
 @given(plans())
