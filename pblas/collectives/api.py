@@ -156,8 +156,9 @@ def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequen
         return np.resize(x, (sum(rows), *row))
     numbers = tuple(math.prod(row) * count for count in rows)
     key = "gather", numbers, x.dtype
-    exchange = runtime.kept.get(key, Exchange) or Exchange(numbers, x.dtype, runtime.rank)
-    exchange.lay_out(runtime, operation, x)
+    with runtime.local_step(operation):
+        exchange = runtime.kept.get(key, Exchange) or Exchange(numbers, x.dtype, runtime.rank)
+        exchange.lay_out(runtime, operation, x)
     runtime.agree(operation, text)
     runtime.stage(operation, exchange.stage)
     runtime.kept.keep(key, exchange)

@@ -20,6 +20,7 @@ from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.runtime import is_one_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -135,7 +136,7 @@ class QrFactor(FactoredMatrix):
         """**Collective.** The columns of Q and rows of R for a mode, after checks."""
         with self._runtime.local_step(opname):
             self._w.stored(opname)
-            if mode not in ("reduced", "complete"):
+            if not is_one_of(mode, "reduced", "complete"):
                 raise errors.ArgumentError(f"{opname}: mode must be 'reduced' or 'complete', got {mode!r}")
         self._runtime.agree(opname, {"mode": mode, **self._signature})
         return self.shape[0] if mode == "complete" else min(self.shape)

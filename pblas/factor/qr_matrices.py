@@ -14,7 +14,7 @@ from pblas.factor.qr_factor import Mode, QrFactor
 from pblas.layouts.descriptor import resized
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_flag
+from pblas.runtime.runtime import checked_flag, is_one_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -112,7 +112,7 @@ def qr(
     opname, runtime = "qr", arguments.runtime_of("qr", a)
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         with runtime.local_step(opname):
-            if mode not in _MODES:
+            if not is_one_of(mode, *_MODES):
                 raise errors.ArgumentError(f"{opname}: mode must be 'reduced', 'r' or 'complete', got {mode!r}")
             if checked_flag(opname, "pivoting", pivoting) and (mode == "r" or algorithm != "auto" or overwrite_a):
                 raise errors.ArgumentError(

@@ -33,7 +33,7 @@ from pblas.layouts.descriptor import resized
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_flag
+from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.triangular.trsm import triangle_solved
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def solved(
     opname, runtime = "solve", arguments.runtime_of("solve", a)
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
         with runtime.local_step(opname):
-            if assume_a not in _KINDS:
+            if not is_one_of(assume_a, *_KINDS):
                 raise errors.ArgumentError(f"{opname}: assume_a must be 'gen' or 'pos', got {assume_a!r}")
             arguments.check_matrix(opname, "A", a, runtime)
             arguments.check_square(opname, a.desc)
@@ -145,7 +145,7 @@ def solved(
 
 def _check_refinement(opname: str, refine: object, a: DistMatrix) -> None:
     """Check the argument of that name (local)."""
-    if refine not in (None, "float32"):
+    if not is_one_of(refine, None, "float32"):
         raise errors.ArgumentError(f"{opname}: refine must be None or 'float32', got {refine!r}")
     if refine is not None and a.dtype.name not in HALF:
         raise errors.DTypeError(f"{opname}: refine={refine!r} is for float64 and complex128, A is {a.dtype.name}")

@@ -20,7 +20,7 @@ from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import checked_array, compare_array
 from pblas.runtime.calls import collective
-from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_order, shared_descriptor
+from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_order, is_one_of, shared_descriptor
 
 if TYPE_CHECKING:
     import os
@@ -239,7 +239,7 @@ class Creation:
         """
 
         def checked() -> dict[str, Any]:
-            if distribution not in ("uniform", "normal"):
+            if not is_one_of(distribution, "uniform", "normal"):
                 raise errors.ArgumentError(f"random: distribution must be 'uniform' or 'normal', got {distribution!r}")
             return {"seed": seed if seed is None else _checked_seed(seed), "distribution": distribution}
 

@@ -30,6 +30,7 @@ Planned = TypeVar("Planned")
 _BOOLS, _NUMBERS = bool | np.bool_, int | float | complex | np.number
 _COUNTABLE = 1 << 62  # elements: 64 bits travel with agreements
 _ADDRESSABLE = (1 << 63) - 1  # bytes
+_CLOSED = "{}: the context is closed; use its matrices inside its with block"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,13 @@ class Runtime:
         no agreement has raised breaks the context: all ranks raise it. Local work that may fail is therefore done in a
         `local_step`, after which the context stays usable.
         """
-        return CollectiveCall(self._calls, opname, begin or self.check_open)
+        return CollectiveCall(self._calls, opname, begin or self._begin)
+
+    def _begin(self, opname: str) -> None:
+        """Raise ContextError if the context is closed or broken; on all ranks, if they may be in another context."""
+        if self.closed:
+            fail_without_context(opname, errors.ContextError(_CLOSED.format(opname)))
+        self.check_open(opname)
 
     def users_function(self, opname: str) -> AbstractContextManager[None]:
         """A with block in which a function of the user runs, with the caller's `np.seterr` (local).
@@ -153,7 +160,7 @@ class Runtime:
     def check_open(self, opname: str) -> None:
         """Raise ContextError if the context is closed or broken, without communication (local)."""
         if self.closed:
-            raise errors.ContextError(f"{opname}: the context is closed; use its matrices inside its with block")
+            raise errors.ContextError(_CLOSED.format(opname))
         self.check_running(opname)
         if self.backend.agreement.broken is not None:
             raise errors.ContextError(
@@ -319,6 +326,15 @@ def spelled(arguments: Mapping[str, object]) -> str:
     return text
 
 
+def is_one_of(value: object, *choices: object) -> bool:
+    """Whether an option has one of these values. No array has, whose comparison gives an array.
+
+    >>> is_one_of("r", "reduced", "r"), is_one_of(np.ones(2), 1, 2)
+    (True, False)
+    """
+    return isinstance(value, str | int | float | np.generic | None) and value in choices
+
+
 def checked_order(opname: str, order: object) -> Order | None:
     """A storage order, or None for the default; ArgumentError for any other value."""
     if order is None or (isinstance(order, str) and order in ("F", "C")):
@@ -418,10 +434,11 @@ OPEN: WeakSet[Runtime] = WeakSet()
 
 
 def fail_without_context(opname: str, error: errors.PblasError) -> NoReturn:
-    """Raise an error of a collective call whose arguments belong to no context. **Collective** if one is open.
+    """Raise an error of a collective call whose arguments belong to no open context. **Collective** if one is open.
 
-    Other ranks may have called with matrices. If this process has one usable context, all ranks raise the error there.
-    If it has several, nothing says which one the others are in, and this rank raises the error alone, as without any.
+    Other ranks may have called with its matrices. If this process has one usable context, all ranks raise the error
+    there. If it has several, nothing says which one the others are in. Then this rank raises the error alone, as
+    without any.
     """
     usable = [runtime for runtime in OPEN if not runtime.closed and runtime.backend.agreement.broken is None]
     if len(usable) == 1:

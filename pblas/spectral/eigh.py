@@ -15,7 +15,7 @@ from pblas.factor.with_factor import Reflectors, empty, multiplied, zeros
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
-from pblas.runtime.runtime import checked_flag
+from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.simulation.hardware import Topology
 from pblas.spectral.choose import EighAlgorithm, choose_eigh
 from pblas.spectral.generalized import Pencil, completed, pencil_of
@@ -82,7 +82,7 @@ class Options(NamedTuple):
     ) -> Options:
         """The options of a call with an n x n matrix; ArgumentError for a wrong one."""
         uplo: Literal["L", "U"] = "L" if checked_flag(opname, "lower", lower) else "U"
-        if algorithm not in ("auto", "blocked", "local"):
+        if not is_one_of(algorithm, "auto", "blocked", "local"):
             raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'blocked' or 'local', got {algorithm!r}")
         if subset_by_index is not None and subset_by_value is not None:
             raise errors.ArgumentError(f"{opname}: subset_by_index and subset_by_value were given; pass one of them")
@@ -327,7 +327,7 @@ def eigh(
                 if b.shape != a.shape:
                     sizes = " and ".join(f"{m} x {n}" for m, n in (a.shape, b.shape))
                     raise errors.DescriptorError(f"{opname}: A and B are {sizes}; make them agree")
-            if type not in (1, 2, 3) or isinstance(type, bool):
+            if not is_one_of(type, 1, 2, 3) or isinstance(type, bool):
                 raise errors.ArgumentError(f"{opname}: type must be 1, 2 or 3, got {type!r}")
         given = {"B": None if b is None else b.signature(), "type": type, "check": check}
         runtime.agree(opname, {**given, **a.signature(), "lower": options.uplo == "L"})

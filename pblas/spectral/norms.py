@@ -11,7 +11,7 @@ from pblas import errors
 from pblas.factor import arguments
 from pblas.factor.solvers import lu_factored
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_flag
+from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.spectral.eigh import Options, eigensystem
 from pblas.spectral.svd_steps import check_on_cpus, singular_system
 
@@ -111,7 +111,7 @@ def cond(a: DistMatrix, p: float | None = None) -> Real:
     opname, runtime = "cond", arguments.runtime_of("cond", a)
     with runtime.call(opname):
         with runtime.local_step(opname):
-            if p not in (None, 1, 2, -2, inf):
+            if not is_one_of(p, None, 1, 2, -2, inf):
                 raise errors.ArgumentError(f"{opname}: p must be None, 1, 2, -2 or inf, got {p!r}")
             arguments.check_matrix(opname, "A", a, runtime)
             if p not in (1, inf):

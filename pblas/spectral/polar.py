@@ -22,6 +22,7 @@ from pblas.layouts.descriptor import resized
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.runtime import is_one_of
 from pblas.spectral.qdwh import qdwh_steps
 from pblas.spectral.svd_steps import check_on_cpus, finite_size, singular_system
 
@@ -100,9 +101,9 @@ def polar(
 def _check(opname: str, a: Any, runtime: Runtime, side: Any, algorithm: Any) -> None:
     """Check the arguments (local)."""
     arguments.check_matrix(opname, "A", a, runtime)
-    if side not in ("right", "left"):
+    if not is_one_of(side, "right", "left"):
         raise errors.ArgumentError(f"{opname}: side must be 'right' or 'left', got {side!r}")
-    if algorithm not in ("auto", "qdwh", "svd"):
+    if not is_one_of(algorithm, "auto", "qdwh", "svd"):
         raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'qdwh' or 'svd', got {algorithm!r}")
     if algorithm == "svd":
         check_on_cpus(opname, runtime)

@@ -13,7 +13,7 @@ from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_flag
+from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.simulation.hardware import Topology
 from pblas.spectral.svd_plan import SvdAlgorithm, choose_svd
 from pblas.spectral.svd_steps import check_on_cpus, singular_system
@@ -56,7 +56,7 @@ def _check_matrix(opname: str, a: Any, runtime: Runtime, algorithm: Any) -> None
 
 def _check_algorithm(opname: str, algorithm: Any) -> None:
     """Raise ArgumentError for an unknown algorithm."""
-    if algorithm not in ("auto", "blocked", "local"):
+    if not is_one_of(algorithm, "auto", "blocked", "local"):
         raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'blocked' or 'local', got {algorithm!r}")
 
 

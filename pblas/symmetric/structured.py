@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
 
 
-def check_update(opname: str, routine: str, trans: Trans, dtype: Dtype, alpha: object, beta: object) -> None:
+def check_update(opname: str, routine: str, trans: Trans, dtype: Dtype, alpha: complex, beta: complex) -> None:
     """Raise ArgumentError for a `trans` or a scalar with which the result is not symmetric, or not Hermitian."""
     if dtype.kind != "c":
         return
@@ -50,7 +50,7 @@ def check_update(opname: str, routine: str, trans: Trans, dtype: Dtype, alpha: o
             f"transposes"
         )
     for name, value in (("alpha", alpha), ("beta", beta)) if routine == "herk" else (("beta", beta),):
-        if getattr(value, "imag", 0) != 0:
+        if value.imag != 0:
             raise errors.ArgumentError(f"{opname}: {name} must be real, so that the result is Hermitian, got {value!r}")
 
 
@@ -176,10 +176,10 @@ class StructuredProduct(Operation[DistMatrix]):
             checks.check_operand(opname, name, x, placed=runtime is not None)
         checks.check_out(opname, out)
         dtype = checks.common_dtype(opname, {**operands, "out": out}, given.dtype)
-        if issubclass(cls, RankUpdating):
-            check_update(opname, routine, trans, dtype, given.alpha, given.beta)
         alpha = checked_factor(opname, "alpha", given.alpha, dtype)
         beta = checked_factor(opname, "beta", float(c is not None) if given.beta is None else given.beta, dtype)
+        if issubclass(cls, RankUpdating):
+            check_update(opname, routine, trans, dtype, alpha, beta)
         if beta != 0 and c is None:
             raise errors.ArgumentError(f"{opname}: beta is {beta!r} but there is no C to scale; pass c=, or beta=0")
         checks.check_not_conjugated(opname, "C", c)

@@ -134,15 +134,16 @@ class Tracing:
         self, runtime: Runtime, paths: Paths = (), title: str = "pblas", *, opname: str = "trace", fresh: bool = False
     ) -> None:
         self._runtime, self._opname, self._fresh = runtime, opname, fresh
-        argument: Any = paths  # __enter__ checks it, so that an invalid path is an error on all ranks
-        several = isinstance(argument, Iterable) and not isinstance(argument, str | os.PathLike)
-        self._paths: tuple[Any, ...] = tuple(argument) if several else (argument,)  # an iterator can be read once only
+        self._given: Any = paths  # __enter__ reads it, so that an invalid path is an error on all ranks
+        self._paths: tuple[Any, ...] = ()
         self._trace = Trace(title, runtime.nprocs)
 
     def __enter__(self) -> Trace:
         runtime = self._runtime
         with runtime.call(self._opname):
             with runtime.local_step(self._opname):
+                several = isinstance(self._given, Iterable) and not isinstance(self._given, str | os.PathLike)
+                self._paths = tuple(self._given) if several else (self._given,)
                 for path in self._paths:
                     _suffix(path, self._opname)
                     if runtime.rank == 0 and not Path(path).absolute().parent.is_dir():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -73,3 +74,23 @@ def test_with_several_contexts_or_none_the_rank_raises_alone(ctx: Context, monke
     if COMM.rank == 0:
         with pytest.raises(ArgumentError, match="must be a DistMatrix"):
             pblas.blas.dot(1, 2)  # type: ignore[arg-type]
+
+
+def test_a_matrix_of_a_closed_context_on_one_rank_is_an_error_on_every_rank(only: Context) -> None:
+    with Context() as ended:
+        dead = ended.eye(2 * COMM.size)
+    a = only.eye(2 * COMM.size)
+    calls: list[Callable[[Any], object]] = [
+        lambda x: x @ a,
+        lambda x: x + a,
+        lambda x: x.sum(),
+        lambda x: pblas.where(x, a, 0.0),
+        lambda x: pblas.linalg.solve(x, a),
+        lambda x: pblas.blas.trsm(x, a),
+        lambda x: x.to_global(),
+    ]
+    for wrong in culprits():
+        for call in calls:
+            x = dead if COMM.rank in wrong else a
+            raises_on_all_ranks(pblas.ContextError, "the context is closed", partial(call, x))
+    check_product(only)

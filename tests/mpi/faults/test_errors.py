@@ -586,6 +586,41 @@ def test_a_closed_context_refuses_every_call_on_every_rank() -> None:
     assert "12 x 12" in repr(x.a)  # its text is still available
 
 
+def test_an_option_that_is_an_array_is_named(ctx: Context) -> None:
+    """Its comparison with the values of the option gives an array, which has no truth value."""
+    a, z, wrong = ctx.eye(6), ctx.eye(6, "complex128"), np.ones(2)
+    b = ctx.ones((6, 2))
+    calls: dict[str, Callable[[Any], object]] = {
+        "assume_a": lambda x: pblas.linalg.solve(a, b, assume_a=x),
+        "refine": lambda x: pblas.linalg.solve(a, b, refine=x),
+        "mode": lambda x: pblas.linalg.qr(a, mode=x),
+        "mode ": lambda x: pblas.linalg.qr_factor(a).q(mode=x),
+        "side": lambda x: pblas.linalg.polar(a, side=x),
+        "algorithm": lambda x: pblas.linalg.polar(a, algorithm=x),
+        "algorithm ": lambda x: pblas.linalg.eigh(a, algorithm=x),
+        " algorithm": lambda x: pblas.linalg.svd(a, algorithm=x),
+        "type": lambda x: pblas.linalg.eigh(a, a, type=x),
+        "p": lambda x: pblas.linalg.cond(a, x),
+        "alpha": lambda x: pblas.blas.herk(z, alpha=x),
+        "beta": lambda x: pblas.blas.her2k(z, z, z, beta=x),
+        "distribution": lambda x: ctx.random((2, 2), distribution=x),
+        "trans": lambda x: pblas.blas.trsm(a, b, trans=x),
+    }
+    for name, call in calls.items():
+        raises_on_all_ranks(ArgumentError, f"{name.strip()} must be", partial(call, wrong))
+    check_product(ctx)
+
+
+def test_paths_of_a_trace_that_cannot_be_read_are_an_error_on_every_rank(ctx: Context) -> None:
+    def paths() -> Any:
+        if COMM.rank == COMM.size - 1:
+            raise GeneratorExit("on purpose")
+        yield "trace.json"
+
+    raises_on_all_ranks(pblas.PblasError, "GeneratorExit: on purpose", lambda: ctx.trace(paths()).__enter__())
+    check_product(ctx)
+
+
 def test_conversion_of_a_distributed_matrix_to_an_array_names_to_global(ctx: Context) -> None:
     x = Cast(ctx)
     for call in (lambda: np.asarray(x.a), lambda: np.array(x.a, dtype="float32"), lambda: np.kron(x.a, x.b)):  # type: ignore[call-overload]

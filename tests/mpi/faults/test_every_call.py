@@ -276,7 +276,8 @@ LATE = frozenset(
     (
         *("factorization.py", "factors.py", "gemm_reduce_run.py", "qr_run.py", "completion_run.py"),
         *("reductions.py", "reduction_run.py", "checks.py", "matrix_vector.py", "rank_updates.py", "level1.py"),
-        *("in_place.py", "qr_matrices.py", "solvers.py", "rsvd.py", "svd_steps.py", "trsm.py"),
+        *("in_place.py", "qr_matrices.py", "solvers.py", "cg.py", "rsvd.py", "svd_steps.py", "trsm.py"),
+        *("eigh.py", "steps.py", "with_factor.py", "structured_run.py", "products.py", "tied_vectors.py", "merge.py"),
     )
 )
 """Files whose arrays are made between messages, or after the last agreement of a call: there an error of one rank may

@@ -166,7 +166,7 @@ def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ran
     one_host = [leg for leg in legs if leg.ranks and not leg.hosts]
     assert [(x.ranks, x.arguments) for x in one_host] == [(n, ("--share", "tests/mpi")) for n in (1, 2, 3, 4, 6)]
     every = [leg for leg in run.choose_legs(*run.parse(["--every"])) if leg.ranks and not leg.hosts]
-    assert all(leg.arguments == ("tests/mpi",) for leg in every)
+    assert all(leg.arguments == ("--every", "tests/mpi") for leg in every)
     assert [(leg.hosts, leg.ranks) for leg in legs if leg.hosts] == [("2x1", 2), ("2x2", 4), ("1+3", 4), ("4x1", 4)]
     assert len({leg.name for leg in legs}) == len(legs)
 
