@@ -9,7 +9,7 @@ from pblas import errors
 from pblas.arrays.elementwise_arguments import Analysis, Kind, analysed, checked_operands, is_number, local_values
 from pblas.arrays.elementwise_plan import ElementwisePlan
 from pblas.arrays.elementwise_run import ElementwiseOperands, RunElementwise
-from pblas.core.call import call, planned, planned_without_context
+from pblas.core.call import call, is_of_descriptors, planned, planned_without_context
 from pblas.core.checks import check_matrices, check_out, shares_memory
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
@@ -210,8 +210,8 @@ def plan_elementwise(
       memory     640 bytes per rank at most, of matrices and workspace
     """
     opname, matrices = "plan_elementwise", {**operands, "out": out}
-    descs = [z for z in operands.values() if isinstance(z, MatrixDescriptor)]
-    if descs and not any(isinstance(z, DistMatrix) for z in matrices.values()):
+    if is_of_descriptors(matrices):
+        descs = [z for z in operands.values() if isinstance(z, MatrixDescriptor)]
         bound = Elementwise.bind(opname, None, expression, operands, out, dtype)
         return planned_without_context(opname, bound, PlannedElementwise, nprocs, descs)
     return planned(opname, PlannedElementwise, _bind_matrices, matrices, expression, operands, out, dtype, nprocs)

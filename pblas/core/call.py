@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pblas import errors
 from pblas.core.checks import check_matrices, enough_ranks, not_a_matrix
 from pblas.core.operation import Bound, Operation, ResultT
 from pblas.core.planned import Begun, Planned
+from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.kept_plans import MOST_NBYTES
 from pblas.runtime.runtime import Runtime, fail_without_context
 from pblas.simulation.hardware import Topology
-
-if TYPE_CHECKING:
-    from pblas.layouts.descriptor import MatrixDescriptor
 
 P = ParamSpec("P")
 CheckedT = TypeVar("CheckedT")
@@ -191,6 +189,12 @@ def agreed(
     nelements, fact = runtime.backend.agree(f"{opname}{bound.text}{operation.text}", maxima=maxima).maxima
     form = bound.operation.agreed(bound.form, fact)
     return bound._replace(form=form, nelements=nelements, fact=fact), operation
+
+
+def is_of_descriptors(matrices: Mapping[str, object]) -> bool:
+    """Whether a call plans from descriptors, for which it needs no other rank. Without any it may mean matrices."""
+    values = matrices.values()
+    return any(isinstance(x, MatrixDescriptor) for x in values) and not any(isinstance(x, DistMatrix) for x in values)
 
 
 def planned_without_context(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 from pblas import errors
 from pblas.backends.dtypes import Dtype, ProductDtypes
 from pblas.core import checks
-from pblas.core.call import call, planned, planned_without_context
+from pblas.core.call import call, is_of_descriptors, planned, planned_without_context
 from pblas.core.operation import Bound, Executor, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.core.planned import Planned
@@ -485,7 +485,7 @@ def planned_structured(
         return kind.kind.bind(opname, runtime, given)
 
     opname = f"plan_{given.routine}"
-    if any(isinstance(x, DistMatrix) for x in given.matrices.values()):
+    if not is_of_descriptors(given.matrices):
         return planned(opname, kind, bind, given.matrices)
     bound = bind(opname, None)
     descs = [desc for desc in bound.form[5:9] if desc is not None]

@@ -12,7 +12,7 @@ from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.backends.local_step import agreed
 from pblas.core import checks
-from pblas.core.call import call, checked_call, planned, planned_without_context, runtime_of, step
+from pblas.core.call import call, checked_call, is_of_descriptors, planned, planned_without_context, runtime_of, step
 from pblas.core.linalg_errors import SingularMatrixError
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, MatrixOrArray, Side, Trans, Uplo
@@ -233,7 +233,7 @@ def plan_trsm(
       memory     5,767,168 bytes per rank at most, of matrices and workspace
     """
     opname, bind, matrices = "plan_trsm", TriangularSolve.bind, {"a": a, "b": b, "out": out}
-    if not any(isinstance(x, DistMatrix) for x in matrices.values()):
+    if is_of_descriptors(matrices):
         bound = bind(opname, None, a, b, side, uplo, trans, diag, alpha, out, dtype)
         return planned_without_context(opname, bound, PlannedTrsm, nprocs, bound.form[4:7])
     return planned(opname, PlannedTrsm, bind, matrices, a, b, side, uplo, trans, diag, alpha, out, dtype, nprocs)

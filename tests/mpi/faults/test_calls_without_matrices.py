@@ -94,3 +94,18 @@ def test_a_matrix_of_a_closed_context_on_one_rank_is_an_error_on_every_rank(only
             x = dead if COMM.rank in wrong else a
             raises_on_all_ranks(pblas.ContextError, "the context is closed", partial(call, x))
     check_product(only)
+
+
+def test_a_plan_without_matrices_or_descriptors_is_an_error_on_every_rank(only: Context) -> None:
+    a = only.eye(2 * COMM.size)
+    plans: list[Callable[[Any], object]] = [
+        lambda x: pblas.blas.plan_symm(x, a if x is a else 2),  # type: ignore[arg-type]
+        pblas.blas.plan_syrk,
+        lambda x: pblas.blas.plan_trsm(x, a if x is a else 2),  # type: ignore[arg-type]
+        lambda x: pblas.plan_elementwise("x", x=x),
+        lambda x: pblas.plan_redistribution(x, a.desc),
+    ]
+    for wrong in culprits():
+        for plan in plans:
+            raises_on_all_ranks(ArgumentError, "atri", partial(plan, "x" if COMM.rank in wrong else a))
+    check_product(only)

@@ -617,7 +617,9 @@ def test_paths_of_a_trace_that_cannot_be_read_are_an_error_on_every_rank(ctx: Co
             raise GeneratorExit("on purpose")
         yield "trace.json"
 
-    raises_on_all_ranks(pblas.PblasError, "GeneratorExit: on purpose", lambda: ctx.trace(paths()).__enter__())
+    a = ctx.eye(4)
+    planned = pblas.plan_matmul(a, a)
+    raises_on_all_ranks(pblas.PblasError, "GeneratorExit: on purpose", lambda: planned.trace(a, a, paths=paths()))
     check_product(ctx)
 
 
