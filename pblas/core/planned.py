@@ -296,16 +296,16 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         except BaseException:
             self._lost = True  # the executor may refer to memory that all ranks have given back
             raise
-        is_read = executor.peers_read and backend.shared and runtime.nprocs > 1
+        reads = backend.shared and runtime.nprocs > 1
         # Another rank that waits for none of this rank's messages goes on to the agreement that ends its reading.
-        is_local = is_read and not bound.is_temporary and self.plan.is_silent
+        is_local = reads and self.plan.is_silent and executor.peers_read and not bound.is_temporary
         with (
             LocalStep(runtime.fail, opname) if is_local else nullcontext(),
             backend.progressing() if self._overlaps else nullcontext(),
         ):
             value = executor.run(begun.x)
             backend.arrays.synchronize()
-        if is_read:
+        if reads and executor.peers_read:  # some know it after their run only
             self._read_since = runtime.next_number()
             if not bound.is_temporary:
                 runtime.begin_reading()
