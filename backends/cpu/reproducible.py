@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
@@ -28,6 +29,7 @@ UNITS = 64, 48, 96, 192  # multiples of the tiles of kernels; tried in this orde
 _LEAST = 64  # least length: OpenBLAS forms products of less than 100^3 multiplications in other kernels
 _TILE, _TESTED = 1024, 512  # about as many rows and columns are formed at a time, and tested
 _DEEP = 256  # depth of the product that stands for a processor
+_ROWS, _COLUMNS = 7, 5  # different ones in a test
 
 
 class Kernel(NamedTuple):
@@ -66,40 +68,47 @@ def kernel(dtype: Dtype, *depths: int) -> Kernel:
 
 @lru_cache(256)
 def is_uniform(kernel: Kernel, depth: int, multiply: Callable[..., None] = gemm) -> bool:
-    """Whether products of this depth, of equal rows and equal columns, have equal elements at all places."""
+    """Whether products of this depth have equal elements at all places, of a few rows and columns that recur.
+
+    Their numbers have no common factor with the sizes of kernels. One element alone may be rounded alike in two orders.
+    """
     rows, columns = _vectors(kernel.dtype, depth)
     short, tile = kernel.padded(1), kernel.padded(_TESTED)
     expected = None
     for m, n in ((short, short), (short, tile), (tile, short), (short + kernel.unit, tile), (tile, tile)):
         for orders in ("FF", "FC", "CF", "CC") if (m, n) != (tile, tile) else ("FF",):
             x, y = (_matrix(shape, kernel.dtype, orders[i]) for i, shape in enumerate(((m, depth), (depth, n))))
-            x[...], y[...] = rows, columns[:, None]
+            i, j = np.arange(m) % len(rows), np.arange(n) % len(columns)
+            x[...], y[...] = rows[i], columns[j].T
             z = np.empty((m, n), kernel.dtype, "F")
             multiply(1, x, y, 0, z)
-            expected = z[0, 0] if expected is None else expected
-            if not (z == expected).all():
+            expected = z[: len(rows), : len(columns)].copy() if expected is None else expected
+            if not (z == expected[np.ix_(i, j)]).all():
                 return False
     return True
 
 
 def _vectors(dtype: Dtype, depth: int) -> tuple[Array, Array]:
+    """Rows of X, and columns of Y."""
+    shape = _ROWS + _COLUMNS, depth
     generator = np.random.default_rng(depth)
-    x, y = generator.standard_normal((2, depth)) + 1j * generator.standard_normal((2, depth))
-    return (x.astype(dtype), y.astype(dtype)) if dtype.kind == "c" else (x.real.astype(dtype), y.real.astype(dtype))
+    x = generator.standard_normal(shape)
+    vectors = (x + 1j * generator.standard_normal(shape) if dtype.kind == "c" else x).astype(dtype)
+    return vectors[:_ROWS], vectors[_ROWS:]
 
 
 @lru_cache(8)
 def fingerprint(dtype: Dtype) -> str:
-    """Bits of one product: ranks whose BLAS or processor adds in another order have another one."""
+    """Bits of a product: ranks whose BLAS or processor adds in another order have another one."""
     total = accumulator_dtype(dtype)
     chosen = kernel(total, _DEEP)
     rows, columns = _vectors(chosen.dtype, _DEEP)
-    m = chosen.padded(1)
-    z = np.empty((m, m), chosen.dtype, "F")
-    x, y = np.empty((m, _DEEP), chosen.dtype), np.empty((_DEEP, m), chosen.dtype)
-    x[...], y[...] = rows, columns[:, None]
-    gemm(1, x, y, 0, z)
-    return z[0, 0].tobytes().hex()
+    length = chosen.padded(1)
+    x, y = (np.zeros((length, _DEEP), chosen.dtype) for _ in range(2))
+    x[:_ROWS], y[:_COLUMNS] = rows, columns
+    z = np.empty((length, length), chosen.dtype, "F")
+    gemm(1, x, y.T, 0, z)
+    return f"{crc32(z[:_ROWS, :_COLUMNS].tobytes()):08x}"
 
 
 class TreeSum:

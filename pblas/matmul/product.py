@@ -93,8 +93,8 @@ class Product(Operation[DistMatrix]):
         )
         bits = None
         if options.reproducible and runtime is not None and not runtime.topology.gpus:
-            bits = f"True, where this rank's BLAS forms {fingerprint(dtypes.d)}"
-        scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta, "reproducible": bits}
+            bits = fingerprint(dtypes.d)
+        scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta, "reproducible sums": bits}
         written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS
         (scale_a, scale_b, scale_d, amax), scales, value = call.scales, None, call.epilogue
         if not (scale_a is scale_b is scale_d is amax is None):

@@ -132,7 +132,7 @@ def test_processors_that_add_otherwise_are_a_mismatch(ctx: pblas.Context, monkey
             patch.setattr("pblas.matmul.product.fingerprint", lambda _: str(ctx.rank))
             raises_on_all_ranks(
                 pblas.MismatchError,
-                "reproducible differs between ranks",
+                "reproducible sums differs between ranks",
                 lambda: pblas.pmatmul(a, a, reproducible=True),
             )
 
