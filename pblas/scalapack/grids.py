@@ -345,6 +345,6 @@ def _check_options(opname: str, options: dict[str, Any]) -> None:
 _OPTIONS: dict[str, Any] = {
     x.name: x.default
     for x in inspect.signature(Context).parameters.values()
-    if x.name not in ("comm", "tuning", "process_group", "order")
+    if x.name not in ("comm", "tuning", "process_group", "order", "reproducible")
 }
 """Options of the context over a grid and their defaults."""

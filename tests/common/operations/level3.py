@@ -120,7 +120,18 @@ def planned(function: Callable[..., Any], *of_plan: str) -> Callable[..., Any]:
     return call
 
 
-OPTIONS = ("transa", "transb", "alpha", "beta", "overlap", "chunks", "tf32", "fast_accumulate", "strict")
+OPTIONS = (
+    "transa",
+    "transb",
+    "alpha",
+    "beta",
+    "overlap",
+    "chunks",
+    "tf32",
+    "fast_accumulate",
+    "strict",
+    "reproducible",
+)
 PRODUCT_OPTIONS = {
     "alpha": SCALARS,
     "transa": TRANS,
@@ -165,8 +176,10 @@ PRODUCTS = (
         "pmatmul: of real matrices",
         with_epilogue(pblas.pmatmul),
         product,
-        values={"dtype": "float32", "a": A, "b": A, "tf32": False, "strict": False, "fast_accumulate": False},
+        values={"dtype": "float32", "a": A, "b": A, "tf32": False, "strict": False, "fast_accumulate": False}
+        | {"reproducible": False},
         options={
+            "reproducible": (True,),
             "epilogue": tuple(filter(None, EPILOGUES)),
             "tf32": (True,),
             "strict": (True,),
