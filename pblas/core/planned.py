@@ -17,6 +17,7 @@ from pblas.runtime.runtime import Runtime, spelled
 from pblas.trace import Paths, Trace, Tracing
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
 
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -52,6 +53,10 @@ class PlanHandle:
         """The plan in about ten lines: the reason for it, and the bytes that it moves."""
         text: str = self.plan.explain()
         return text
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the bytes that each rank receives and holds into a file; see `Plan.plot` (local)."""
+        self.plan.plot(path)
 
     def trace(self, *arguments: object, paths: Paths = (), title: str | None = None, **options: object) -> Trace:
         """**Collective.** One `execute`, and a timeline of every rank; see `Context.trace`.

@@ -20,11 +20,14 @@ from pblas.simulation.hardware_file import find_hardware
 from pblas.simulation.phase import Phase, View
 
 if TYPE_CHECKING:
+    import os
+
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.simulation.simulate import Simulation
 
 
 _ASK_FEW = 4  # about how many ranks are simulated for a prediction
+_DRAW_ALL = 64  # largest number of ranks that all have bars in a picture
 _ASK_ALL = 1024  # largest number of ranks that are all examined to find the busiest
 
 
@@ -53,6 +56,7 @@ _PUBLIC = frozenset(
         *(
             "messages",
             "panels",
+            "plot",
             "received_elements",
             "received_nbytes",
             "simulate",
@@ -305,6 +309,29 @@ class Plan(ABC):
         ]
         title = f"{self.name}: {self.title()}, {self.dtypes_text}, on {ranks_text(self.nprocs)}"
         return "\n".join([title, *(f"  {key:<10} {text}" for key, text in lines)])
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the bytes that each rank receives, beside the lower bound, and those that it holds (local).
+
+        Of more than 64 ranks a few have bars, those that receive and hold most among them.
+
+        Args:
+            path: path that ends in .png, .svg or .pdf; an old file is replaced (local).
+
+        Raises:
+            ArgumentError: another suffix.
+            BackendError: Matplotlib is not installed.
+            FileFormatError: the file cannot be written.
+        """
+        from pblas.plans.drawing import Bars, draw
+
+        ranks: Sequence[int] = range(self.nprocs)
+        if self.nprocs > _DRAW_ALL:
+            extreme = sorted(self.extreme_ranks())
+            ranks = extreme[:: 1 + len(extreme) // _DRAW_ALL]
+        received, matrices = ([f(rank) for rank in ranks] for f in (self.received_nbytes, self.operands_nbytes))
+        workspace = self.workspace_nbytes - self.staged_nbytes
+        draw(path, self.label, Bars(ranks, received, self.lower_bound_nbytes, matrices, workspace))
 
     def __str__(self) -> str:
         return self.explain()

@@ -229,7 +229,7 @@ CALLS: dict[str, Call] = {
 
 EXEMPT: dict[str, str] = {
     "no other rank takes part": r"""
-        Context\.describe|DistMatrix\.(conj|linear_operator)|Planned\w+\.(explain|close)
+        Context\.describe|DistMatrix\.(conj|linear_operator)|Planned\w+\.(explain|plot|close)
         |init_nvshmem|show_config|tp\.(default_context|local_shard)
         |scalapack\.(descinit|get|gridinfo|indx\w+|infog2l|numroc|pcoord|pinfo|pnum|p.elset)
     """,
