@@ -239,8 +239,11 @@ class Runtime:
         where it returns true on the others.
         """
         with self.backend.provisional():
-            with LocalStep(self.fail, opname):
+            try:
                 staged = copy()
+            except BaseException:  # the other ranks have copied theirs, and agree
+                with LocalStep(self.fail, opname):
+                    raise
             if staged:
                 self.backend.agree(f"{opname}: staged")
 
