@@ -44,7 +44,7 @@ class RunAllGatherGemm:
 
     def __init__(self, plan: AllGatherGemm, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
         self._along_k, self._total = plan.along_k, dtypes.total
-        self._arrays, self._gemm = backend.arrays, backend.arrays.gemm
+        self._arrays = backend.arrays
         self._gather = Gather(backend, plan, dtypes.b, orders.right)
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
         self._steps = []
@@ -90,6 +90,11 @@ class RunAllGatherGemm:
 
     def publish(self, operands: Operands) -> bool:
         return self._gather.source_matrix.publish(operands.right)
+
+    @property
+    def _gemm(self) -> Callable[..., None]:
+        """The product of two blocks; looked up at each run, since traces replace it."""
+        return self._arrays.gemm
 
     def prepare(self, *, scratch: bool) -> bool:
         """**Collective.** Stage the shards if any rank must; true if the ranks must then agree once more."""

@@ -61,8 +61,13 @@ class RunLocalGemm(RunScaling):
 
     def __init__(self, plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, *unused: object) -> None:
         super().__init__(backend)
-        self._total, self._gemm = dtypes.total, backend.arrays.gemm
+        self._total = dtypes.total
         self._m = IndexRuns.of_rows(plan.oriented, backend.rank)
+
+    @property
+    def _gemm(self) -> Callable[..., None]:
+        """The product of two blocks; looked up at each run, since traces replace it."""
+        return self._arrays.gemm
 
     def run(self, x: Operands) -> None:
         arrays = self._arrays

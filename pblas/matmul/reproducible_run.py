@@ -45,7 +45,17 @@ class RunReproducibleScaling(RunScaling):
             finish(x.beta, x.old, 0, result)
 
 
-class RunReproducibleLocalGemm(RunLocalGemm):
+class _OfPieces:
+    """Products of blocks as sums of the products of pieces of K."""
+
+    _products: PieceGemm
+
+    @property
+    def _gemm(self) -> Callable[..., None]:
+        return self._products.gemm
+
+
+class RunReproducibleLocalGemm(_OfPieces, RunLocalGemm):
     """Runs a reproducible LocalGemm plan on one rank."""
 
     def __init__(self, plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, *unused: object) -> None:
@@ -53,11 +63,10 @@ class RunReproducibleLocalGemm(RunLocalGemm):
         rows, columns = plan.oriented.d.along("rows"), plan.oriented.d.along("columns")
         m, n = (rows.max_count if rows else plan.oriented.m), (columns.max_count if columns else plan.oriented.n)
         self._products = piece_gemm(plan, backend, dtypes.total, (m, n))
-        self._gemm = self._products.gemm
         self.workspace_nbytes = self._products.nbytes
 
 
-class RunReproducibleAllGatherGemm(RunAllGatherGemm):
+class RunReproducibleAllGatherGemm(_OfPieces, RunAllGatherGemm):
     """Runs a reproducible AllGatherGemm plan on one rank: each shard that arrives has all of K."""
 
     def __init__(self, plan: AllGatherGemm, backend: HostRanks, dtypes: ProductDtypes, orders: Orders) -> None:
@@ -65,7 +74,6 @@ class RunReproducibleAllGatherGemm(RunAllGatherGemm):
         rows = plan.oriented.d.split
         m = plan.oriented.m if rows is None else rows.max_count
         self._products = piece_gemm(plan, backend, dtypes.total, (m, plan.shards.max_count))
-        self._gemm = self._products.gemm
 
     @property
     def workspace_nbytes(self) -> int:

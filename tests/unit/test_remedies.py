@@ -86,9 +86,12 @@ CODE = re.compile(
 
 
 def printed_code() -> Iterator[tuple[str, str]]:
-    """(place, code) of everything in the second and later clauses of messages that reads like code; X is filled in."""
+    """(place, code) of everything in the second and later clauses of messages that reads like code; X is filled in.
+
+    Those of the command line, of tables and of `pblas.torch`, which needs torch, are left out.
+    """
     for place, text in texts():
-        if len(text) >= 20 and "\n" not in text and not place.startswith(("cli/", "scalapack/routines")):
+        if len(text) >= 20 and "\n" not in text and not place.startswith(("cli/", "scalapack/routines", "torch/")):
             for clause in text.split("; ")[1:]:
                 yield from ((place, code) for code in CODE.findall(clause))
 

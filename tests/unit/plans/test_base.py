@@ -111,7 +111,7 @@ def public(x: object) -> set[str]:
 def test_tab_shows_public_names() -> None:
     rows = MatrixDescriptor.row_wise(8, 8, 4)
     for planned in (plan_matmul(rows, rows, dtype="float64"), plan_redistribution(rows, rows.T, dtype="float64")):
-        methods = {"close", "execute", "explain", "out", "plan", "trace", "workspace_nbytes"}
+        methods = {"close", "execute", "explain", "out", "plan", "plot", "trace", "workspace_nbytes"}
         assert public(planned) - {"descriptors"} == methods
         fields = {field.name for field in dataclasses.fields(planned.plan)}
         shown = public(planned.plan)
