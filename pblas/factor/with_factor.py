@@ -145,7 +145,7 @@ def _solved_on_grid(
             x = rows_exchanged(opname, x, pivots)
     for uplo, trans, unit in triangles:
         diag: Diag = "U" if unit else "N"
-        x = triangle_solved(opname, w, x, uplo=uplo, trans=trans, diag=diag, out=new or x, steady=True)
+        x = triangle_solved(opname, w, x, uplo=uplo, trans=trans, diag=diag, out=new or x)
         new = None
     if pivots is not None and backward:
         exchange_rows(opname, x, pivots, backward=True)

@@ -44,7 +44,7 @@ class TriangularSolve(Operation[DistMatrix]):
     noun: ClassVar[str] = "triangular solve"
     may_overlap: ClassVar[bool] = True  # X may be B: `parts` checks
     keeps_workspace: ClassVar[bool] = True
-    derived: ClassVar[frozenset[str]] = frozenset(("reads", "steady"))
+    derived: ClassVar[frozenset[str]] = frozenset(("reads",))
 
     side: Side  # as in `trsm`, like `uplo` and `trans` (global)
     uplo: Uplo
@@ -56,7 +56,6 @@ class TriangularSolve(Operation[DistMatrix]):
     dtype: Dtype
     conjugated: tuple[bool, bool]  # whether A, and B, are conjugated views (global)
     reads: bool  # whether alpha is not 0 (global)
-    steady: bool = False  # whether the plan may not depend on measured rates: X then has the same bits on any transport
 
     @classmethod
     def bind(
@@ -125,7 +124,7 @@ class TriangularSolve(Operation[DistMatrix]):
     def plan(self, nprocs: int, topology: Topology) -> TrsmPlan | PipelinedTrsm:
         operands = TriangularOperands(self.a, self.b, self.x, self.side, self.uplo, self.trans, self.unit)
         reads = self.reads and 0 not in self.b.shape
-        topology = replace(topology, bandwidth=0.0) if self.steady else topology
+        topology = replace(topology, bandwidth=0.0)  # a measured rate would change the bits of X from run to run
         width = PANEL_ON_GPUS if topology.gpus else PANEL
         return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
 
@@ -295,19 +294,11 @@ def triangle_solved(
     trans: Trans = "N",
     diag: Diag = "N",
     out: DistMatrix | MatrixDescriptor | None = None,
-    steady: bool = False,
 ) -> DistMatrix:
-    """**Collective.** `trsm` with A on the left, as a step of a call; `out` may be the layout of a new X.
-
-    If it is `steady`, X has the same bits on any transport.
-    """
+    """**Collective.** `trsm` with A on the left, as a step of a call; `out` may be the layout of a new X."""
     runtime = a.runtime
 
-    def bind() -> Bound[DistMatrix]:
-        bound = TriangularSolve.bind(opname, runtime, a, b, "L", uplo, trans, diag, 1, out)
-        return bound._replace(form=(*bound.form, steady))
-
-    return step(opname, runtime, bind)
+    return step(opname, runtime, lambda: TriangularSolve.bind(opname, runtime, a, b, "L", uplo, trans, diag, 1, out))
 
 
 def _overwrites_b(opname: str, a: DistMatrix, b: DistMatrix, out: DistMatrix) -> bool:

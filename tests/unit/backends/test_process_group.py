@@ -19,7 +19,7 @@ JOB, CONTEXTS = (str(Path(__file__).with_name(f"{name}_job.py")) for name in ("g
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
 
 
-@pytest.mark.parametrize(("job", "nranks"), [(JOB, RANKS), *((CONTEXTS, nranks) for nranks in (1, 2, 3))])
+@pytest.mark.parametrize(("job", "nranks"), [(JOB, RANKS), (CONTEXTS, 2), (CONTEXTS, 3)])
 def test_ranks_that_torchrun_starts_work_and_raise_together(job: str, nranks: int) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nranks}"]
     done = subprocess.run(
@@ -52,12 +52,9 @@ def test_a_rank_that_is_late_or_dies_is_named(tmp_path: Path) -> None:
     ("nranks", "call", "transport"),
     [
         (2, "product", "message"),
-        (2, "allreduce", "auto"),
         (3, "agreement", "auto"),
-        (3, "product", "auto"),
         (3, "solve", "message"),
-        (3, "allreduce", "message"),
-        (3, "to_global", "auto"),
+        (3, "allreduce", "auto"),
     ],
 )
 def test_a_rank_that_is_killed_in_a_call_is_named_in_time(

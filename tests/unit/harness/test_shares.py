@@ -1,11 +1,11 @@
-"""A whole run leaves no case out: each one runs on a number of ranks that its marks allow, of a small family on two."""
+"""Each case runs on a number of ranks that its marks allow, of a small family on two, of a law every second one."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.harness.shares import LARGE, NUMBERS, numbers_of, share
+from tests.harness.shares import LARGE, LAW, NUMBERS, numbers_of, share
 
 
 def copied(marks: dict[str, Any]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def family(name: str, count: int, **marks: Any) -> list[Any]:
     return [item(f"tests/x.py::{name}[{i}]", **marks) for i in range(count)]
 
 
-@pytest.mark.parametrize(("count", "numbers"), [(1, 2), (LARGE - 1, 2), (LARGE, 1), (300, 1)])
+@pytest.mark.parametrize(("count", "numbers"), [(1, 2), (LARGE - 1, 2), (LARGE, 1), (LAW - 1, 1)])
 def test_each_case_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: int) -> None:
     cases = family("test_a", count)
     kept = {n: share(cases, n) for n in NUMBERS}
@@ -31,6 +31,15 @@ def test_each_case_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: i
         assert found == sorted(numbers_of(case.nodeid, count))
         assert len(found) == numbers
     assert count < 20 or all(kept.values())
+
+
+def test_of_a_law_about_half_of_the_cases_run_each_on_one_number_of_ranks() -> None:
+    cases = family("test_a", 3 * LAW)
+    kept = {n: share(cases, n) for n in NUMBERS}
+    found = [sum(case in kept[n] for n in NUMBERS) for case in cases]
+    assert {*found} == {0, 1}
+    assert LAW < sum(found) < 2 * LAW
+    assert all(kept.values())
 
 
 @pytest.mark.parametrize("count", [1, 60])
