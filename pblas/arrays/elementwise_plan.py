@@ -72,10 +72,6 @@ class ElementwisePlan(Plan):
         return "operands with another layout than the result are redistributed to it"
 
     @property
-    def is_silent(self) -> bool:
-        return self.transport == "shared"
-
-    @property
     def moved(self) -> tuple[ElementwiseOperand, ...]:
         """The operands that are redistributed."""
         return tuple(operand for operand in self.operands if operand.moves)

@@ -160,7 +160,7 @@ def _elements(checked: _Value, a: DistMatrix, agrees: str, shape: tuple[int, int
         whole = MatrixDescriptor.replicated(*value.shape, runtime.nprocs)
         copy = redistributed(_WRITE, value, whole, agrees=agrees + checked.text)
         runtime.end_reading(_WRITE)  # A may overlap the value, which peers read
-        value = runtime.backend.reading(copy.local)
+        value = runtime.backend.reading(copy.local).astype(a.dtype, copy=False)
     else:
         runtime.agree(_WRITE, agrees + checked.text)
     return np.broadcast_to(value, shape)
@@ -240,11 +240,8 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
         part = backend.reading(a.stored(opname))
         part = part.T if by_columns else part
         packed = [part[_index(*common(rank, peer, 0))].ravel() for peer in ranks]
-        if a.conjugated != out.conjugated:
-            packed = [np.conj(block) for block in packed]
         places = [common(peer, rank, 1) for peer in ranks]
-        shapes, targets = [(slow.size, fast.size) for slow, fast in places], [_index(*place) for place in places]
-        counts = [slow * fast for slow, fast in shapes]
+        counts = [slow.size * fast.size for slow, fast in places]
         blocks = [packed[peer] if peer == rank else np.empty(counts[peer], a.dtype) for peer in ranks]
     runtime.agree(f"{opname}: memory", "")
     channel, peers = backend.plain_channel, [(rank + turn) % len(ranks) for turn in range(1, len(ranks))]
@@ -252,10 +249,12 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
     transfers += [channel.send(packed[peer][:, None], peer, _TAG) for peer in peers if packed[peer].size]
     for transfer in transfers:
         backend.wait(transfer.done, f"{opname}: elements")
+    if a.conjugated != out.conjugated:
+        blocks = [np.conj(block) for block in blocks]
     with _rewriting(runtime, out.stored(opname)) as local:
         stored_lines = local.T if by_columns else local
-        for index, block, shape in zip(targets, blocks, shapes, strict=True):
-            stored_lines[index] = block.reshape(shape)
+        for (slow, fast), block in zip(places, blocks, strict=True):
+            stored_lines[_index(slow, fast)] = block.reshape(slow.size, fast.size)
 
 
 def _bind_masked(opname: str, runtime: Runtime, a: DistMatrix, mask: Any, value: object) -> Bound[DistMatrix]:

@@ -160,7 +160,8 @@ def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequen
         exchange = runtime.kept.get(key, Exchange) or Exchange(numbers, x.dtype, runtime.rank)
         exchange.lay_out(runtime, operation, x)
     runtime.agree(operation, text)
-    runtime.stage(operation, exchange.stage)
+    if exchange.stage():
+        runtime.agree(f"{operation}: staged", {})
     runtime.kept.keep(key, exchange)
     return exchange.collect().reshape(sum(rows), *row)
 
@@ -341,8 +342,6 @@ def _reduce_on_hosts(
         refuse_stream(called, stream)
         spec = ReduceArguments(operation, runtime, x, out, options)
         text = spec.text if caller is None else caller[1]
-        if runtime.backend.dry is None:
-            spec.reserve(spec.place.shape, "F" if spec.by_columns else "C")
     form = spec.form
     if runtime.backend.dry is not None:
         runtime.agree(called, text)
@@ -467,10 +466,8 @@ def _gather_on_hosts(runtime: Runtime, x: object, out: object, requested_counts:
     with runtime.local_step(operation):
         refuse_stream(operation, stream)
         spec = GatherArguments(runtime, x, out, requested_counts)
-        nrows = len(spec.x)
-        counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
-        if runtime.backend.dry is None:
-            spec.reserve((sum(counts), *spec.x.shape[1:]))
+    nrows = len(spec.x)
+    counts = [nrows] * runtime.nprocs if spec.counts is None else list(spec.counts)  # the most frequent case
     if runtime.backend.dry is not None:
         runtime.agree(operation, spec.arguments(), spec.error_of(counts))
         stage(runtime)
@@ -491,13 +488,10 @@ def _gather_on_hosts(runtime: Runtime, x: object, out: object, requested_counts:
     agreed = agreed[2:] if agreed[0] == -agreed[1] and agreed[2] < 2 else ()
     if not agreed:
         counts = runtime.gathered(nrows)
-        is_new = staging is None
-        staging = staging or _new_staging(runtime)
-        with runtime.local_step(operation):
-            steps, flat = _gathering(operation, spec, counts)
-            spec.reserve((sum(counts), *spec.x.shape[1:]))
-            if is_new:
-                hidden, job = _offered(staging, steps, flat)
+        steps, flat = _gathering(operation, spec, counts)
+        if staging is None:
+            staging = _new_staging(runtime)
+            hidden, job = _offered(staging, steps, flat)
         agreed = runtime.agree(f"{operation}: lengths", {}, spec.error_of(counts), (hidden, int(job is None)))
     assert staging is not None, "made above if there was none"
     shape = sum(counts), *spec.x.shape[1:]

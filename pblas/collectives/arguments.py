@@ -83,7 +83,6 @@ class Arguments(ABC):
         self.x: Array = self._array("x", x)
         self._like, self._caller_out = x if x is self.x or makes_arrays(x) else self.x, out
         self.dtype: Dtype = checked_dtype(name, self.x.dtype)
-        self._reserved: Array | None = None
         self.out: Array | None = None if out is None else self._array("out", out)
         if self.out is None:
             return
@@ -129,16 +128,9 @@ class Arguments(ABC):
         if self.out is not None:
             return Target(self._caller_out, self.out, self._like)
         if type(self._like) is np.ndarray:
-            array, self._reserved = self._reserved, None
-            if array is None or array.shape != shape or not array.flags["C" if order == "C" else "F"]:
-                array = make()
+            array = make()
             return Target(array, array, self._like)
         return new_target(shape, self._like, self.runtime.backend, make, order)
-
-    def reserve(self, shape: tuple[int, ...], order: Literal["C", "F"] = "C") -> None:
-        """Allocate a new result before an agreement, by which an error becomes one of all ranks (local)."""
-        if self.out is None and type(self._like) is np.ndarray:
-            self._reserved = np.empty(shape, self.dtype, order)
 
     def checked_counts(self, counts: Any, total: int | None = None) -> tuple[int, ...]:
         """The caller's counts, one for each rank; ArgumentError unless they add up to `total`, if that is given."""

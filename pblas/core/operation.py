@@ -72,10 +72,10 @@ class Executor(Protocol):
         """Publish the locations of an execution's arrays; true if peers cannot reach them there (local)."""
 
     def prepare(self, *, scratch: bool) -> bool:
-        """**Collective.** Copy arrays to memory that peers reach if those of any rank need it: see `Runtime.stage`.
+        """Copy arrays to memory that peers reach, if the arrays of any rank need it.
 
         Returns:
-            Whether all ranks must agree before they run (global).
+            Whether all ranks must agree before they run.
         """
 
     def run(self, x: Any) -> object:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
 from pblas.backends import log
-from pblas.backends.local_step import LocalStep
 from pblas.core.operation import Bound, Executor, Operation, ResultT
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.base import Plan
@@ -176,7 +175,6 @@ class DryExecutor:
 class Planned(PlanHandle, Kept, Generic[ResultT]):
     """The plan and the executor of an operation."""
 
-    _lost = False  # whether the executor has to be made anew (global)
     _shared = False  # whether the executor uses shared memory. The context may give that up later
     _overlaps = False  # whether the executor computes while messages are under way (global)
     _read_since = -1  # the agreement after which peers began to read what this plan published last (global)
@@ -215,7 +213,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def prepare(self, runtime: Runtime) -> None:
         """**Collective**, unless it is local. Make the executor, for messages if shared memory does not suffice."""
-        self._executor, short, self._lost = None, False, False
+        self._executor, short = None, False
         try:
             self._executor = self._new_executor(runtime)
         except errors.WorkspaceError as caught:
@@ -238,10 +236,6 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
             return DryExecutor(self.operation, self.plan, runtime.backend)
         return self.operation.executor(self.plan, runtime.backend)
 
-    def _is_stale(self, runtime: Runtime) -> bool:
-        """Whether the executor must be made anew: the context uses other memory, or has taken back its own (global)."""
-        return self._lost or self._shared != runtime.backend.shared
-
     def free_buffers(self) -> None:
         """Free the memory that an idle plan does not need (local)."""
         if self._executor is not None and not self.operation.keeps_workspace:
@@ -254,7 +248,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
         A new result must be small, and fit into the windows that there are: ranks make a new one together.
         """
-        if self._executor is None or self._is_stale(runtime) or self._is_read(runtime):
+        if self._executor is None or self._shared != runtime.backend.shared or self._is_read(runtime):
             return False
         if bound.fact:  # the largest of all ranks is not known yet
             return False
@@ -280,7 +274,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         result: Any = bound.out
         if result is None and self._has_result:
             result = self.new_result(runtime, bound)
-            if self._is_stale(runtime):  # it made the context switch to messages
+            if self._shared != runtime.backend.shared:  # it made the context switch to messages
                 self.prepare(runtime)
         if runtime.backend.dry is not None:
             return Begun(result, runtime, alone=False)
@@ -296,21 +290,12 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         otherwise that of a later step serves, before this rank writes there.
         """
         backend, executor = runtime.backend, self._executor
-        try:
-            runtime.stage(opname, lambda: executor.prepare(scratch=scratch))
-        except BaseException:
-            self._lost = True  # the executor may refer to memory that all ranks have given back
-            raise
-        reads = backend.shared and runtime.nprocs > 1
-        # Another rank that waits for none of this rank's messages goes on to the agreement that ends its reading.
-        is_local = reads and self.plan.is_silent and executor.peers_read and not bound.is_temporary
-        with (
-            LocalStep(runtime.fail, opname) if is_local else nullcontext(),
-            backend.progressing() if self._overlaps else nullcontext(),
-        ):
+        if executor.prepare(scratch=scratch):
+            backend.agree(f"{opname}: staged")
+        with backend.progressing() if self._overlaps else nullcontext():
             value = executor.run(begun.x)
             backend.arrays.synchronize()
-        if reads and executor.peers_read:  # some know it after their run only
+        if executor.peers_read and backend.shared and runtime.nprocs > 1:
             self._read_since = runtime.next_number()
             if not bound.is_temporary:
                 runtime.begin_reading()
@@ -322,7 +307,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         self, opname: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool = True
     ) -> ResultT:
         """**Collective.** An execution with an opening agreement of its own; by messages if shared memory is short."""
-        if self._executor is not None and self._is_stale(runtime):
+        if self._executor is not None and self._shared != runtime.backend.shared:
             self.prepare(runtime)
         try:
             return self._perform_once(opname, runtime, bind, closes=closes)

@@ -213,10 +213,6 @@ class WithPanelsPlan(WithFactorPlan):
     def overlaps_messages(self) -> bool:
         return self.nprocs > 1 and self.transport in ("message", "mixed")
 
-    @property
-    def is_silent(self) -> bool:
-        return self.transport == "shared"
-
     def exchanged_elements(self, rank: int) -> int:
         """Elements of panels of other ranks."""
         others = (step for step in self.steps if step.panel.owner != rank and self.columns(step.panel, rank))

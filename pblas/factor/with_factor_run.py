@@ -63,8 +63,7 @@ class RunWithFactor(ABC, Generic[OperandsT]):
     """**Collective.** Runs a plan with a factor on one rank."""
 
     def __init__(self, plan: WithFactorPlan, backend: HostRanks, dtype: Dtype) -> None:
-        self._backend, self._arrays, self._rank = backend, backend.arrays, backend.rank
-        self._plan_name, self._is_silent = plan.name, plan.is_silent
+        self._backend, self._arrays, self._rank, self._plan_name = backend, backend.arrays, backend.rank, plan.name
         self._source = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
         place, right = Placement.of(plan.x), Placement.of(plan.right)
         self._right = RightHandSides(
@@ -96,15 +95,14 @@ class RunWithFactor(ABC, Generic[OperandsT]):
     def run(self, x: OperandsT) -> None:
         """Result := f(W) B."""
         columns = x.result if self._right.x is None else self._right.x
-        with self._right.solving(self._plan_name, is_silent=self._is_silent):
-            # X := B
-            if x.right is None:
-                self.fill(x, columns)
-            elif not (x.in_place and self._right.x is None):
-                self._right.bring(columns, Scaling(1.0, 0.0, x.conj[0]))
-            # X := f(W) X
-            self.apply(x, columns)
-            self._panels.wait_sent()
+        # X := B
+        if x.right is None:
+            self.fill(x, columns)
+        elif not (x.in_place and self._right.x is None):
+            self._right.bring(columns, Scaling(1.0, 0.0, x.conj[0]))
+        # X := f(W) X
+        self.apply(x, columns)
+        self._panels.wait_sent()
         self._source.release()
         # result := X
         self._right.deliver(x.result, self._plan_name, Scaling(1.0, 0.0, x.conj[1]))

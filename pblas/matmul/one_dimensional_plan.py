@@ -87,10 +87,6 @@ class AllGatherGemm(ProductPlan):
     name: ClassVar[str] = "AllGatherGemm"
 
     @property
-    def is_silent(self) -> bool:
-        return self.transport == "shared"
-
-    @property
     def gathered(self) -> str:
         """The operand that travels, in the user's orientation."""
         return "A" if self.transposed else "B"

@@ -206,10 +206,6 @@ class Summa(ProductPlan):
         return self.sum_placement is None and self.cuboids.k.nprocs == 1 and same_place(self.cuboids.d, self.d)
 
     @property
-    def is_silent(self) -> bool:
-        return self.transport == "shared" and self.in_place
-
-    @property
     def sums(self) -> Placement:
         """Placement in which partial products are added: that of D, unless the plan has another (global)."""
         return self.sum_placement or self.d

@@ -219,12 +219,12 @@ class Constructors(Creation):
                 desc = MatrixDescriptor.row_wise(total, across, runtime.nprocs, order=stored)
             else:
                 desc = MatrixDescriptor.column_wise(across, total, runtime.nprocs, order=stored)
-            source, split = runtime.backend.reading(part), desc.rows if axis == 0 else desc.columns
-            exchange = RowExchange(runtime, source if axis == 0 else source.T, across, lengths, split)
         runtime.agree(f"{opname}: sizes", {})
         local = self._memory(opname, desc, dtype, desc.max_local_nelements)
+        source = runtime.backend.reading(part)
         with runtime.backend.writing(local) as target:
-            exchange.run(target if axis == 0 else target.T)
+            split = desc.rows if axis == 0 else desc.columns
+            exchange(runtime, *((source, target) if axis == 0 else (source.T, target.T)), lengths, split)
         return DistMatrix(desc, local, runtime)
 
     def _filled(self, opname: str, desc: Layout, value: Any, dtype: DTypeLike | None) -> DistMatrix:
@@ -265,47 +265,32 @@ def moves(lengths: Sequence[int], split: Split, source: int, target: int) -> tup
     return start, max(start, stop)
 
 
-class RowExchange:
-    """Block := this rank's rows of all parts, one below the other. It has all memory for messages (local)."""
-
-    def __init__(self, runtime: Runtime, part: Array, width: int, lengths: Sequence[int], split: Split) -> None:
-        self._runtime, self._part, self._lengths, self._split = runtime, part, lengths, split
-        self._first = sum(lengths[: runtime.rank])
-        peers = [] if runtime.backend.dry is not None else range(1, runtime.nprocs)
-        targets = [(runtime.rank + turn) % runtime.nprocs for turn in peers]
-        sources = [(runtime.rank - turn) % runtime.nprocs for turn in peers]
-        self._outgoing = [(target, _panels(self._rows(target))) for target in targets]
-        sizes = {source: moves(lengths, split, source, runtime.rank) for source in sources}
-        self._incoming = {
-            source: np.empty((stop - start, width), part.dtype) for source, (start, stop) in sizes.items()
-        }
-
-    def _rows(self, target: int) -> Array:
-        """This rank's rows that go to a rank."""
-        start, stop = moves(self._lengths, self._split, self._runtime.rank, target)
-        return self._part[start - self._first : stop - self._first]
-
-    def run(self, block: Array) -> None:
-        """**Collective**, after an agreement."""
-        backend, rank = self._runtime.backend, self._runtime.rank
-        if backend.dry is not None:
-            return
-        own = next(iter(self._split.runs(rank)), (0, 0))[0]
-        sent = [
-            (target, backend.plain_channel.send(panel, target, TAG))
-            for target, panels in self._outgoing
-            for panel in panels
-        ]
-        received = {rank: self._rows(rank), **self._incoming}
-        for source, rows in received.items():
-            for panel in _panels(rows) if source != rank else ():
-                text = f"from_parts: rows from rank {source}"
-                backend.wait(backend.plain_channel.receive(panel, source, TAG).done, text)
-            start, stop = moves(self._lengths, self._split, source, rank)
+def exchange(runtime: Runtime, part: Array, block: Array, lengths: Sequence[int], split: Split) -> None:
+    """**Collective**, after an agreement. Block := this rank's rows of all parts, one below the other."""
+    backend, rank = runtime.backend, runtime.rank
+    if backend.dry is not None:
+        return
+    first, own = sum(lengths[:rank]), next(iter(split.runs(rank)), (0, 0))[0]
+    sent: list[Any] = []
+    for turn in range(runtime.nprocs):
+        target = (rank + turn) % runtime.nprocs
+        start, stop = moves(lengths, split, rank, target)
+        rows = part[start - first : stop - first]
+        if target == rank:
             if start < stop:
                 block[start - own : stop - own] = rows
-        for target, transfer in sent:
-            backend.wait(transfer.done, f"from_parts: rows to rank {target}")
+            continue
+        sent += [(target, backend.plain_channel.send(panel, target, TAG)) for panel in _panels(rows)]
+    for turn in range(1, runtime.nprocs):
+        source = (rank - turn) % runtime.nprocs
+        start, stop = moves(lengths, split, source, rank)
+        rows = np.empty((stop - start, block.shape[1]), block.dtype)
+        for panel in _panels(rows):
+            backend.wait(backend.plain_channel.receive(panel, source, TAG).done, f"from_parts: rows from rank {source}")
+        if start < stop:
+            block[start - own : stop - own] = rows
+    for target, transfer in sent:
+        backend.wait(transfer.done, f"from_parts: rows to rank {target}")
 
 
 def _panels(rows: Array) -> list[Array]:

@@ -171,11 +171,6 @@ class Plan(ABC):
         """Whether ranks compute while messages are under way."""
         return False
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether the ranks send no messages: they read each other's memory, between agreements."""
-        return False
-
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         """Lines of `explain` about the transfer of data; none if nothing moves."""
         return iter(())

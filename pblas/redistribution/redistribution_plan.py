@@ -53,10 +53,6 @@ class RedistributionPlan(Plan):
     transport: Transport = "message"
 
     @property
-    def is_silent(self) -> bool:
-        return self.transport == "shared"
-
-    @property
     def source(self) -> Placement:
         """Placement of op(A)."""
         place = Placement.of(self.a)

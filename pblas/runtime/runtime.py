@@ -232,21 +232,6 @@ class Runtime:
             self.workspace_pool.held = held
             raise
 
-    def stage(self, opname: str, copy: Callable[[], bool]) -> None:
-        """**Collective.** Copy arrays to memory that peers reach; an exception of any rank is raised on all ranks.
-
-        `copy` returns whether it has copied any, so that all ranks must agree before they read; it fails on a rank only
-        where it returns true on the others.
-        """
-        with self.backend.provisional():
-            try:
-                staged = copy()
-            except BaseException:  # the other ranks have copied theirs, and agree
-                with LocalStep(self.fail, opname):
-                    raise
-            if staged:
-                self.backend.agree(f"{opname}: staged")
-
     def rejecting(self, opname: str) -> LocalStep:
         """As `local_step`, in a call that starts without an agreement: see `reject` (local)."""
         return LocalStep(lambda _, error: self.reject(error), opname)

@@ -179,11 +179,6 @@ class _Placements(NamedTuple):
         """Whether ranks compute while messages are under way: see `Plan`."""
         return False
 
-    @property
-    def is_silent(self) -> bool:
-        """False: the ranks may be those of several nodes. See `Plan`."""
-        return False
-
 
 @dataclass(frozen=True, eq=False)
 class _Transfer(Operation[None]):

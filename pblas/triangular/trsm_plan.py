@@ -243,10 +243,6 @@ class TrsmPlan(TriangularSolve):
     name: ClassVar[str] = "TrsmPlan"
     why: ClassVar[str] = "right-hand sides are independent: each rank solves for its own, and only the triangle travels"
 
-    @property
-    def is_silent(self) -> bool:
-        return self.transport == "shared"
-
     solved: Placement = field(init=False)
     """The placement in which X is computed: its columns are split over the ranks, from coordinate 0 on (global)."""
 

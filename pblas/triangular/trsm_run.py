@@ -6,17 +6,13 @@ X[i] -= T[i, k] X[k]          for the rows i after k     (panel k + 1 of T arriv
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
-from pblas.backends.local_step import LocalStep
 from pblas.matmul.summa_run import SLOTS, Panels
 from pblas.redistribution.packing import COPY, Scaling
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
@@ -59,18 +55,10 @@ class RunTrsm:
 
     def run(self, x: TrsmOperands) -> None:
         """**Collective.** X := alpha T^-1 B, for this rank's right-hand sides, which then go to the owners of X."""
-        plan = self._plan
+        plan, arrays = self._plan, self._arrays
         if not plan.reads:
-            self._arrays.scale(0, x.result)
+            arrays.scale(0, x.result)
             return
-        with self._right.solving(plan.name, is_silent=plan.is_silent):
-            self._compute(x)
-        self._right.deliver(x.result, plan.name)
-        self._triangle.release()
-
-    def _compute(self, x: TrsmOperands) -> None:
-        """X := alpha T^-1 B, where X is computed."""
-        arrays = self._arrays
         solutions = x.result if self._right.x is None else self._right.x
         # X = alpha B, from the ranks that have B
         if x.in_place and self._right.x is None:
@@ -96,6 +84,8 @@ class RunTrsm:
                 self._solve(step, t_kk, solutions, x)
         for panels in (self._blocks, self._off_diagonal):
             panels.end()
+        self._right.deliver(x.result, plan.name)
+        self._triangle.release()
 
     def _begin(self, s: int) -> None:
         """Start the messages of a step, if there is one."""
@@ -211,15 +201,6 @@ class RightHandSides:
         with arrays.on_side_lane():
             brought = arrays.mark()
         arrays.follow(brought)
-
-    def solving(self, what: str, *, is_silent: bool) -> AbstractContextManager[object]:
-        """A with block of the work before `deliver`, whose agreement raises an exception of the block if it is made.
-
-        `is_silent`: no rank waits for messages of another one meanwhile.
-        """
-        if not (is_silent and self.x is not None and self._backend.shared and self._backend.size > 1):
-            return nullcontext()
-        return LocalStep(self._backend.agree, what)
 
     def deliver(self, result: Array, what: str, put: Scaling = COPY) -> None:
         """Send the solutions to the owners of X, if they are elsewhere; from now on B may be overwritten."""

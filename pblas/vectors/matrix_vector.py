@@ -446,7 +446,8 @@ class RunMatrixVector(Exchanging):
                 with x.runtime.local_step(x.opname):
                     self._multiply(x, vector)
                 x.runtime.backend.agree(f"{x.opname}: sums")
-                x.runtime.stage(x.opname, self._exchange.stage)
+                if self._exchange.stage():
+                    x.runtime.backend.agree(f"{x.opname}: staged")
         # y_0 + y_1 + ... + y_{P-1}
         total = self._total(x, vector)
         # out = alpha total + beta y

@@ -46,7 +46,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rank-grace", type=float, default=5.0, help="the same once a rank has failed")
     group.addoption("--journal", type=Path, help="existing folder for progress and stacks")
     group.addoption("--share", action="store_true", help="of large families, the cases for this number of ranks only")
-    group.addoption("--every", action="store_true", help="tests that try a sample of steps try all of them")
 
 
 @pytest.hookimpl(trylast=True)  # after pytest's own reporter, which all ranks but 0 unregister

@@ -66,11 +66,11 @@ HOSTS = tuple(
         *("operations/test_matmul", "operations/test_general", "operations/test_redistribution"),
         *("operations/test_collectives", "operations/test_unequal_nodes", "operations/test_every_routine"),
         *("tp/test_tp", "matrices/test_files"),
-        *("faults/test_errors", "faults/test_lifetime", "faults/test_nodes", "laws/test_bits"),
+        *("faults/test_errors", "faults/test_lifetime", "faults/test_nodes"),
     )
 )
 """Tests that run on several hosts, unless others are named."""
-_MOST = "not (constant_memory or real_width or random_cases or float16 or complex64 or c_order or sleeps or test_bits)"
+_MOST = "not (constant_memory or real_width or random_cases or float16 or complex64 or c_order or sleeps)"
 _SOME = " or ".join(
     (
         *("test_unequal_nodes", "test_nodes"),  # products of every kind, on grids too
@@ -78,7 +78,6 @@ _SOME = " or ".join(
         *("reduce_scatter_splits", "(allreduce_is_numpys and float32)", "(is_that_of_one_rank and float32)"),
         *("(a_saved_matrix and C-float64)", "touches_its_own_part"),
         *("(wrong_product_is_refused and dtype)", "missing_from_context", "disjoint_ranks"),
-        "(test_bits and (513 or name_their_algorithm))",
     )
 )
 ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
@@ -363,7 +362,6 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
     if spread and not options.hosts:
         ranks = options.ranks or ((3,) if options.quick and not paths else NUMBERS)
         shared: tuple[str, ...] = ("--share",) if everything and not options.every else ()
-        shared += ("--every",) if options.every else ()
         shared += ("-m", "not torch") if options.torch or options.quick else ()
         legs += [Leg(n, python, (*shared, *flags, *spread)) for n in ranks]
         if options.also:
@@ -403,7 +401,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--grace", type=float, default=5, help="the same once one has failed (%(default)s)")
     parser.add_argument("--deadline", type=float, default=3600, help="seconds for everything (%(default)s)")
-    parser.add_argument("--every", action="store_true", help="all cases on every number of ranks, without samples")
+    parser.add_argument("--every", action="store_true", help="all cases of all tests on every number of ranks")
     parser.add_argument("--quick", action="store_true", help="a selection that takes about a minute")
     parser.add_argument("--live", action="store_true", help="show pytest's output as it comes")
     return parser.parse_known_args(arguments)
