@@ -80,8 +80,8 @@ _SOME = " or ".join(
         *("(wrong_product_is_refused and dtype)", "missing_from_context", "disjoint_ranks"),
     )
 )
-ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME, "4x1": _SOME}
-"""Ranks of each host in the legs of a whole run, and pytest's -k for them: about 90 s together on two idle cores."""
+ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME}
+"""Ranks of each host in the legs of a whole run, and pytest's -k for them: about 80 s together on two idle cores."""
 TORCH = "tests/unit/backends/test_process_group.py", "tests/unit/test_torch.py"
 """Tests of one process that need torch."""
 FAULTS = "tests/hosts"
