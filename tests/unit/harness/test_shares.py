@@ -18,11 +18,11 @@ def item(nodeid: str, **marks: Any) -> Any:
     return SimpleNamespace(nodeid=nodeid, iter_markers=lambda name: [found[name]] if name in found else [])
 
 
-def family(name: str, count: int, **marks: Any) -> list[Any]:
-    return [item(f"tests/x.py::{name}[{i}]", **marks) for i in range(count)]
+def family(name: str, count: int, folder: str = "tests", **marks: Any) -> list[Any]:
+    return [item(f"{folder}/x.py::{name}[{i}]", **marks) for i in range(count)]
 
 
-@pytest.mark.parametrize(("count", "numbers"), [(1, 2), (LARGE - 1, 2), (LARGE, 1), (LAW - 1, 1)])
+@pytest.mark.parametrize(("count", "numbers"), [(1, 2), (LARGE - 1, 2), (LARGE, 1), (300, 1)])
 def test_each_case_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: int) -> None:
     cases = family("test_a", count)
     kept = {n: share(cases, n) for n in NUMBERS}
@@ -34,7 +34,7 @@ def test_each_case_runs_on_two_numbers_of_ranks_or_on_one(count: int, numbers: i
 
 
 def test_of_a_law_about_a_third_of_the_cases_run_each_on_one_number_of_ranks() -> None:
-    cases = family("test_a", 3 * LAW)
+    cases = family("test_a", 3 * LAW, "tests/mpi/laws")
     kept = {n: share(cases, n) for n in NUMBERS}
     found = [sum(case in kept[n] for n in NUMBERS) for case in cases]
     assert {*found} == {0, 1}
