@@ -42,7 +42,7 @@ class GridLuPlan(GridPlan, LuPlan):
     >>> w = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
     >>> plan = GridLuPlan(w, w, "the layout of A", "float64", 4)
     >>> [tuple(plan.arriving(rank)) for rank in range(4)]
-    [(12, 8, 12, 2), (20, 8, 12, 4), (16, 8, 12, 4), (24, 4, 12, 2)]
+    [(4, 4, 4, 2), (8, 4, 4, 6), (12, 4, 8, 2), (12, 12, 8, 2)]
     """
 
     name: ClassVar[str] = "GridLuPlan"
