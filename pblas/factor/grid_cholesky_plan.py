@@ -50,9 +50,6 @@ class GridCholeskyPlan(GridPlan, CholeskyPlan):
             sum((stop - start) ** 2 for start, stop in others if start < last),
         )
 
-    def panel_elements(self, rank: int) -> int:
-        return sum(self.arriving(rank))
-
     def sent_panel_elements(self, rank: int) -> int:
         """Elements that a rank passes on in its process row and column, and those that it sends to other rows."""
         (r, c), (nprow, npcol), grid = self.w.grid.coordinates(rank), self.shape, self.w.grid

@@ -97,9 +97,6 @@ class GridLuPlan(GridPlan, LuPlan):
         panels = min(self.npanels, count - 1)
         return self.w.columns.block(panels)[0] if count else 0
 
-    def panel_elements(self, rank: int) -> int:
-        return sum(self.arriving(rank))
-
     def sent_panel_elements(self, rank: int) -> int:
         """Elements that a rank passes on in its process row and column, and those of rows that it exchanges."""
         (r, c), (nprow, npcol), grid = self.w.grid.coordinates(rank), self.shape, self.w.grid

@@ -66,6 +66,13 @@ class GridPlan(FactorizationPlan):
         return f"each is factored by {self.library} on the {ranks_text(self.w.grid.nprow)} of a process column"
 
     @abstractmethod
+    def arriving(self, rank: int) -> tuple[int, ...]:
+        """Elements that a rank receives of all panels, by their kinds."""
+
+    def panel_elements(self, rank: int) -> int:
+        return sum(self.arriving(rank))
+
+    @abstractmethod
     def panel_phases(self, view: View) -> Iterator[Phase]:
         """The steps of a rank of the grid, in groups of equal ones."""
 

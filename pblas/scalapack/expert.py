@@ -332,7 +332,7 @@ class ExpertCall(RefinedCall, ScalesCall):
 def pxgesvx(call: ExpertCall) -> tuple[str, Real, int]:
     """**Collective.** sub(X) := op(sub(A))^-1 sub(B), refined, with bounds of its errors and a condition number.
 
-    With FACT "E" sub(A) and sub(B) are scaled by R and C if that helps, and stay so.
+    With FACT "E" sub(A) is scaled by R and C if that helps. Where sub(A) is scaled, sub(B) becomes so too.
 
     Returns:
         EQUED: how sub(A) is scaled: "N" not at all, "R" rows, "C" columns, "B" both. RCOND: as of p?gecon, of the
