@@ -63,9 +63,9 @@ def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: 
         raise errors.BackendError(
             f"{opname}: algorithm={algorithm!r} runs on CPUs, this context is on GPUs; leave it out"
         )
-    if algorithm in ("tsqr", "cholesky") and not desc.m >= desc.n > 0:
+    if algorithm in ("tsqr", "cholesky") and desc.m < desc.n:
         raise errors.ArgumentError(
-            f"{opname}: algorithm={algorithm!r} is for matrices with columns and at least as many rows; A is "
+            f"{opname}: algorithm={algorithm!r} is for matrices with at least as many rows as columns; A is "
             f"{desc.m} x {desc.n}: leave algorithm out"
         )
 

@@ -260,6 +260,7 @@ def choose_qr(
     """
     m, n = a.shape
     is_tall = gpus and not returns and 0 < n <= _WIDEST_OF_CHOLESKY and _TALL_ON_GPUS * n * nprocs <= m
+    algorithm = algorithm if n else "auto"
     if algorithm == "cholesky" or (algorithm == "auto" and is_tall):
         fallback = choose_qr(a, dtype, nprocs, transport, "blocked", gpus=gpus)
         assert isinstance(fallback, QrPlan), "by blocks"

@@ -81,7 +81,8 @@ class Calls:
             descs = [descriptor(kind, n, n, ctx.nprocs) for kind in EVERY_LAYOUT[name]]
             sets = [[ctx.empty(desc, dtype) for desc in descs] for _ in range(turns)]
             a, b, d = sets[0]
-            self._plans.append(pblas.plan_matmul(a, b, out=d, **options))
+            # Kernels with tiles add partial products of 16 bits that travel as they are.
+            self._plans.append(pblas.plan_matmul(a, b, out=d, **{"wire_dtype": dtype} | options))
             assert ctx.nprocs == 1 or self._plans[-1].plan.name == name.split()[0]
             self._matrices.append(sets)
 
