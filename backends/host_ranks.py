@@ -164,9 +164,9 @@ class HostRanks(ABC):
             opname, _, arguments = call.partition("\n")
             call, self.compared = f"{opname}{self.compared}\n{arguments}", ""
         number = self.agreement.ncalls
+        self.arena.frozen = None
         agreed = self.agreement.agree(call, error, maxima=maxima, bits=self.arena.marked_bits(number))
         self.arena.reclaim(number, agreed.bits)
-        self.arena.frozen = None
         return agreed
 
     def wait(self, arrived: Callable[[], bool], step: str) -> None:

@@ -175,7 +175,8 @@ class DryExecutor:
 class Planned(PlanHandle, Kept, Generic[ResultT]):
     """The plan and the executor of an operation."""
 
-    _shared = False  # whether the executor uses shared memory. The context may give that up later
+    # Whether the executor uses shared memory, which the context may give up later; None: it must be made anew (global)
+    _shared: bool | None = False
     _overlaps = False  # whether the executor computes while messages are under way (global)
     _read_since = -1  # the agreement after which peers began to read what this plan published last (global)
 
@@ -290,7 +291,9 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         otherwise that of a later step serves, before this rank writes there.
         """
         backend, executor = runtime.backend, self._executor
-        if executor.prepare(scratch=scratch):
+        if scratch:
+            self._stage(opname, runtime)
+        elif executor.prepare(scratch=False):
             backend.agree(f"{opname}: staged")
         with backend.progressing() if self._overlaps else nullcontext():
             value = executor.run(begun.x)
@@ -302,6 +305,16 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if closes or self.operation.closes:
             runtime.end_reading(opname)
         return self.operation.finish(opname, runtime, executor, bound, value if begun.result is None else begun.result)
+
+    def _stage(self, opname: str, runtime: Runtime) -> None:
+        """**Collective.** Copy arrays to memory that peers reach; an exception of any rank is raised on all ranks."""
+        shared, self._shared = self._shared, None  # on an exception, in which all ranks give back memory
+        with runtime.backend.provisional():
+            with runtime.local_step(opname):
+                agrees = self._executor.prepare(scratch=True)
+            if agrees:
+                runtime.backend.agree(f"{opname}: staged")
+        self._shared = shared
 
     def perform(
         self, opname: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, closes: bool = True

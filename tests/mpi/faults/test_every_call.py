@@ -21,11 +21,12 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import DistMatrix, linalg
+from pblas import DistMatrix, MatrixDescriptor, linalg
+from pblas.redistribution.transfer import SourceMatrix
 from tests.common import public
 from tests.common.operations import calls
 from tests.common.operations.calls import CALLS, N, Setting
-from tests.common.ranks import COMM, check_product
+from tests.common.ranks import COMM, check_product, same_on_all_ranks
 
 pytestmark = [
     pytest.mark.mpi(min_size=2),
@@ -308,6 +309,23 @@ def test_no_memory_for_an_array_of_one_rank(settings: Settings, name: str) -> No
         if count := COMM.bcast(counted.count, WRONG):
             which = 5 * list(CALLS).index(name) % count
             trial.run(f"allocation {which} of {count}", inside=Shortage(which), may_break=True)
+
+
+def test_no_memory_to_stage_an_array(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing has been exchanged yet: the context stays usable, and so does the plan."""
+    ctx = settings().ctx
+    desc = MatrixDescriptor.row_wise(N, N, COMM.size)
+    # Memory of the caller, which peers cannot read: it is staged.
+    own = ctx.from_local(np.ones(desc.local_shape(ctx.rank), order="F"), desc)
+    planned = pblas.plan_matmul(own, own)
+    whole = np.full((N, N), float(N))
+    for multiply in (lambda: own @ own, lambda: planned.execute(own, own), lambda: pblas.blas.syrk(own)):
+        with monkeypatch.context() as patch:
+            if ctx.rank == WRONG:
+                patch.setattr(SourceMatrix, "stage", lambda _: np.zeros(2**48))
+            kind, text = same_on_all_ranks(outcome_of(multiply))
+        assert kind == "WorkspaceError" and f"found on rank {WRONG}" in text, (kind, text)
+        np.testing.assert_array_equal(np.tril(multiply().to_global(None)), np.tril(whole))
 
 
 class Wordless(Exception):
