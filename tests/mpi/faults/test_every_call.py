@@ -324,7 +324,8 @@ def test_no_memory_to_stage_an_array(settings: Settings, monkeypatch: pytest.Mon
             if ctx.rank == WRONG:
                 patch.setattr(SourceMatrix, "stage", lambda _: np.zeros(2**48))
             kind, text = same_on_all_ranks(outcome_of(multiply))
-        assert kind == "WorkspaceError" and f"found on rank {WRONG}" in text, (kind, text)
+        assert kind == "WorkspaceError", text
+        assert f"found on rank {WRONG}" in text
         np.testing.assert_array_equal(np.tril(multiply().to_global(None)), np.tril(whole))
 
 
