@@ -319,7 +319,8 @@ def test_no_memory_to_stage_an_array(settings: Settings, monkeypatch: pytest.Mon
     own = ctx.from_local(np.ones(desc.local_shape(ctx.rank), order="F"), desc)
     planned = pblas.plan_matmul(own, own)
     whole = np.full((N, N), float(N))
-    for multiply in (lambda: own @ own, lambda: planned.execute(own, own), lambda: pblas.blas.syrk(own)):
+    calls = partial(pblas.pmatmul, own, own), partial(planned.execute, own, own), partial(pblas.blas.syrk, own)
+    for multiply in calls:
         with monkeypatch.context() as patch:
             if ctx.rank == WRONG:
                 patch.setattr(SourceMatrix, "stage", lambda _: np.zeros(2**48))
