@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
 from pblas.backends import log
+from pblas.backends.local_step import LocalStep
 from pblas.core.operation import Bound, Executor, Operation, ResultT
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.base import Plan
@@ -310,7 +311,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         """**Collective.** Copy arrays to memory that peers reach; an exception of any rank is raised on all ranks."""
         shared, self._shared = self._shared, None  # on an exception, in which all ranks give back memory
         with runtime.backend.provisional():
-            with runtime.local_step(opname):
+            with LocalStep(runtime.fail, opname):  # without an agreement nothing is staged, and nothing fails
                 agrees = self._executor.prepare(scratch=True)
             if agrees:
                 runtime.backend.agree(f"{opname}: staged")
