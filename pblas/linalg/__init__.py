@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pblas.spectral.least_squares import LstsqResult as LstsqResult
     from pblas.spectral.least_squares import lstsq as lstsq
     from pblas.spectral.least_squares import pinv as pinv
+    from pblas.spectral.many import orthogonalize_many as orthogonalize_many
     from pblas.spectral.newton_schulz import newton_schulz as newton_schulz
     from pblas.spectral.norms import cond as cond
     from pblas.spectral.norms import matrix_norm as matrix_norm
@@ -73,6 +74,7 @@ else:
             "pblas.spectral.eigh": "CheckedEighResult eigh EighResult eigvalsh plan_eigh PlannedEigh",
             "pblas.spectral.functions": "expm inverse_root invsqrtm signm sqrtm",
             "pblas.spectral.least_squares": "lstsq LstsqResult pinv",
+            "pblas.spectral.many": "orthogonalize_many",
             "pblas.spectral.newton_schulz": "newton_schulz",
             "pblas.spectral.norms": "cond matrix_norm matrix_rank",
             "pblas.spectral.polar": "polar PolarResult",

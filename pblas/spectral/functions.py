@@ -53,7 +53,7 @@ def _of_hermitian(
 
 def _not_negative(opname: str, w: Array) -> Array:
     """Eigenvalues, those that are negative by rounding set to 0; NotPositiveDefiniteError for others (global)."""
-    limit = len(w) * float(np.finfo(w.dtype).eps) * float(np.abs(w).max(initial=0))
+    limit = _least_positive(w)
     if w.size and w[0] < -limit:
         count = int((w < -limit).sum())
         text = f"{opname}: A has {count} negative eigenvalues, the least is {w[0]:.3g}, so its root is not Hermitian"
@@ -61,14 +61,23 @@ def _not_negative(opname: str, w: Array) -> Array:
     return np.maximum(w, 0)
 
 
+def not_positive(w: Array) -> int:
+    """The number of eigenvalues that are not positive beyond rounding (global)."""
+    return int((w <= _least_positive(w)).sum())
+
+
+def _least_positive(w: Array) -> float:
+    """The largest eigenvalue that may be a rounded 0 (global)."""
+    return len(w) * float(np.finfo(w.dtype).eps) * float(np.abs(w).max(initial=0))
+
+
 def _positive(opname: str, w: Array) -> Array:
     """Eigenvalues; NotPositiveDefiniteError unless all are positive beyond rounding (global)."""
-    limit = len(w) * float(np.finfo(w.dtype).eps) * float(np.abs(w).max(initial=0))
-    if w.size and not w[0] > limit:
-        count = int((w <= limit).sum())
+    count = not_positive(w)
+    if count:
         text = (
-            f"{opname}: A is not positive definite: {count} eigenvalues are at most {limit:.3g}; add a multiple of "
-            f"the identity"
+            f"{opname}: A is not positive definite: {count} eigenvalues are at most {_least_positive(w):.3g}; add a "
+            f"multiple of the identity"
         )
         raise agreed(NotPositiveDefiniteError(text, count))
     return w

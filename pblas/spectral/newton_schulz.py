@@ -54,26 +54,31 @@ def newton_schulz(
     with runtime.call(opname):
         with runtime.local_step(opname):
             check_matrix(opname, "x", x, runtime)
-            if not is_integer(steps, 0):
-                raise errors.ArgumentError(f"{opname}: steps must be an integer >= 0, got {steps!r}")
-            weights = _checked(opname, steps, coefficients)
+            weights = checked_weights(opname, steps, coefficients)
         runtime.agree(opname, {"steps": int(steps), "coefficients": weights, **x.signature()})
-        size = float(x.norm())
-        y = elementwise("x / s", x=x, s=size) if size else x.copy()
-        is_tall = x.shape[0] > x.shape[1]
-        if is_tall:
-            y = redistributed(opname, y, x.desc.without_lld.T, trans="C")
-        other: Any = None
-        for a, b, c in weights:
-            # G := X X^H, W := b G + c G^2, X := a X + W X
-            g = herk(y)
-            w = herk(completed(opname, g, "L"), g, alpha=c, beta=b, out=g) if c else elementwise("s * x", x=g, s=b)
-            y, other = hemm(w, y, y, beta=a, out=y.desc if other is None else other), y
-        return redistributed(opname, y, x.desc.without_lld, trans="C") if is_tall else y
+        return iterated(opname, x, weights)
 
 
-def _checked(opname: str, steps: int, coefficients: Any) -> list[tuple[float, ...]]:
+def iterated(opname: str, x: DistMatrix, weights: list[tuple[float, ...]]) -> DistMatrix:
+    """**Collective.** The steps, one for each (a, b, c)."""
+    size = float(x.norm())
+    y = elementwise("x / s", x=x, s=size) if size else x.copy()
+    is_tall = x.shape[0] > x.shape[1]
+    if is_tall:
+        y = redistributed(opname, y, x.desc.without_lld.T, trans="C")
+    other: Any = None
+    for a, b, c in weights:
+        # G := X X^H, W := b G + c G^2, X := a X + W X
+        g = herk(y)
+        w = herk(completed(opname, g, "L"), g, alpha=c, beta=b, out=g) if c else elementwise("s * x", x=g, s=b)
+        y, other = hemm(w, y, y, beta=a, out=y.desc if other is None else other), y
+    return redistributed(opname, y, x.desc.without_lld, trans="C") if is_tall else y
+
+
+def checked_weights(opname: str, steps: Any, coefficients: Any) -> list[tuple[float, ...]]:
     """Three weights for each step; ArgumentError for other values."""
+    if not is_integer(steps, 0):
+        raise errors.ArgumentError(f"{opname}: steps must be an integer >= 0, got {steps!r}")
     try:
         array = np.asarray(coefficients, np.float64)
     except (TypeError, ValueError):

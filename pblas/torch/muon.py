@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from pblas import errors, linalg
+from pblas.spectral.many import explained
 from pblas.spectral.newton_schulz import MUON
 from pblas.torch.dtensor import descriptor, from_dtensor, tensor_of
 from pblas.torch.mesh import init_mesh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
+
+    from pblas.matrices.matrix import DistMatrix
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum whose update is orthogonalized, of the whole weight, however the weight is sharded.
 
-    Each step takes the momentum of a weight as one matrix over all ranks that have a shard, and orthogonalizes it by
-    `linalg.newton_schulz`. The update is that of the unsharded weight but for rounding. A weight of more than two axes
-    is several matrices, those of its last two axes, as gate and up of a `ParallelMLP`.
+    Each step takes the momentum of a weight as one matrix over all ranks that have a shard, and orthogonalizes those of
+    all weights by one `linalg.orthogonalize_many`: ranks work on different small matrices at the same time, and large
+    ones are divided. The update is that of the unsharded weight but for rounding. A weight of more than two axes is
+    several matrices, those of its last two axes, as gate and up of a `ParallelMLP`.
 
     Other parameters, as biases, norms and embeddings, need another optimizer.
 
@@ -93,33 +97,59 @@ class Muon(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    self._update(weight, group)
+            given = [weight for weight in group["params"] if weight.grad is not None]
+            updates = self._orthogonalized([self._momentum(weight, group) for weight in given], given, group)
+            for weight, update in zip(given, updates, strict=True):
+                rate = group["lr"] * _RATES[group["adjust_lr"]](*weight.shape[-2:])
+                _shard(weight).mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
         return loss
 
-    def _update(self, weight: Any, group: dict[str, Any]) -> None:
-        """**Collective.** One step of one weight."""
+    def explain(self) -> str:
+        """How a step divides the work on all weights, for each number of ranks of their meshes (local).
+
+        Returns:
+            Which matrices are whole on one rank each, and which are divided over all.
+        """
+        shapes: dict[int, list[tuple[int, int]]] = {}
+        for group in self.param_groups:
+            for weight in group["params"]:
+                of_ranks = shapes.setdefault(self._place(weight)[0].size(), [])
+                of_ranks += [tuple(weight.shape[-2:])] * prod(weight.shape[:-2])
+        return "\n".join(explained(found, nprocs) for nprocs, found in shapes.items())
+
+    def _momentum(self, weight: Any, group: dict[str, Any]) -> Any:
+        """This rank's shard of the momentum of one more gradient (local)."""
         state, momentum = self.state[weight], group["momentum"]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weight.grad)
-        buffer, gradient, own = (_shard(x) for x in (state["momentum_buffer"], weight.grad, weight))
+        buffer, gradient = _shard(state["momentum_buffer"]), _shard(weight.grad)
         buffer.lerp_(gradient, 1 - momentum)
-        update = gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
-        update = self._orthogonal(update, weight, group)
-        rate = group["lr"] * _RATES[group["adjust_lr"]](*weight.shape[-2:])
-        own.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+        return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
 
-    def _orthogonal(self, update: Any, weight: Any, group: dict[str, Any]) -> Any:
-        """**Collective.** This rank's shard of the orthogonalized update."""
+    def _orthogonalized(self, updates: list[Any], weights: list[Any], group: dict[str, Any]) -> list[Any]:
+        """**Collective.** This rank's shards of the orthogonalized updates, those of each context at once."""
+        placed = [self._place(weight) for weight in weights]
+        tensors = [
+            _Update(update, weight.shape, mesh, placements)
+            for update, weight, (mesh, placements) in zip(updates, weights, placed, strict=True)
+        ]
+        matrices = [matrix for tensor in tensors for matrix in tensor.matrices()]
+        options = {"steps": group["steps"], "coefficients": group["coefficients"]}
+        results: dict[int, Any] = {}
+        for runtime in dict.fromkeys(x.runtime for x in matrices):
+            mine = [k for k, x in enumerate(matrices) if x.runtime is runtime]
+            results |= zip(mine, linalg.orthogonalize_many([matrices[k] for k in mine], **options), strict=True)
+        ordered = iter(results[k] for k in range(len(matrices)))
+        return [tensor.put_back(ordered) for tensor in tensors]
+
+    def _place(self, weight: Any) -> tuple[DeviceMesh, list[Any]]:
+        """The mesh of a weight, and its placements there (local)."""
         mesh, placements = self._mesh, [Replicate()]
         if isinstance(weight, DTensor):
-            mesh, placements = weight.device_mesh, list(weight.placements)
-        elif mesh is None:
+            return weight.device_mesh, list(weight.placements)
+        if mesh is None:
             mesh = self._mesh = init_mesh()
-        if len(placements) != mesh.ndim:
-            placements = [Replicate()] * mesh.ndim
-        return _orthogonalized(update, weight.shape, mesh, placements, group)
+        return mesh, placements * mesh.ndim
 
 
 _RATES: dict[str, Callable[[int, int], float]] = {
@@ -133,24 +163,46 @@ def _shard(x: Any) -> Any:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
-def _orthogonalized(update: Any, shape: Any, mesh: DeviceMesh, placements: list[Any], group: dict[str, Any]) -> Any:
-    """**Collective.** The shards of the orthogonalized matrices of a tensor with this shape and these placements."""
-    if len(shape) > 2:
-        if Shard(0) in placements:
+class _Update:
+    """The update of a weight, whose last two axes are matrices.
+
+    Args:
+        local: this rank's shard (local).
+        shape: of the weight (global).
+        mesh, placements: of the shards (global).
+    """
+
+    def __init__(self, local: Any, shape: Any, mesh: DeviceMesh, placements: list[Any]) -> None:
+        self._local, self._batch = local, tuple(shape[:-2])
+        if any(isinstance(each, Shard) and each.dim < len(self._batch) for each in placements):
             raise errors.ArgumentError(
                 f"Muon: a weight of shape {tuple(shape)} is several matrices, and its first axis is sharded; shard one "
                 f"of the last two axes"
             )
-        inner = [Shard(each.dim - 1) if isinstance(each, Shard) else each for each in placements]
-        parts = [_orthogonalized(part, shape[1:], mesh, inner, group) for part in update]
-        return torch.stack(parts)
-    options = {"shape": shape, "stride": (shape[1], 1), "run_check": False}
-    t = DTensor.from_local(update.contiguous(), mesh, placements, **options)
-    try:
-        descriptor(shape, mesh, placements)
-    except errors.LayoutError:  # no block-cyclic layout has these placements
-        simple = [Shard(0), *[Replicate()] * (mesh.ndim - 1)]
-        local = _orthogonalized(t.redistribute(placements=simple).to_local(), shape, mesh, simple, group)
-        return DTensor.from_local(local, mesh, simple, **options).redistribute(placements=placements).to_local()
-    result = linalg.newton_schulz(from_dtensor(t), steps=group["steps"], coefficients=group["coefficients"])
-    return tensor_of(result.local)
+        self._shape, self._mesh = shape[-2:], mesh
+        self._placements = [
+            Shard(each.dim - len(self._batch)) if isinstance(each, Shard) else each for each in placements
+        ]
+        self._options: Any = {"shape": self._shape, "stride": (self._shape[1], 1), "run_check": False}
+        self._moved = self._placements
+        try:
+            descriptor(self._shape, mesh, placements=self._placements)
+        except errors.LayoutError:  # no block-cyclic layout has these placements
+            self._moved = [Shard(0), *[Replicate()] * (mesh.ndim - 1)]
+
+    def matrices(self) -> Iterator[DistMatrix]:
+        """**Collective.** The matrices over all ranks of the mesh."""
+        for part in self._local.reshape(prod(self._batch), *self._local.shape[-2:]):
+            t = DTensor.from_local(part.contiguous(), self._mesh, self._placements, **self._options)
+            yield from_dtensor(t if self._moved is self._placements else t.redistribute(placements=self._moved))
+
+    def put_back(self, results: Iterator[DistMatrix]) -> Any:
+        """**Collective.** This rank's shard of as many orthogonalized matrices."""
+        parts = []
+        for _ in range(prod(self._batch)):
+            part = tensor_of(next(results).local)
+            if self._moved is not self._placements:
+                t = DTensor.from_local(part, self._mesh, self._moved, **self._options)
+                part = t.redistribute(placements=self._placements).to_local()
+            parts.append(part)
+        return torch.stack(parts).reshape(self._local.shape) if self._batch else parts[0]

@@ -476,6 +476,27 @@ FACTORS = [
         views=("x",),
         dtypes=("complex64", "float32"),
     ),
+    Operation(
+        "linalg.orthogonalize_many",
+        lambda _, a, b, **options: linalg.orthogonalize_many([a, b], **options)[0],
+        residual=lambda y, a, function, p, steps, coefficients, **_: (
+            newton_schulz(y, a, steps, coefficients)
+            if function == "newton_schulz"
+            else powers(y, a, -p)
+            if function == "inverse_root"
+            else polar(y, (p := y.conj().T @ a), a)
+            + float(np.abs(p - p.conj().T).max() / eps_of(y.dtype) / np.abs(a).sum())
+        ),
+        values={"a": DEFINITE, "b": DEFINITE, "function": "newton_schulz", "p": 3, "steps": 5, "coefficients": MUON},
+        options={
+            "function": ("polar", "inverse_root"),
+            "p": (2,),
+            "steps": (6,),
+            "coefficients": ((1.5, -0.5, 0.0),),
+        },
+        views=("a", "b"),
+        shares=(("b", "a"),),
+    ),
     *(
         Operation(
             f"linalg.{function.__name__}",

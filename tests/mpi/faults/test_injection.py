@@ -286,6 +286,7 @@ ALIKE: dict[str, Callable[[Cast], object]] = {
     "polar": lambda x: linalg.polar(x.grid),
     "polar, qdwh": lambda x: linalg.polar(x.tall, algorithm="qdwh"),
     "newton_schulz": lambda x: linalg.newton_schulz(x.rows),
+    "orthogonalize_many": lambda x: linalg.orthogonalize_many([x.rows, x.grid, x.large]),
     "sqrtm": lambda x: linalg.sqrtm(x.large),
     "invsqrtm": lambda x: linalg.invsqrtm(x.large),
     "inverse_root": lambda x: linalg.inverse_root(x.large, 4),

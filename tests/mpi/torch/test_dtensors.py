@@ -142,6 +142,7 @@ def test_muon_updates_as_if_weights_were_whole(mesh: Any, shape: tuple[int, int]
         close(whole(each), expected, terms=100)
     close(whole(both)[0], expected, terms=100)
     close(whole(both)[1], second, terms=100)
+    assert optimizer.explain().startswith(f"{len(places) + 3} matrices over {P} ranks\n")
 
 
 def test_muon_refuses_what_it_cannot_orthogonalize(mesh: Any) -> None:

@@ -1,0 +1,269 @@
+"""orthogonalize_many: functions of many matrices at once, each on one rank or, if it is large, over all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import lru_cache
+from heapq import heapify, heapreplace
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from pblas import errors
+from pblas.arrays.reductions import described
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.local_step import agreed
+from pblas.core.call import checked_call
+from pblas.core.checks import check_matrix, is_integer
+from pblas.core.linalg_errors import NotPositiveDefiniteError
+from pblas.factor import arguments
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.grid import Grid
+from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import redistributed
+from pblas.runtime.runtime import fail_without_context, spelled
+from pblas.spectral.functions import inverse_root, not_positive
+from pblas.spectral.newton_schulz import MUON, checked_weights, iterated
+from pblas.spectral.polar import polar
+from pblas.spectral.svd_steps import check_on_cpus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pblas.backends.device import Device
+    from pblas.backends.dtypes import Array, Dtype
+    from pblas.runtime.runtime import Runtime
+
+ManyFunction = Literal["newton_schulz", "polar", "inverse_root"]
+_DIVIDED = 0.5
+"""Rate of a rank in products over all ranks, as a part of its rate in products of its own."""
+_MOST_DIVIDED = 64
+"""The largest matrices of which so many are tried as divided."""
+
+
+def orthogonalize_many(
+    matrices: Sequence[DistMatrix],
+    *,
+    function: ManyFunction = "newton_schulz",
+    steps: int = 5,
+    coefficients: Sequence[float] | Sequence[Sequence[float]] = MUON,
+    p: int = 4,
+) -> list[DistMatrix]:
+    """**Collective.** A function of each of many matrices, such as the weights of a model.
+
+    A matrix whose work is a small part of all goes to one rank and comes back, and ranks work on different matrices at
+    the same time. A large one is divided as by `newton_schulz`, `polar` or `inverse_root`. A rank
+    has at most one matrix of others at a time.
+
+    Args:
+        matrices: a list of matrices of any shapes and layouts in one context; they are not changed (global).
+        function: "newton_schulz"; "polar", the factor U of `polar`; or "inverse_root", of Hermitian matrices; the last
+            two on CPUs (global).
+        steps: of `newton_schulz` (global).
+        coefficients: of `newton_schulz` (global).
+        p: of `inverse_root`, >= 1 (global).
+
+    Returns:
+        New matrices, each in the layout of the given one.
+
+    Raises:
+        ArgumentError: wrong arguments, or matrices of several contexts.
+        BackendError, ConvergenceError, NotPositiveDefiniteError: as the function of one matrix.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     a, b = (ctx.from_global(np.array(x)) for x in ([[2.0, 0.0], [0.0, -3.0]], [[0.0, 5.0]]))
+    ...     [x.to_global().tolist() for x in pblas.linalg.orthogonalize_many([a, b], function="polar")]
+    [[[1.0, 0.0], [0.0, -1.0]], [[0.0, 1.0]]]
+    """
+    opname, parts = "orthogonalize_many", list(matrices) if isinstance(matrices, list | tuple) else []
+    if not any(isinstance(x, DistMatrix) for x in parts):
+        got = "one without matrices" if isinstance(matrices, list | tuple) else type(matrices).__name__
+        text = f"{opname}: expected a list or a tuple of matrices, got {got}"
+        fail_without_context(opname, errors.ArgumentError(text))
+    named = {f"matrix {k}": x for k, x in enumerate(parts)}
+    given = function, steps, coefficients, p
+    with checked_call(opname, _checked, named, named, *given) as (runtime, work):
+        runtime.agree(opname, spelled({"steps": len(work.coefficients), **work._asdict()}) + described(**named))
+        owners = deal(tuple(x.shape for x in parts), runtime.nprocs)
+        results: list[Any] = [None] * len(parts)
+        for turn in turns(owners, runtime.nprocs):
+            _take_turn(opname, runtime, parts, results, turn, work)
+        for k in (k for k, owner in enumerate(owners) if owner < 0):
+            results[k] = work.divided(parts[k])
+        return results
+
+
+class _Work(NamedTuple):
+    """A function of a matrix, and its options (global)."""
+
+    function: ManyFunction
+    coefficients: list[tuple[float, ...]]  # one (a, b, c) for each step
+    p: int
+
+    def divided(self, a: DistMatrix) -> DistMatrix:
+        """**Collective.** The function of one matrix over all ranks."""
+        if self.function == "newton_schulz":
+            return iterated("orthogonalize_many", a, self.coefficients)
+        return polar(a).U if self.function == "polar" else inverse_root(a, self.p)
+
+    def alone(self, opname: str, arrays: Device, x: Array) -> int:
+        """X := f(X), of a matrix in Fortran order; the number of eigenvalues that are not positive (local)."""
+        if self.function == "newton_schulz":
+            _iterate_alone(arrays, x, self.coefficients)
+            return 0
+        if not np.isfinite(x).all():
+            raise errors.ArgumentError(f"{opname}: a matrix of shape {x.shape} has elements that are NaN or infinite")
+        if self.function == "polar":
+            u, _, vh = np.linalg.svd(x, full_matrices=False)
+            x[...] = u @ vh
+            return 0
+        w, v = np.linalg.eigh(x)
+        count = not_positive(w)
+        if not count:
+            x[...] = (v * w ** w.dtype.type(-1 / self.p)) @ v.conj().T
+        return count
+
+
+def _checked(
+    opname: str, runtime: Runtime, parts: Mapping[str, Any], function: Any, steps: Any, coefficients: Any, p: Any
+) -> _Work:
+    """The work, after checks of all arguments (local)."""
+    if function not in get_args(ManyFunction):
+        names = ", ".join(map(repr, get_args(ManyFunction)))
+        raise errors.ArgumentError(f"{opname}: function must be one of {names}, got {function!r}")
+    is_iteration = function == "newton_schulz"
+    if not is_iteration:
+        check_on_cpus(opname, runtime)
+    for name, x in parts.items():
+        (check_matrix if is_iteration else arguments.check_matrix)(opname, name, x, runtime)
+        if function == "inverse_root":
+            arguments.check_square(opname, x.desc)
+    if not is_integer(p, 1):
+        raise errors.ArgumentError(f"{opname}: p must be an integer >= 1, got {p!r}")
+    return _Work(function, checked_weights(opname, steps, coefficients), int(p))
+
+
+@lru_cache(maxsize=64)
+def deal(shapes: tuple[tuple[int, int], ...], nprocs: int) -> tuple[int, ...]:
+    """The rank of each matrix, -1 for those that are divided over all ranks, so that the last rank ends early.
+
+    Args:
+        shapes: of the matrices, whose work is taken as m n min(m, n).
+        nprocs: ranks.
+
+    Source: R. L. Graham, Bounds on multiprocessing timing anomalies, 1969: the longest first, each to the rank that is
+        idle first.
+
+    >>> deal(((4, 4),) * 4, 2), deal(((64, 64), (8, 8), (8, 8)), 2), deal(((8, 8),), 1)
+    ((0, 1, 0, 1), (-1, 0, 1), (0,))
+    """
+    work = [m * n * min(m, n) for m, n in shapes]
+    order = sorted(range(len(work)), key=lambda k: -work[k])
+    best: tuple[float, tuple[int, ...]] = (float("inf"), ())
+    divided = 0.0
+    for count in range(min(len(order), _MOST_DIVIDED if nprocs > 1 else 0) + 1):
+        owners, loads = [-1] * len(work), [(0, rank) for rank in range(nprocs)]
+        heapify(loads)
+        for k in order[count:]:
+            load, rank = loads[0]
+            owners[k] = rank
+            heapreplace(loads, (load + work[k], rank))
+        best = min(best, (divided + max(loads)[0], tuple(owners)), key=lambda entry: entry[0])
+        if count < len(order):
+            divided += work[order[count]] / (_DIVIDED * nprocs)
+    return best[1]
+
+
+def turns(owners: Sequence[int], nprocs: int) -> list[dict[int, int]]:
+    """The matrix of each rank in each turn.
+
+    >>> turns((0, 1, 0, -1), 2)
+    [{0: 0, 1: 1}, {0: 2}]
+    """
+    of_rank = [[k for k, owner in enumerate(owners) if owner == rank] for rank in range(nprocs)]
+    return [
+        {rank: mine[turn] for rank, mine in enumerate(of_rank) if turn < len(mine)}
+        for turn in range(max(map(len, of_rank)))
+    ]
+
+
+def explained(shapes: Sequence[tuple[int, int]], nprocs: int) -> str:
+    """What `deal` decides, in words.
+
+    >>> print(explained([(64, 64), (8, 8), (8, 8), (8, 8)], 2))
+    4 matrices over 2 ranks
+      divided over all ranks: 64 x 64
+      whole on rank 0: 2 of 8 x 8
+      whole on rank 1: 8 x 8
+    """
+    owners = deal(tuple(shapes), nprocs)
+    lines = [f"{len(shapes)} matrices over {nprocs} ranks"]
+    for rank in range(-1, nprocs):
+        counts = Counter(shape for shape, owner in zip(shapes, owners, strict=True) if owner == rank)
+        if counts:
+            found = (f"{f'{count} of ' * (count > 1)}{m} x {n}" for (m, n), count in counts.items())
+            lines.append(f"  {'divided over all ranks' if rank < 0 else f'whole on rank {rank}'}: {', '.join(found)}")
+    return "\n".join(lines)
+
+
+def _take_turn(
+    opname: str, runtime: Runtime, matrices: list[DistMatrix], results: list[Any], turn: dict[int, int], work: _Work
+) -> None:
+    """**Collective.** Each rank computes the function of its matrix."""
+    # X := the whole matrix, on its rank
+    whole = {}
+    for rank, k in turn.items():
+        m, n = matrices[k].shape
+        desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank)
+        whole[k] = redistributed(opname, matrices[k], desc)
+    # X := f(X)
+    with runtime.local_step(opname):
+        k, wrong = turn.get(runtime.rank, -1), 0
+        if k >= 0 and whole[k].local.size and runtime.backend.dry is None:
+            count = work.alone(opname, runtime.backend.arrays, whole[k].local)
+            wrong = count and (k + 1 << 32 | count)
+    (wrong,) = runtime.agree(f"{opname}: computed", {}, None, (wrong,))
+    if wrong:
+        k, count = (wrong >> 32) - 1, wrong & 0xFFFFFFFF
+        text = f"{opname}: matrix {k} is not positive definite: {count} eigenvalues are not positive beyond rounding"
+        raise agreed(NotPositiveDefiniteError(f"{text}; add a multiple of the identity", count))
+    for k, x in whole.items():
+        results[k] = redistributed(opname, x, matrices[k].desc.without_lld, is_temporary=True)
+
+
+def _iterate_alone(arrays: Device, x: Array, weights: list[tuple[float, ...]]) -> None:
+    """X := X / norm(X), then X := a X + (b G + c G^2) X with G = X X^H, for each (a, b, c) (local).
+
+    Products of 16 bits are added in 32, and rounded for the next product.
+    """
+    dtype, total = x.dtype, accumulator_dtype(x.dtype)
+    largest = float(arrays.reduce("abs_max", x, None, "F", total)[0])
+    if not largest:
+        return
+    arrays.scale(1 / largest, x)
+    arrays.scale(1 / sqrt(abs(arrays.dot(x, x, "F", total, conj=True)[0])), x)
+    x = x if x.shape[0] <= x.shape[1] else x.T
+    m, n = x.shape
+
+    def empty(k: int, of: Dtype) -> Array:
+        return arrays.array(arrays.empty(m * k * of.itemsize), (m, k), of)
+
+    g, w, y = empty(m, total), empty(m, total), empty(n, total)
+    rounded = g if total == dtype else empty(m, dtype)
+    for a, b, c in weights:
+        # G := X X^H
+        arrays.gemm(1, x, x.T, 0, g, conj=(False, True))
+        arrays.assign(g, w)
+        if rounded is not g:
+            arrays.assign(g, rounded)
+        # W := c G G + b G
+        arrays.gemm(c, rounded, rounded, b, w)
+        if rounded is not g:
+            arrays.assign(w, rounded)
+        # X := W X + a X
+        arrays.assign(x, y)
+        arrays.gemm(1, w if rounded is g else rounded, x, a, y)
+        arrays.assign(y, x)
+    arrays.synchronize()
