@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pblas.errors import PlanError as PlanError
     from pblas.errors import WorkspaceError as WorkspaceError
     from pblas.gpu import init_nvshmem as init_nvshmem
+    from pblas.launch import Handle as Handle
     from pblas.launch import Pool as Pool
     from pblas.launch import run as run
     from pblas.layouts import Grid as Grid
@@ -98,7 +99,7 @@ else:
                 "PeerTimeout PlanError WorkspaceError"
             ),
             "pblas.gpu": "init_nvshmem",
-            "pblas.launch": "Pool run",
+            "pblas.launch": "Handle Pool run",
             "pblas.layouts": "Grid MatrixDescriptor",
             "pblas.matmul.api": "plan_matmul pmatmul",
             "pblas.matmul.one_dimensional_plan": "AllGatherGemm GemmAllReduce GemmReduceScatter LocalGemm",

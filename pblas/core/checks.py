@@ -114,6 +114,8 @@ def matrix_remedy(value: object) -> str:
         return "pass matrices only, or plan with descriptors only"
     if isinstance(value, Integral):
         return "plan_matmul(m, n, k, nprocs=8) plans for sizes"
+    if type(value).__module__ == "pblas.launch.handles":  # a package above this one
+        return "a handle is for pool.linalg, pool.blas and functions that pool.call and pool.run call on the ranks"
     array, column = "array", ""
     with suppress(Exception):  # of another library's object
         array = "x.toarray()" if hasattr(value, "toarray") else "array"  # sparse matrices of SciPy have toarray

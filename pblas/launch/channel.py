@@ -21,6 +21,10 @@ _LENGTH = struct.Struct("<Q")
 
 Frames = Sequence[bytes | bytearray | memoryview]
 """A message: the pickle, then the buffers of arrays that are not copied into it."""
+NameOf = Callable[[object], object]
+"""The name of an object that a message refers to, and does not contain; None for all others."""
+Find = Callable[[Any], object]
+"""The object of a name."""
 
 
 class _ByName(pickle.Pickler):
@@ -32,22 +36,26 @@ class _ByName(pickle.Pickler):
         return NotImplemented
 
 
-def _dumps(value: object, callback: Callable[[pickle.PickleBuffer], object] | None = None) -> bytes:
+def _dumps(
+    value: object, callback: Callable[[pickle.PickleBuffer], object] | None = None, name_of: NameOf | None = None
+) -> bytes:
     """A value as bytes; with cloudpickle also closures and functions of scripts and notebooks."""
     try:
         from cloudpickle import Pickler
     except ImportError:
         Pickler = _ByName
+    if name_of is not None:
+        Pickler = type("Pickler", (Pickler,), {"persistent_id": lambda _, value: name_of(value)})
     file = io.BytesIO()
     Pickler(file, protocol=5, buffer_callback=callback).dump(value)
     return file.getvalue()
 
 
-def packed(opname: str, value: object, what: str) -> Frames:
+def packed(opname: str, value: object, what: str, name_of: NameOf | None = None) -> Frames:
     """A value as a message."""
     buffers: list[pickle.PickleBuffer] = []
     try:
-        head = _dumps(value, buffers.append)
+        head = _dumps(value, buffers.append, name_of)
     except Exception as caught:
         remedy = "" if find_spec("cloudpickle") else "; pip install cloudpickle, which sends more functions and classes"
         text = f"{opname}: {what} cannot be sent: {type(caught).__name__}: {caught}{remedy}"
@@ -55,10 +63,22 @@ def packed(opname: str, value: object, what: str) -> Frames:
     return [head, *(buffer.raw() for buffer in buffers)]
 
 
-def unpacked(frames: Frames) -> Any:
+class _Finding(pickle.Unpickler):
+    """Unpickles objects that a message refers to by their names."""
+
+    def __init__(self, find: Find | None, head: Any, buffers: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(head), buffers=buffers)
+        self._find = find
+
+    def persistent_load(self, name: Any) -> object:
+        assert self._find is not None, "only messages to and from a Pool have names"
+        return self._find(name)
+
+
+def unpacked(frames: Frames, find: Find | None = None) -> Any:
     """The value of a message; its arrays are in the memory of the message, and may be written."""
     head, *buffers = frames
-    return pickle.loads(head, buffers=buffers)  # noqa: S301 - from this user's own process, in a private folder
+    return _Finding(find, head, buffers).load()
 
 
 class Channel:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from pblas import errors
 from pblas.backends.segments import Segment, mapped, unlink
 from pblas.backends.settings import TIMEOUT
-from pblas.launch.channel import Channel, Frames, Outcome, first_error, packed, unpacked
+from pblas.launch.channel import Channel, Find, Frames, Outcome, first_error, packed, unpacked
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from pblas.launch.worker import main; main({socket!r})"
 """Ranks find the modules that the caller finds: functions of modules travel by name."""
@@ -212,11 +212,21 @@ class Job:
                 f"another pblas.Pool here, or call it there"
             )
 
-    def call(self, opname: str, frames: Frames, timeout: float | None) -> list[Any]:
-        """The value of each rank, for a call that all ranks make."""
+    def call(
+        self,
+        opname: str,
+        frames: Frames,
+        timeout: float | None,
+        *,
+        others: Frames | None = None,
+        find: Find | None = None,
+    ) -> list[Any]:
+        """The value of each rank, for a call that all ranks make; `others` is the message of all but rank 0."""
         self._opname = opname
         try:
-            outcomes = self._exchange(frames, math.inf if timeout is None else timeout, self._patience)
+            outcomes = self._exchange(
+                frames, math.inf if timeout is None else timeout, self._patience, others=others or frames
+            )
         except BaseException:  # Ctrl-C too
             self.end(graceful=False)
             raise
@@ -226,9 +236,17 @@ class Job:
         failures = {rank: outcome.failure for rank, outcome in outcomes.items() if outcome.failure is not None}
         if failures:
             raise first_error(failures, self._nranks)
-        return [unpacked(outcomes[rank].frames) for rank in range(self._nranks)]
+        return [unpacked(outcomes[rank].frames, find) for rank in range(self._nranks)]
 
-    def _exchange(self, frames: Frames, timeout: float, patience: float, look: float = math.inf) -> dict[int, Outcome]:
+    def _exchange(
+        self,
+        frames: Frames,
+        timeout: float,
+        patience: float,
+        look: float = math.inf,
+        *,
+        others: Frames | None = None,
+    ) -> dict[int, Outcome]:
         """Send a message to all ranks, and return the outcome of each connection's rank.
 
         Meanwhile the output of all ranks is forwarded, and every `look` seconds their shared memory is noted. Nothing
@@ -237,7 +255,7 @@ class Job:
         outcomes: dict[int, Outcome] = {}
         end = time.monotonic() + timeout
         for rank, channel in enumerate(self._channels):
-            self._send(rank, channel, frames)
+            self._send(rank, channel, others if rank and others else frames)
         while len(outcomes) < self._nranks:
             left = end - time.monotonic()
             if left <= 0:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from functools import cached_property
+from itertools import count
+from types import ModuleType, TracebackType
 from typing import Any, Self, TypeVar
 
 from pblas import errors
-from pblas.launch.channel import Frames, packed
+from pblas.launch.channel import Frames, NameOf, packed
+from pblas.launch.handles import Functions, Handle, Key, created
 from pblas.launch.job import Job, refuse_inside_a_job
 
 R = TypeVar("R")
@@ -22,10 +27,10 @@ class Pool:
     environment, or that on the path. Each rank makes a `Context`, which stays from call to call. The extra `run` brings
     cloudpickle, which sends functions of scripts and notebooks; without it functions of modules can be sent.
 
-    A matrix cannot be an argument or a result, because its parts are in the memory of the ranks. To keep it for later
-    calls, make it an attribute of the context: `ctx.A = A`. It stays after most errors. It is lost if a function closes
-    or breaks the context; the next call then gets a new one, after a break with a PblasWarning. Global variables of
-    functions from scripts and notebooks do not stay from call to call.
+    Matrices stay in the memory of the ranks, and have handles here: `A = pool.random((1000, 1000))` is one, and so is
+    `A @ A.T`. See `Handle`. Or a function keeps a matrix as an attribute of the context: `ctx.A = A`. Both stay after
+    most errors. They are lost if a function closes or breaks the context; the next call then gets a new one, after a
+    break with a PblasWarning. Global variables of functions from scripts and notebooks do not stay from call to call.
 
     Args:
         ranks: number of processes to start, at least 1.
@@ -38,21 +43,21 @@ class Pool:
 
     Example::
 
-        def make(ctx, n):
-            ctx.A = ctx.random((n, n))
-
-        def trace(ctx):
-            return (ctx.A @ ctx.A).trace()
+        def largest(ctx, A):
+            return abs(A.local).max()
 
         with pblas.Pool(4) as pool:
-            pool.run(make, (1000,))
-            traces = pool.run(trace)  # of every rank
+            A = pool.random((1000, 1000))
+            trace = (A @ A.T).trace()
+            maxima = pool.run(largest, (A,))  # of every rank
     """
 
     def __init__(self, ranks: int = 4, **context_options: object) -> None:
         self._job = _job("pblas.Pool", ranks, context_options)
         self._ranks = ranks
         self._lock = threading.Lock()
+        self._numbers = count()
+        self._freed: deque[Key] = deque()  # handles that are gone, and calls that have failed
         self._finalizer = weakref.finalize(self, self._job.end)
 
     @property
@@ -79,7 +84,8 @@ class Pool:
 
         Args:
             function: its first argument is the rank's `Context`.
-            args: further arguments, equal on all ranks.
+            args: further arguments, equal on all ranks. For a handle the ranks get the object that it names, here and
+                among the variables of the function.
             kwargs: keyword arguments.
             timeout: seconds in which all ranks have to return; None: no limit.
 
@@ -92,12 +98,122 @@ class Pool:
                 The pool can be used again, unless other ranks do not return within the context's `timeout` after it:
                 then no rank is left.
         """
-        call = _packed_call("Pool.run", function, args, kwargs, timeout)
-        self._job.check_owner("Pool.run")  # before the lock, which a thread of the other process may hold
+        call = _packed_call("Pool.run", function, args, kwargs, timeout, self._name_of)
+        values: list[R] = self._called("Pool.run", call, timeout)
+        return values
+
+    def call(self, function: Callable[..., R], *args: object, **kwargs: object) -> R:
+        """Call `function(ctx, *args, **kwargs)` on every rank, and return the result of rank 0.
+
+        Matrices, factors and planned operations in the result stay on the ranks, and are handles here.
+
+        Args:
+            function: its first argument is the rank's `Context`.
+            *args: further arguments, as of `run`.
+            **kwargs: keyword arguments.
+
+        Raises:
+            As `run`.
+
+        Example::
+
+            C = pool.call(lambda ctx: pblas.pmatmul(A, B, transa="T", alpha=2.0))  # of handles A and B
+        """
+        return self._kept(_packed_call("Pool.call", function, args, kwargs, None, self._name_of))
+
+    def empty(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.empty`, as a handle: an uninitialised matrix."""
+        return self._created("empty", args, kwargs)
+
+    def zeros(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.zeros`, as a handle: a matrix of zeros."""
+        return self._created("zeros", args, kwargs)
+
+    def ones(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.ones`, as a handle: a matrix of ones."""
+        return self._created("ones", args, kwargs)
+
+    def full(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.full`, as a handle: a matrix of equal elements."""
+        return self._created("full", args, kwargs)
+
+    def eye(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.eye`, as a handle: ones on a diagonal."""
+        return self._created("eye", args, kwargs)
+
+    def random(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.random`, as a handle: a matrix of random numbers."""
+        return self._created("random", args, kwargs)
+
+    def from_function(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.from_function`, as a handle: the values of a function of the indices."""
+        return self._created("from_function", args, kwargs)
+
+    def from_global(self, array: Any, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.from_global`, as a handle: the elements of an array of this process, which is sent to rank 0."""
+        first, others = (
+            _packed_call("Pool.from_global", created, ("from_global", (x, *args), kwargs), None, None, self._name_of)
+            for x in (array, array if callable(array) else None)
+        )
+        return self._kept(first, others)
+
+    def replicate(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.replicate`, as a handle: a matrix that every rank has."""
+        return self._created("replicate", args, kwargs)
+
+    def load(self, *args: Any, **kwargs: Any) -> Handle:
+        """`Context.load`, as a handle: a matrix from a file. A path counts from the folder where the pool was made."""
+        return self._created("load", args, kwargs)
+
+    @cached_property
+    def linalg(self) -> ModuleType:
+        """`pblas.linalg`, whose functions take and return handles here."""
+        return Functions(self, "pblas.linalg")
+
+    @cached_property
+    def blas(self) -> ModuleType:
+        """`pblas.blas`, whose functions take and return handles here."""
+        return Functions(self, "pblas.blas")
+
+    def _created(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Handle:
+        """The handle of a matrix that a method of the context makes."""
+        handle: Handle = self.call(created, name, args, kwargs)
+        return handle
+
+    def _kept(self, frames: Frames, others: Frames | None = None) -> Any:
+        """Rank 0's result of a call, with handles of the objects that stay on the ranks."""
+        number = next(self._numbers)
+        try:
+            return self._called("Pool.call", frames, number=number, others=others)[0]
+        except BaseException:
+            self._freed.append(Key(number, -1))  # some ranks may have a result
+            raise
+
+    def _called(
+        self,
+        opname: str,
+        frames: Frames,
+        timeout: float | None = None,
+        *,
+        number: int | None = None,
+        others: Frames | None = None,
+    ) -> list[Any]:
+        """The values of all ranks; a call whose results stay on the ranks has a number."""
+        self._job.check_owner(opname)  # before the lock, which a thread of the other process may hold
         with self._lock:
             if self.closed:
-                raise errors.ContextError("Pool.run: the pool is closed; make another pblas.Pool")
-            return self._job.call("Pool.run", call, timeout)
+                raise errors.ContextError(f"{opname}: the pool is closed; make another pblas.Pool")
+            head = pickle.dumps((number, [self._freed.popleft() for _ in range(len(self._freed))]))
+            rest = None if others is None else [head, *others]
+            return self._job.call(opname, [head, *frames], timeout, others=rest, find=self._handle)
+
+    def _name_of(self, value: object) -> object:
+        """The name of a handle in messages; None for other objects (local)."""
+        return value.name_in(self) if type(value) is Handle else None
+
+    def _handle(self, name: tuple[Key, type]) -> Handle:
+        """The handle of an object that stays on the ranks (local)."""
+        return Handle(self, *name, self._freed)
 
     def close(self) -> None:
         """End the ranks; nothing happens if they have ended."""
@@ -153,7 +269,7 @@ def run(
     call = _packed_call("pblas.run", function, args, kwargs, timeout)
     job = _job("pblas.run", ranks, context_options)
     try:
-        return job.call("pblas.run", call, timeout)
+        return job.call("pblas.run", [pickle.dumps((None, ())), *call], timeout)
     finally:
         job.end()
 
@@ -166,7 +282,9 @@ def _job(opname: str, ranks: object, options: dict[str, Any]) -> Job:
     return Job(opname, ranks, options)
 
 
-def _packed_call(opname: str, function: object, args: object, kwargs: object, timeout: object) -> Frames:
+def _packed_call(
+    opname: str, function: object, args: object, kwargs: object, timeout: object, name_of: NameOf | None = None
+) -> Frames:
     """A call as a message."""
     if not callable(function):
         raise errors.ArgumentError(f"{opname}: function must be callable, got {function!r}")
@@ -178,4 +296,4 @@ def _packed_call(opname: str, function: object, args: object, kwargs: object, ti
         raise errors.ArgumentError(f"{opname}: kwargs must be a dict, got {kwargs!r}")
     if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
         raise errors.ArgumentError(f"{opname}: timeout must be a positive number of seconds or None, got {timeout!r}")
-    return packed(opname, (function, tuple(args), dict(kwargs or {})), "the function or an argument of it")
+    return packed(opname, (function, tuple(args), dict(kwargs or {})), "the function or an argument of it", name_of)

@@ -18,6 +18,7 @@ from pblas.backends.local_step import AgreedError, is_agreed, local_error
 from pblas.backends.select import start_mpi
 from pblas.context import Context
 from pblas.launch.channel import Channel, Failure, Frames, Outcome, packed, unpacked
+from pblas.launch.handles import KeptObjects
 
 _VERB = "the end of the function of pblas.run"
 
@@ -82,6 +83,7 @@ class Rank:
     def __init__(self, channel: Channel, options: dict[str, Any]) -> None:
         self._channel, self._options = channel, options
         self._context: Context | None = None
+        self._kept = KeptObjects()  # which live as long as the context
         self._lost = ""  # why the present call has a new context
         self._pid = os.getpid()
 
@@ -100,16 +102,19 @@ class Rank:
         if context is not None and (context.runtime.closed or _broken(context)):
             self._lost = _broken(context)
             context.__exit__(errors.ContextError, None, None)
-            context = None
+            context, self._kept = None, KeptObjects()
         self._context = Context(**self._options) if context is None else context
         return self._context
 
     def _call(self, frames: Frames) -> None:
         """**Collective.** Call the function of a message, report how it ended, and wait for the other ranks."""
+        head, *rest = frames
+        number, freed = unpacked([head])
 
         def call() -> Any:
+            self._kept.free(freed)
             context = self._opened()
-            function, args, kwargs = unpacked(frames)
+            function, args, kwargs = unpacked(rest, self._kept.find)
             try:
                 return function(context, *args, **kwargs)
             except BaseException as error:
@@ -117,15 +122,22 @@ class Rank:
                     error.add_note("The context is broken: the next call gets a new one, without its attributes.")
                 raise
 
-        error = self._report(call)
+        error = self._report(call, number)
         if self._context is not None:
             _synchronize(self._context, error)
 
-    def _report(self, call: Callable[[], object]) -> BaseException | None:
-        """Report the value or the exception of a call to the caller; the exception is returned too (local)."""
+    def _report(self, call: Callable[[], object], number: int | None = None) -> BaseException | None:
+        """Report the value or the exception of a call to the caller; the exception is returned too (local).
+
+        Of a call with a number, objects that cannot be sent stay and get names, and the value is that of rank 0.
+        """
         caught: BaseException | None = None
         try:
-            value = packed("pblas.run", call(), f"the result of rank {self._rank}")
+            result = call()
+            name_of = None if number is None else self._kept.keeping(number)
+            value = packed("pblas.run", result, f"the result of rank {self._rank}", name_of)
+            if number is not None and self._rank > 0:
+                value = packed("pblas.run", None, "nothing")
             outcome = Outcome(self._rank, frames=value, lost=self._lost)
         except BaseException as error:  # noqa: BLE001 - SystemExit too is for the caller
             caught, outcome = error, Outcome(self._rank, Failure.of(error), lost=self._lost)

@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 _INTERNAL = frozenset({"computed", "conjugated", "detach", "key", "register", "runtime", "signature", "stored"})
 """Attributes that other modules of the package use, and TAB does not show."""
 
-_EDGE = 3  # rows and columns that print shows at each end
+EDGE = 3  # rows and columns that print shows at each end
 
 
-def _corners(size: int) -> list[slice]:
+def corners(size: int) -> list[slice]:
     """Slices of the elements that print shows of a long dimension, and of one more, in place of which it has dots.
 
-    >>> _corners(6), _corners(100)
+    >>> corners(6), corners(100)
     ([slice(None, None, None)], [slice(None, 4, None), slice(-3, None, None)])
     """
-    return [slice(None)] if size <= 2 * _EDGE else [slice(_EDGE + 1), slice(-_EDGE, None)]
+    return [slice(None)] if size <= 2 * EDGE else [slice(EDGE + 1), slice(-EDGE, None)]
 
 
 class DistMatrix(Operators):
@@ -390,7 +390,7 @@ class DistMatrix(Operators):
         """Refuse pickling: each rank holds a part of the matrix only."""
         raise errors.ArgumentError(
             "a DistMatrix is distributed and cannot be pickled: A.to_global() collects it as an array, A.local is this "
-            "rank's part, A.copy() is a copy"
+            "rank's part, A.copy() is a copy; Pool.call returns a handle of it"
         )
 
     def __repr__(self) -> str:
@@ -402,10 +402,10 @@ class DistMatrix(Operators):
         if self._local is None:
             return repr(self)
         (m_loc, n_loc), rank = self._local.shape, self.runtime.rank
-        rows, columns = (_corners(size) for size in (m_loc, n_loc))
+        rows, columns = (corners(size) for size in (m_loc, n_loc))
         read = self.runtime.backend.reading
         values = np.block([[read(self._local[i, j]) for j in columns] for i in rows])
-        text = np.array2string(np.conj(values) if self.conjugated else values, threshold=0, edgeitems=_EDGE)
+        text = np.array2string(np.conj(values) if self.conjugated else values, threshold=0, edgeitems=EDGE)
         return f"{self!r}\nrank {rank} has {m_loc} x {n_loc} of the elements:\n{text}"
 
     def _repr_html_(self) -> str:
