@@ -19,7 +19,7 @@ _GPU_PACKAGES = (
     *("cupy-cuda12x", "cupy-cuda13x", "cuda-bindings", "cuda-core", "nvmath-python"),
     *("nvidia-nvshmem-cu12", "nvidia-nvshmem-cu13", "nvshmem4py-cu12", "nvshmem4py-cu13"),
 )
-_OPTIONAL_PACKAGES = ("rich", "cloudpickle", "h5py", "torch", "matplotlib", "nvtx")
+_OPTIONAL_PACKAGES = ("rich", "cloudpickle", "h5py", "zarr", "torch", "matplotlib", "nvtx")
 _SETTINGS = (
     *("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "XDG_CACHE_HOME"),

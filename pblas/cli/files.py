@@ -14,7 +14,7 @@ from pblas.cli.layout import on_grids
 from pblas.cli.output import Console, add_command, bounds, dtype, extent, make_progress, pair, pairs, scalar, trans
 from pblas.config import bytes_text
 from pblas.errors import ArgumentError, BackendError, FileFormatError
-from pblas.matrices import files, hdf5
+from pblas.matrices import files, hdf5, zarr_folders
 from pblas.matrices.complete_files import begin, destination, discard, finish
 
 if TYPE_CHECKING:
@@ -67,14 +67,16 @@ def _check_output(
     """Check the path of a result before the work, on every rank and with the same result on all of them."""
     command, path = arguments.command, arguments.output if path is None else path
     folder = destination(path).parent
-    is_hdf5 = files.format_of(command, path) == "hdf5"
+    form = files.format_of(command, path)
     files.checked_dataset(command, path, dataset)
     if not folder.is_dir():
         raise FileFormatError(f"{path}: cannot be written: there is no folder {folder}; make it first")
     if arguments.overwrite or not Path(path).exists():
         return
-    if is_hdf5:
+    if form == "hdf5":
         hdf5.check_is_new(path, dataset)
+    elif form == "zarr":
+        zarr_folders.check_is_new(path, dataset)
     elif any(name and Path(name).exists() and Path(name).samefile(path) for name in inputs):
         raise ArgumentError(f"{command}: {path} is also read; choose another --output, or replace it by --overwrite")
 
@@ -144,9 +146,9 @@ def run_matmul(arguments: Namespace, console: Console) -> int:
 
 
 _CONVERT_DETAILS = """\
-The formats are those of the suffixes: .npy, .h5, .mtx, and .bin for the elements alone, as Fortran writes. A .bin file
-does not tell what it holds: give --shape, --dtype and, if it is stored by rows, --order C. Every rank reads and writes
-only its own part. Under MPI start it as
+The formats are those of the suffixes: .npy, .h5, .zarr, .mtx, and .bin for the elements alone, as Fortran writes. A
+.bin file does not tell what it holds: give --shape, --dtype and, if it is stored by rows, --order C. Every rank reads
+and writes only its own part. Under MPI start it as
 
   mpiexec -n 4 python -m mpi4py -m pblas convert A.bin A.h5 --shape 4000x3000 --dtype float64
 """
@@ -176,6 +178,10 @@ def run_convert(arguments: Namespace, console: Console) -> int:
     _check_output(arguments, datasets.get("D"), (arguments.a,))
     with Context(timeout=arguments.timeout, order=arguments.order) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=2)
+
+        def shown(stage: str, done: float) -> None:
+            progress.update(bar, completed=done + (stage == "write"), description=stage)
+
         a = ctx.load(
             *(arguments.a, None, arguments.dtype),
             dataset=datasets.get("A"),
@@ -183,10 +189,9 @@ def run_convert(arguments: Namespace, console: Console) -> int:
             columns=arguments.columns,
             shape=arguments.shape,
             offset=arguments.offset,
+            progress=shown,
         )
-        progress.update(bar, advance=1, description="write")
-        a.save(arguments.output, dataset=datasets.get("D"), overwrite=arguments.overwrite)
-        progress.update(bar, advance=1)
+        a.save(arguments.output, dataset=datasets.get("D"), overwrite=arguments.overwrite, progress=shown)
     m, n = a.shape
     console.print(f"{arguments.output}: {m} x {n} {a.dtype.name}, {bytes_text(a.nbytes)}", soft_wrap=True)
     return 0

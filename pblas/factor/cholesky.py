@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
 from pblas.factor.factorization import Factoring, PlannedFactorization, planned, prepared
 from pblas.factor.factorization_plan import FactorizationPlan, panels
@@ -12,6 +11,7 @@ from pblas.factor.factors import CholeskyFactor
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import Progress, ProgressTarget
 from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:

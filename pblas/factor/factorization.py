@@ -15,7 +15,6 @@ from pblas.core.checks import check_like_planned, enough_ranks, is_writeable
 from pblas.core.linalg_errors import not_positive_definite
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
-from pblas.core.progress import StageReport
 from pblas.factor import arguments
 from pblas.factor.cholesky_run import RunCholesky
 from pblas.factor.choose import Kind, choose_factorization, choose_qr
@@ -30,6 +29,7 @@ from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr, Tre
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import StageReport
 from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, shared_descriptor, spelled
 from pblas.simulation.hardware import Topology
 

@@ -16,7 +16,6 @@ from pblas.backends.local_step import agreed
 from pblas.core.checks import checked_trans
 from pblas.core.linalg_errors import SingularMatrixError, not_positive_definite
 from pblas.core.options import MatrixOrArray, Trans
-from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.factorization import Factored, FactoredMatrix
 from pblas.factor.with_factor import substituted
@@ -24,6 +23,7 @@ from pblas.factor.with_factor_plan import Triangle
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import diagonal_places
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import Progress, ProgressTarget, StageReport
 from pblas.runtime.runtime import Runtime, checked_flag, checked_scalar, spelled
 from pblas.triangular.trsm import first_zero, trsv
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
 from pblas.factor.factorization import Factoring, PlannedFactorization, planned, prepared
 from pblas.factor.factors import LuFactor
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.progress import Progress, ProgressTarget
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas.core.call import step
 from pblas.core.operation import Bound
-from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.choose import Kind, QrAlgorithm
 from pblas.factor.factorization import Factoring, Overwriting, PlannedFactorization, planned, prepared
@@ -18,6 +17,7 @@ from pblas.factor.with_factor import Reflectors
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import Redistribution, redistributed
+from pblas.runtime.progress import Progress, ProgressTarget, StageReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

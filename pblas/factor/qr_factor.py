@@ -10,7 +10,6 @@ import numpy as np
 from pblas import errors
 from pblas.core.checks import checked_letter, checked_trans
 from pblas.core.options import Side, Trans
-from pblas.core.progress import StageReport
 from pblas.factor import arguments
 from pblas.factor.factorization import FactoredMatrix
 from pblas.factor.qr_plan import PASSES
@@ -20,6 +19,7 @@ from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import StageReport
 from pblas.runtime.runtime import is_one_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 from pblas import errors
-from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.choose import QrAlgorithm
 from pblas.factor.in_place import factor_pivoted_qr, reflectors_of
@@ -14,6 +13,7 @@ from pblas.factor.qr_factor import Mode, QrFactor
 from pblas.layouts.descriptor import resized
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import Progress, ProgressTarget, StageReport
 from pblas.runtime.runtime import checked_flag, is_one_of
 
 if TYPE_CHECKING:

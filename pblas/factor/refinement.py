@@ -19,13 +19,13 @@ import numpy as np
 from pblas.arrays.elementwise import elementwise
 from pblas.backends import log
 from pblas.core.linalg_errors import NotPositiveDefiniteError
-from pblas.core.progress import StageReport
 from pblas.factor.cholesky import PlannedCholesky
 from pblas.factor.factorization import PlannedFactorization, prepared
 from pblas.factor.factors import CholeskyFactor, Factor, LuFactor
 from pblas.factor.lu import PlannedLu
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.progress import StageReport
 from pblas.symmetric.api import hemm
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from pblas.arrays.elementwise import elementwise
 from pblas.backends.local_step import agreed
 from pblas.core.linalg_errors import SingularMatrixError
 from pblas.core.options import MatrixOrArray
-from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.cholesky import PlannedCholesky
 from pblas.factor.factorization import PlannedFactorization, prepared
@@ -33,6 +32,7 @@ from pblas.layouts.descriptor import resized
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import Progress, ProgressTarget, StageReport
 from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.triangular.trsm import triangle_solved
 

@@ -12,7 +12,6 @@ from pblas.arrays.elementwise import elementwise
 from pblas.core.call import step
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, Side, Trans
-from pblas.core.progress import StageReport
 from pblas.factor import arguments
 from pblas.factor.with_factor_plan import PanelReflectorsPlan, SubstitutionPlan, TreeReflectorsPlan, Triangle
 from pblas.factor.with_factor_run import (
@@ -26,6 +25,7 @@ from pblas.factor.with_factor_run import (
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import StageReport
 from pblas.triangular.trsm import triangle_solved
 
 if TYPE_CHECKING:

@@ -32,6 +32,7 @@ class Header:
     offset: int | None  # bytes before the first element; None if the elements are not one contiguous piece (global)
     dataset: str = ""  # name of the matrix in the file; "" in a format of one matrix (global)
     first: tuple[int, int] = (0, 0)  # row and column of the first element that is read (global)
+    is_folder: bool = False  # whether it is a new array of zarr, in a folder (global)
 
     @property
     def is_raw(self) -> bool:

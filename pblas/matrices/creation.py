@@ -20,6 +20,7 @@ from pblas.matrices.complete_files import checked_path
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import checked_array, compare_array
 from pblas.runtime.calls import collective
+from pblas.runtime.progress import Progress, ProgressTarget
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_order, is_one_of, shared_descriptor
 
 if TYPE_CHECKING:
@@ -267,33 +268,36 @@ class Creation:
         columns: slice | None = None,
         shape: tuple[int, int] | None = None,
         offset: int = 0,
+        progress: ProgressTarget = False,
     ) -> DistMatrix:
-        """**Collective.** A matrix from a .npy, .h5, .mtx or .bin file; every rank reads the elements that it owns.
+        """**Collective.** A matrix from a .npy, .h5, .zarr, .mtx or .bin file; every rank reads the elements it owns.
 
         An array of one dimension is read as n x 1. Memory for the elements of this rank and for 4 MiB suffices, however
-        large the file is; only datasets in chunks take the chunks of 16 MiB, or of a row of chunks.
+        large the file is; only arrays in chunks take the chunks of 16 MiB, or of a row of chunks.
 
         Args:
             path: path of a file that all ranks can read; HDF5, read by h5py (the extra `hdf5`), if it ends in .h5 or
-                .hdf5; an array of the Matrix Market if it ends in .mtx, a text that every rank reads; elements alone if
-                it ends in .bin (global).
+                .hdf5; a folder of zarr (the extra `zarr`) if it ends in .zarr; an array of the Matrix Market if it ends
+                in .mtx, a text that every rank reads; elements alone if it ends in .bin (global).
             desc: distribution, of the shape of the matrix that is read; None for `MatrixDescriptor.default` (global).
             dtype: dtype of the matrix; None for that of the file. A .bin file has this dtype, as "float64" or ">f8"
                 (global).
-            dataset: name of the dataset in an HDF5 file; None for the only one (global).
+            dataset: name of the dataset in an HDF5 file, or of an array in a group of zarr; None for the only one
+                (global).
             order: storage order, "F" or "C", of a matrix without a descriptor; None for that of the context. A .bin
                 file has this order too, "F" as Fortran writes, unless the context has another (global).
             rows: the rows to read, as slice(10, 20); None for all (global).
             columns: the columns to read; None for all (global).
             shape: rows and columns of a .bin file; None for those of `desc` (global).
             offset: bytes before the first element of a .bin file (global).
+            progress: as in `pblas.linalg.solve`; the stage is "read" (global).
 
         Returns:
             The matrix.
 
         Raises:
             ArgumentError: not a path, or no name of a dataset.
-            BackendError: an .h5 file without h5py.
+            BackendError: an .h5 file without h5py, or a .zarr folder without zarr.
             FileFormatError: no such file or dataset, another format, or a truncated file.
             DescriptorError: the matrix in the file has another shape.
             DTypeError: a dtype that pblas does not multiply; dtype= converts it.
@@ -350,10 +354,11 @@ class Creation:
         arguments |= {"stored": stored, "first row": chosen.i0, "first column": chosen.j0}
         largest = self.runtime.agree(opname, arguments, maxima=(self.runtime.nelements(desc),))[0]
         local = self._memory(opname, desc, wanted, largest)
-        with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
-            if self.runtime.backend.dry is None:
-                files.read_part(path, header, desc, self.runtime.rank, part)
-        self.runtime.agree("load: read the parts", {})
+        with Progress(opname, self.runtime, progress) as reports:
+            with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
+                if self.runtime.backend.dry is None:
+                    files.read_part(path, header, desc, self.runtime.rank, part, reports.stage("read"))
+            self.runtime.agree("load: read the parts", {})
         matrix = DistMatrix(desc, local, self.runtime)
         log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)
         return matrix

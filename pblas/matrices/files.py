@@ -1,4 +1,4 @@
-"""Matrices in files: .npy, .h5, .mtx and .bin, by the suffix of the path. Each rank writes its own elements."""
+"""Matrices in files: .npy, .h5, .zarr, .mtx and .bin, by the suffix of the path. Each rank writes its own elements."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from numpy.lib import format as npy
 
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype
 from pblas.errors import ArgumentError, FileFormatError
-from pblas.matrices import hdf5, matrix_market
-from pblas.matrices.complete_files import Header, begin, discard, reading
-from pblas.matrices.scatter_gather import global_indices, holds_first_copy, put_part
+from pblas.matrices import complete_files, hdf5, matrix_market, zarr_folders
+from pblas.matrices.complete_files import Header, begin, reading
+from pblas.matrices.scatter_gather import global_indices, holds_first_copy
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.progress import StageReport
 
 _HDF5 = (".h5", ".hdf5")
 _RAW = ".bin"
 _TEXT = ".mtx"
+_ZARR = ".zarr"
+_WRITTEN_NBYTES = 64 << 20
+"""Elements that are written between two reports of the progress."""
 _PANEL_NBYTES = 4 << 20
 """Memory for the elements that are read at a time, unless one line is longer."""
 _GAP_NBYTES = 1 << 14
@@ -42,14 +46,15 @@ def is_raw(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() == _RAW
 
 
-def format_of(opname: str, path: str) -> Literal["npy", "hdf5", "raw", "text"]:
+def format_of(opname: str, path: str) -> Literal["npy", "hdf5", "raw", "text", "zarr"]:
     """The format of a new file, by the suffix of its path.
 
     >>> format_of("save", "a/b.h5")
     'hdf5'
     >>> format_of("save", "b.txt")
     Traceback (most recent call last):
-    pblas.errors.ArgumentError: save: b.txt ends in '.txt'; a matrix is saved as .npy, .h5, .mtx or .bin: pass 'b.npy'
+    pblas.errors.ArgumentError: save: b.txt ends in '.txt'; a matrix is saved as .npy, .h5, .zarr, .mtx or .bin: pass
+    'b.npy'
     """
     suffix = Path(path).suffix.lower()
     if suffix == ".npy":
@@ -60,17 +65,19 @@ def format_of(opname: str, path: str) -> Literal["npy", "hdf5", "raw", "text"]:
         return "raw"
     if suffix == _TEXT:
         return "text"
+    if suffix == _ZARR:
+        return "zarr"
     name, ends = Path(path).name, f"ends in {suffix!r}" if suffix else "has no ending"
-    remedy = f"a matrix is saved as .npy, .h5, .mtx or .bin: pass {Path(name).stem + '.npy'!r}"
+    remedy = f"a matrix is saved as .npy, .h5, .zarr, .mtx or .bin: pass {Path(name).stem + '.npy'!r}"
     raise ArgumentError(f"{opname}: {path} {ends}; {remedy}")
 
 
 def checked_dataset(opname: str, path: str, dataset: Any) -> str | None:
-    """The name of a dataset in an HDF5 file, or None."""
+    """The name of a dataset in an HDF5 file or a folder of zarr, or None."""
     if dataset is None:
         return None
-    if Path(path).suffix.lower() not in _HDF5:
-        raise ArgumentError(f"{opname}: dataset={dataset!r} is for .h5 files; leave it out for {path}")
+    if Path(path).suffix.lower() not in (*_HDF5, _ZARR):
+        raise ArgumentError(f"{opname}: dataset={dataset!r} is for .h5 and .zarr files; leave it out for {path}")
     pieces = dataset.strip("/").split("/") if isinstance(dataset, str) else [""]
     if any(piece in ("", ".", "..") for piece in pieces) or "\0" in dataset:
         raise ArgumentError(f"{opname}: dataset must be a name, as 'data' or 'group/data', got {dataset!r}")
@@ -78,29 +85,43 @@ def checked_dataset(opname: str, path: str, dataset: Any) -> str | None:
 
 
 def read_header(path: str | os.PathLike[str], dataset: str | None = None, raw: Raw | None = None) -> Header:
-    """Shape, dtype and place of the matrix in a file: `raw`, HDF5 if the path ends in .h5 or .hdf5, else .npy."""
+    """Shape, dtype and place of the matrix in a file: `raw`, or what the suffix says; .npy for unknown ones."""
     if raw is not None:
         return _raw_header(path, raw)
     if Path(path).suffix.lower() == _TEXT:
         return matrix_market.read_header(path)
+    if Path(path).suffix.lower() == _ZARR:
+        return zarr_folders.read_header(path, dataset)
     return hdf5.read_header(path, dataset) if Path(path).suffix.lower() in _HDF5 else _read_npy_header(path)
 
 
-def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
+def read_part(
+    path: str | os.PathLike[str],
+    header: Header,
+    desc: MatrixDescriptor,
+    rank: int,
+    local: Array,
+    report: StageReport = None,
+) -> None:
     """Copy the elements that `rank` owns from a file into `local`, converted to its dtype."""
-    if Path(path).suffix.lower() == _TEXT:
-        matrix_market.read_part(path, header, desc, rank, local)
-        return
-    read = hdf5.read_part if header.dataset and header.offset is None else _read_boxes
-    read(path, header, desc, rank, local)
+    suffix = Path(path).suffix.lower()
+    if suffix in (_TEXT, _ZARR):
+        read = matrix_market.read_part if suffix == _TEXT else zarr_folders.read_part
+    else:
+        read = hdf5.read_part if header.dataset and header.offset is None else _read_boxes
+    read(path, header, desc, rank, local, report)
+    if report is not None and not local.size:
+        report(1.0)
 
 
 def create(
-    path: str, dataset: str | None, shape: tuple[int, int], dtype: Dtype, order: str, *, overwrite: bool
+    path: str, dataset: str | None, desc: MatrixDescriptor, dtype: Dtype, *, overwrite: bool
 ) -> tuple[str, Header]:
     """Create a file of the right size under a temporary name in the folder of `path`; datasets of an old one stay."""
-    temporary = ""
+    temporary, shape, order = "", desc.shape, desc.order
     try:
+        if format_of("save", path) == "zarr":
+            return zarr_folders.create(path, dataset, desc, dtype, overwrite=overwrite)
         temporary, file = begin(path)
         with file:
             kind = format_of("save", path)
@@ -121,12 +142,26 @@ def create(
                 elif os.fstat(file.fileno()).st_size < offset + nbytes:
                     os.ftruncate(file.fileno(), offset + nbytes)
     except OSError as error:
-        discard(temporary)
+        complete_files.discard(temporary)
         raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
     except BaseException:
-        discard(temporary)
+        complete_files.discard(temporary)
         raise
     return temporary, header
+
+
+def finish(temporary: str, path: str, header: Header) -> None:
+    """Give a complete file, or a folder of zarr, its name."""
+    if header.is_folder:
+        zarr_folders.finish(temporary, path, header)
+    else:
+        complete_files.finish(temporary, path)
+
+
+def discard(temporary: str) -> None:
+    """Remove a file or folder that could not be completed, if that is possible."""
+    remove = zarr_folders.discard if Path(temporary or "/dev/null").is_dir() else complete_files.discard
+    remove(temporary)
 
 
 _MOST = (1 << 63) - 1
@@ -186,7 +221,14 @@ def _write_npy_header(file: BinaryIO, shape: tuple[int, int], dtype: Dtype, orde
     return Header(shape, stored, order, file.tell())
 
 
-def _read_boxes(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
+def _read_boxes(
+    path: str | os.PathLike[str],
+    header: Header,
+    desc: MatrixDescriptor,
+    rank: int,
+    local: Array,
+    report: StageReport = None,
+) -> None:
     """Copy the elements that `rank` owns from a file into `local`, converted to its dtype.
 
     A memory map would do it in one line, but a file that shrinks meanwhile would then end the process by SIGBUS.
@@ -219,6 +261,8 @@ def _read_boxes(path: str | os.PathLike[str], header: Header, desc: MatrixDescri
                         _read_at(path, file, place, part)
                     box = box[_chosen(mine[ours] - start)][:, _chosen(own[inside] - low)]
                     target[ours, inside] = box.view(local.dtype) if header.is_raw else box
+                if report is not None:
+                    report(int(ours.stop) / len(mine))
 
 
 def _joined(ranges: list[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
@@ -252,15 +296,28 @@ def _read_at(path: str | os.PathLike[str], file: BinaryIO, place: int, target: A
         left, place = left[count:], place + count
 
 
-def write_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
+def write_part(
+    path: str, header: Header, desc: MatrixDescriptor, rank: int, local: Array, report: StageReport = None
+) -> None:
     """Write the elements of `rank` into a file; of replicated elements the first copy only."""
     if not local.size or not holds_first_copy(desc, rank):
         return
+    if header.is_folder:
+        zarr_folders.write_part(path, header, desc, rank, local, report)
+        return
     try:
         stored = np.memmap(path, header.dtype, "r+", header.offset, header.shape, order=header.order)  # type: ignore[call-overload]
-        if header.dtype.kind == "S":
-            local = matrix_market.lines(local)
-        put_part(stored, desc, rank, local.view(header.dtype) if header.is_raw else local)
+        rows, columns = global_indices(desc, rank)
+        step = max(1, _WRITTEN_NBYTES // (len(rows) * header.dtype.itemsize))
+        for start in range(0, len(columns), step):
+            part, end = local[:, start : start + step], min(len(columns), start + step)
+            if header.dtype.kind == "S":
+                part = matrix_market.lines(part)
+            i, j = _chosen(rows), _chosen(columns[start:end])
+            place = (i, j) if isinstance(i, slice) or isinstance(j, slice) else np.ix_(i, j)
+            stored[place] = part.view(header.dtype) if header.is_raw else part
+            if report is not None:
+                report(end / len(columns))
         stored.flush()
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None

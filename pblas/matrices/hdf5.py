@@ -23,6 +23,7 @@ from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.progress import StageReport
 
 DEFAULT = "data"  # the name of a saved dataset, unless the caller gives one
 _PANEL_NBYTES = 16 << 20  # memory for the rows that are read at a time, unless one chunk is larger
@@ -63,7 +64,14 @@ def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:
     return Header((m, n), dtype, "C", offset, name)
 
 
-def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
+def read_part(
+    path: str | os.PathLike[str],
+    header: Header,
+    desc: MatrixDescriptor,
+    rank: int,
+    local: Array,
+    report: StageReport = None,
+) -> None:
     """Copy the elements that `rank` owns of a dataset in chunks, or of another type, into `local`.
 
     The arguments are those of `files.read_part`, with a header that has no offset.
@@ -71,21 +79,29 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
     if not local.size:
         return
     h5py = library()
-    rows, columns = (x + first for x, first in zip(global_indices(desc, rank), header.first, strict=True))
-    first, stop = int(columns[0]), int(columns[-1]) + 1
     try:
         with h5py.File(path, "r", locking="best-effort") as file:
-            dataset = file[header.dataset]
-            height = dataset.chunks[0] if dataset.chunks else 1
-            step = height * max(1, _PANEL_NBYTES // (height * (stop - first) * header.dtype.itemsize))
-            for start in range(int(rows[0]) // step * step, int(rows[-1]) + 1, step):
-                i0, i1 = np.searchsorted(rows, (start, start + step))
-                if i0 < i1:
-                    inside = slice(int(rows[i0]), int(rows[i1 - 1]) + 1)
-                    panel = dataset[inside, first:stop] if dataset.ndim == 2 else dataset[inside][:, None]
-                    local[i0:i1] = panel[np.ix_(rows[i0:i1] - rows[i0], columns - first)]
+            read_panels(file[header.dataset], header, desc, rank, local, report)
     except Exception as error:  # noqa: BLE001 - h5py raises many kinds for a damaged file
         raise FileFormatError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
+
+
+def read_panels(
+    dataset: Any, header: Header, desc: MatrixDescriptor, rank: int, local: Array, report: StageReport
+) -> None:
+    """Copy the elements that `rank` owns into `local`, some rows of chunks at a time."""
+    rows, columns = (x + first for x, first in zip(global_indices(desc, rank), header.first, strict=True))
+    first, stop = int(columns[0]), int(columns[-1]) + 1
+    height = dataset.chunks[0] if dataset.chunks else 1
+    step = height * max(1, _PANEL_NBYTES // (height * (stop - first) * header.dtype.itemsize))
+    for start in range(int(rows[0]) // step * step, int(rows[-1]) + 1, step):
+        i0, i1 = np.searchsorted(rows, (start, start + step))
+        if i0 < i1:
+            inside = slice(int(rows[i0]), int(rows[i1 - 1]) + 1)
+            panel = dataset[inside, first:stop] if dataset.ndim == 2 else dataset[inside][:, None]
+            local[i0:i1] = panel[np.ix_(rows[i0:i1] - rows[i0], columns - first)]
+            if report is not None:
+                report(int(i1) / len(rows))
 
 
 def write_header(

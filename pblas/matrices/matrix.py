@@ -9,11 +9,12 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends import log
-from pblas.matrices import files, indexing
+from pblas.matrices import files, indexing, zarr_folders
 from pblas.matrices import scatter_gather as transfer
-from pblas.matrices.complete_files import Header, checked_path, discard, finish, write
+from pblas.matrices.complete_files import Header, checked_path, write
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
+from pblas.runtime.progress import Progress, ProgressTarget
 from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_flag, name_of, shared_descriptor
 
 if TYPE_CHECKING:
@@ -274,62 +275,82 @@ class DistMatrix(Operators):
         return np.conjugate(whole, out=whole) if self.conjugated and whole is not None else whole
 
     @collective
-    def save(self, path: str | os.PathLike[str], *, dataset: str | None = None, overwrite: bool = False) -> None:
-        """**Collective.** Write the matrix as a .npy, .h5, .mtx or .bin file; every rank writes its own elements.
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dataset: str | None = None,
+        overwrite: bool = False,
+        progress: ProgressTarget = False,
+    ) -> None:
+        """**Collective.** Write the matrix as a .npy, .h5, .zarr, .mtx or .bin file; every rank writes its own.
 
         The file gets its name when it is complete: after an error there is no new file, and an old one is unchanged. A
         .npy file is replaced, as by `numpy.save`. In an HDF5 file other datasets stay; the file is copied for that.
         Owner and permissions of an old file stay, and a symbolic link is followed. Only where they could not stay
         otherwise, as those of a file with hard links, the content of the old file is replaced as the last step.
 
+        A .zarr folder holds compressed chunks, or a group of arrays, of which the others stay. Each chunk is written by
+        one rank: a matrix whose blocks are no chunks is redistributed for it. An array is replaced only on demand.
+
         A .npy file holds elements of bfloat16 and of 8 bits as raw bytes, because NumPy's format lacks them:
         `Context.load` reads them with dtype="bfloat16", or their other dtype. Of an HDF5 file other programs read
-        bfloat16 as float32; it does not take elements of 8 bits.
+        bfloat16 as float32; it does not take elements of 8 bits, and zarr neither.
 
         Args:
-            path: path that ends in .npy; in .h5 or .hdf5, which needs h5py (the extra `hdf5`); in .mtx, for an array
-                of the Matrix Market as text; or in .bin, for the elements alone in the matrix's order. Its folder is
-                one that all ranks can write (global).
-            dataset: name of the dataset in an HDF5 file, as "group/name"; None for "data" (global).
-            overwrite: whether a dataset of this name may be replaced (global).
+            path: path that ends in .npy; in .h5 or .hdf5, which needs h5py (the extra `hdf5`); in .zarr, which needs
+                zarr (the extra `zarr`); in .mtx, for an array of the Matrix Market as text; or in .bin, for the
+                elements alone in the matrix's order. Its folder is one that all ranks can write (global).
+            dataset: name of the dataset in an HDF5 file, as "group/name"; None for "data". Of an array in a group of
+                zarr; None for a folder that is the array itself (global).
+            overwrite: whether a dataset of this name, or an array of zarr, may be replaced (global).
+            progress: as in `pblas.linalg.solve`; the stage is "write" (global).
 
         Raises:
             ArgumentError: not a path, another suffix, or not the name of a dataset.
-            BackendError: an .h5 file without h5py.
+            BackendError: an .h5 file without h5py, or a .zarr folder without zarr.
+            DTypeError: a dtype that the format lacks.
             FileFormatError: the file cannot be written, it has a dataset of this name and `overwrite` is False, or the
                 name is that of a folder, a device or a pipe.
         """
-        runtime, temporary = self.runtime, ""
+        runtime, temporary, source = self.runtime, "", self
         with runtime.local_step("save"):
             path = checked_path("save", path)
-            if files.format_of("save", path) == "hdf5":
+            form = files.format_of("save", path)
+            if form == "hdf5":
                 checked_dtype("save as HDF5", self.dtype)
+            if form == "zarr":
+                zarr_folders.check_dtype(self.dtype)
             dataset = files.checked_dataset("save", path, dataset)
             overwrite = checked_flag("save", "overwrite", overwrite)
         runtime.agree("save", {"path": path, "dataset": dataset, "overwrite": overwrite, **self.signature()})
         if runtime.backend.dry is not None:
             runtime.backend.dry.keep_header(path, Header(self.shape, self.dtype, self.desc.order, 0, dataset or ""))
             return
-        made: object = None
+        if form == "zarr" and zarr_folders.layout(self.desc) is not self.desc:
+            source = self.redistribute(zarr_folders.layout(self.desc))
+        made: tuple[str, Header] | None = None
         try:
             with runtime.local_step("save: create the file"):
                 if runtime.rank == 0:
-                    made = files.create(path, dataset, self.shape, self.dtype, self.desc.order, overwrite=overwrite)
+                    made = files.create(path, dataset, source.desc, self.dtype, overwrite=overwrite)
                     temporary = made[0]
             runtime.agree("save: create the file", {})
             name, header = runtime.backend.broadcast_object(made, 0)
-            with runtime.local_step("save: write the parts"):
-                part = runtime.backend.reading(self.stored("save"))
-                files.write_part(name, header, self.desc, runtime.rank, np.conj(part) if self.conjugated else part)
-            runtime.agree("save: write the parts", {})
+            with Progress("save", runtime, progress) as reports:
+                with runtime.local_step("save: write the parts"):
+                    part = runtime.backend.reading(source.stored("save"))
+                    part = np.conj(part) if source.conjugated else part
+                    files.write_part(name, header, source.desc, runtime.rank, part, reports.stage("write"))
+                runtime.agree("save: write the parts", {})
             with runtime.local_step("save: finish"):
                 if runtime.rank == 0:
-                    finish(temporary, path)
+                    files.finish(temporary, path, header)
             runtime.agree("save: finish", {})
             if runtime.rank == 0:
                 log.write(log.INFO, 0, "save: %s is written, %r", path, self)
         finally:
-            discard(temporary)
+            files.discard(temporary)
 
     @collective
     def plot(self, path: str | os.PathLike[str], *, spy: bool = False) -> None:

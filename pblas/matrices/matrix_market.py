@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array, Dtype
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.progress import StageReport
 
 _FIELDS = {"real": np.dtype("float64"), "integer": np.dtype("float64"), "complex": np.dtype("complex128")}
 _PANEL_NBYTES = 4 << 20  # of text that is read at a time
@@ -46,7 +47,14 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return Header((int(sizes[0]), int(sizes[1])), _FIELDS[words[3]], "F", file.tell())
 
 
-def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescriptor, rank: int, local: Array) -> None:
+def read_part(
+    path: str | os.PathLike[str],
+    header: Header,
+    desc: MatrixDescriptor,
+    rank: int,
+    local: Array,
+    report: StageReport = None,
+) -> None:
     """Copy the elements that `rank` owns from a file into `local`; every rank reads the whole text."""
     assert header.offset is not None, "the text follows the header"
     (m, n), done = header.shape, 0
@@ -68,6 +76,8 @@ def read_part(path: str | os.PathLike[str], header: Header, desc: MatrixDescript
             i_loc, j_loc = places[0][index % m], places[1][index // m]
             own = (i_loc >= 0) & (j_loc >= 0)
             local[i_loc[own], j_loc[own]] = values[own]
+            if report is not None:
+                report(done / (m * n))
     if done != m * n:
         raise FileFormatError(f"{path}: expected {m * n} elements, got {'more' if done > m * n else done}")
 

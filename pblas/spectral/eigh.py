@@ -9,12 +9,12 @@ import numpy as np
 from pblas import errors
 from pblas.core.checks import check_like_planned, enough_ranks, is_writeable
 from pblas.core.planned import PlanHandle
-from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.with_factor import Reflectors, empty, multiplied, zeros
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import Progress, ProgressTarget, StageReport
 from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.simulation.hardware import Topology
 from pblas.spectral.choose import EighAlgorithm, choose_eigh

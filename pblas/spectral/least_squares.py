@@ -9,7 +9,6 @@ import numpy as np
 from pblas.arrays.elementwise import elementwise
 from pblas.backends.local_step import agreed
 from pblas.core.options import MatrixOrArray
-from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.solvers import ScaledFactor, full_rank_solution, negligible, not_of_full_rank, scaled_factor
 from pblas.factor.with_factor import in_range, zeros
@@ -18,6 +17,7 @@ from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import Progress, ProgressTarget, StageReport
 from pblas.runtime.runtime import checked_flag
 from pblas.spectral.eigh import Options, eigensystem
 from pblas.spectral.norms import check_rank_arguments, least_value

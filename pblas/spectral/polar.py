@@ -12,7 +12,6 @@ from pblas.arrays.elementwise import elementwise
 from pblas.arrays.stacking import vstack
 from pblas.backends.local_step import agreed
 from pblas.core.linalg_errors import SingularMatrixError
-from pblas.core.progress import Progress, ProgressTarget, StageReport
 from pblas.factor import arguments
 from pblas.factor.cholesky import cho_factor
 from pblas.factor.qr_matrices import qr
@@ -22,6 +21,7 @@ from pblas.layouts.descriptor import resized
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import Progress, ProgressTarget, StageReport
 from pblas.runtime.runtime import is_one_of
 from pblas.spectral.qdwh import qdwh_steps
 from pblas.spectral.svd_steps import check_on_cpus, finite_size, singular_system

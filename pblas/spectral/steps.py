@@ -13,9 +13,9 @@ from pblas.backends.local_step import agreed
 from pblas.core.call import step
 from pblas.core.linalg_errors import ConvergenceError
 from pblas.core.operation import Bound, Operation, ResultT
-from pblas.core.progress import StageReport
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.progress import StageReport
 from pblas.spectral.divide_and_conquer_run import RunDivideAndConquer, Tridiagonal
 from pblas.spectral.eigh_plan import EighPlan
 from pblas.spectral.tridiagonalization_run import RunTridiagonalization, largest

@@ -9,10 +9,10 @@ import numpy as np
 from pblas import errors
 from pblas.core.checks import check_like_planned, enough_ranks
 from pblas.core.planned import PlanHandle
-from pblas.core.progress import Progress, ProgressTarget
 from pblas.factor import arguments
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.progress import Progress, ProgressTarget
 from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.simulation.hardware import Topology
 from pblas.spectral.svd_plan import SvdAlgorithm, choose_svd

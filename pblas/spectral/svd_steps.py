@@ -15,12 +15,12 @@ from pblas.backends.local_step import agreed
 from pblas.core.call import step
 from pblas.core.linalg_errors import ConvergenceError
 from pblas.core.operation import Bound, Operation
-from pblas.core.progress import StageReport
 from pblas.factor.qr import factored
 from pblas.factor.with_factor import Reflectors, empty, identity, multiplied, range_scale, zeros
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
+from pblas.runtime.progress import StageReport
 from pblas.spectral.bidiagonalization_run import Reflected, RunBidiagonalization
 from pblas.spectral.svd_plan import SvdAlgorithm, SvdPlan, choose_svd
 

@@ -230,7 +230,7 @@ def test_eigh_reports_errors(folder: Path, capsys: Capture) -> None:
         ("matmul a.npy a.npy -o .", "a folder, device or pipe has this name"),
         (
             "matmul a.npy a.npy -o d.txt",
-            "d.txt ends in '.txt'; a matrix is saved as .npy, .h5, .mtx or .bin: pass 'd.npy'",
+            "d.txt ends in '.txt'; a matrix is saved as .npy, .h5, .zarr, .mtx or .bin: pass 'd.npy'",
         ),
         ("matmul a.npy none.h5 -o d.npy", "No such file"),
         ("matmul a.npy b.npy -o b.npy", "b.npy is also read; choose another --output, or replace it by --overwrite"),
@@ -240,7 +240,7 @@ def test_eigh_reports_errors(folder: Path, capsys: Capture) -> None:
             "matmul a.npy a.npy -o two.h5 --dataset D=x",
             "; from the shell, --dataset A=NAME names that of A, and so on, --o",
         ),
-        ("matmul a.npy a.npy -o d.npy --dataset D=x", "dataset='x' is for .h5 files"),
+        ("matmul a.npy a.npy -o d.npy --dataset D=x", "dataset='x' is for .h5 and .zarr files"),
         ("matmul a.npy a.npy -o d.npy --grid 99x1", "use a smaller grid"),
     ],
 )

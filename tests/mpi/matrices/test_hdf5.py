@@ -209,8 +209,8 @@ def test_names_that_do_not_fit_are_refused_on_every_rank(ctx: Context, folder: P
     a.save(path)
     a.save(folder / "x.npy")
     raises_on_all_ranks(FileFormatError, "no dataset 'b'; the file holds 'data'", lambda: ctx.load(path, dataset="b"))
-    raises_on_all_ranks(ArgumentError, "is for .h5 files", lambda: ctx.load(folder / "x.npy", dataset="data"))
-    raises_on_all_ranks(ArgumentError, "is for .h5 files", lambda: a.save(folder / "x.npy", dataset="data"))
+    raises_on_all_ranks(ArgumentError, "is for .h5 and .zarr files", lambda: ctx.load(folder / "x.npy", dataset="data"))
+    raises_on_all_ranks(ArgumentError, "is for .h5 and .zarr files", lambda: a.save(folder / "x.npy", dataset="data"))
     for ranks in some_wrong():
         dataset = "a" if COMM.rank in ranks else "b"
         raises_on_all_ranks(MismatchError, "dataset differs", partial(a.save, path, dataset=dataset))
@@ -221,7 +221,7 @@ def test_names_that_do_not_fit_are_refused_on_every_rank(ctx: Context, folder: P
 def test_another_ending_is_refused_with_the_remedy(ctx: Context, folder: Path, name: str) -> None:
     a = ctx.ones((8, 7))
     text = raises_on_all_ranks(
-        ArgumentError, "a matrix is saved as .npy, .h5, .mtx or .bin: pass '", partial(a.save, folder / name)
+        ArgumentError, "a matrix is saved as .npy, .h5, .zarr, .mtx or .bin: pass '", partial(a.save, folder / name)
     )
     assert not list(folder.iterdir())
     COMM.Barrier()
