@@ -53,6 +53,11 @@ def triu(a: DistMatrix, k: int = 0) -> DistMatrix:
 
     Raises:
         ArgumentError: not a matrix, or k is not an integer.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.triu(ctx.ones((2, 3)), k=1).to_global(None).tolist()
+    [[0.0, 1.0, 1.0], [0.0, 0.0, 1.0]]
     """
     return _triangle("triu", a, "U", k)
 
@@ -81,7 +86,13 @@ def vstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
 
 
 def hstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
-    """**Collective.** Matrices side by side; as `vstack`, with rows and columns exchanged."""
+    """**Collective.** Matrices side by side; as `vstack`, with rows and columns exchanged.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.hstack([ctx.ones((2, 1)), ctx.zeros((2, 2))]).to_global(None).tolist()
+    [[1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    """
     return _stacked("hstack", matrices, 1)
 
 

@@ -196,6 +196,11 @@ def inv(
     Warns:
         PblasWarning: 1 / (norm(A) norm(A^-1)) is below eps in the 1-norm, so that the inverse may have no correct
             digit; on all ranks.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     (4 * pblas.linalg.inv(2 * ctx.eye(2))).to_global(None).tolist()
+    [[2.0, 0.0], [0.0, 2.0]]
     """
     opname, runtime = "inv", arguments.runtime_of("inv", a)
     with runtime.call(opname), Progress(opname, runtime, progress) as reports:
@@ -223,6 +228,11 @@ def det(a: DistMatrix) -> Number:
 
     Raises:
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     round(pblas.linalg.det(2 * ctx.eye(3)), 12)
+    np.float64(8.0)
     """
     with arguments.runtime_of("det", a).call("det"):
         return _determinant("det", a).value

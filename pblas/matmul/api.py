@@ -210,6 +210,12 @@ def pmatmul(
     32 MiB. Where GPUs push data it keeps the last 64, which share their workspace.
 
     Source: PBLAS, p?gemm.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     a = ctx.from_function(lambda i, j: i + 2.0 * j, (2, 3))
+    ...     pblas.pmatmul(a, a, transb="T").to_global(None).tolist()
+    [[20.0, 26.0], [26.0, 35.0]]
     """
     opname = "pmatmul"
     modes = tf32, fast_accumulate

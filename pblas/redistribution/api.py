@@ -284,6 +284,12 @@ def redistribute(
         MismatchError: ranks that passed different arguments.
 
     Source: PBLAS p?geadd, p?tradd, p?tran; ScaLAPACK REDIST p?gemr2d, p?trmr2d.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     columns = pblas.MatrixDescriptor.column_wise(2, 3, ctx.nprocs)
+    ...     pblas.redistribute(ctx.eye((3, 2)), columns, trans="T", alpha=2.0).to_global(None).tolist()
+    [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]]
     """
     return call(
         "redistribute", Redistribution.bind, {"a": a, "out": out}, a, desc, out, trans, alpha, beta, uplo, diagonal

@@ -116,6 +116,11 @@ def invsqrtm(a: DistMatrix) -> DistMatrix:
     Raises:
         NotPositiveDefiniteError: `info` eigenvalues of A are not positive, or not beyond rounding.
         ArgumentError, BackendError, ConvergenceError, DescriptorError, DTypeError: as `eigh`.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.linalg.invsqrtm(4 * ctx.eye(2)).to_global(None).round(12).tolist()
+    [[0.5, 0.0], [0.0, 0.5]]
     """
     return _of_hermitian("invsqrtm", a, lambda w: 1 / np.sqrt(_positive("invsqrtm", w)))
 
@@ -157,6 +162,12 @@ def signm(a: DistMatrix) -> DistMatrix:
 
     Raises:
         ArgumentError, BackendError, ConvergenceError, DescriptorError, DTypeError: as `eigh`.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[0.0, 3.0], [3.0, 0.0]]))
+    ...     pblas.linalg.signm(A).to_global(None).round(12).tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
     """
     return _of_hermitian("signm", a, np.sign)
 

@@ -63,6 +63,13 @@ def _rank_update(
         WorkspaceError: a rank without memory for the workspace, or for a new D.
 
     Source: PBLAS, p?syrk and p?herk.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     a = ctx.from_function(lambda i, j: i + 1.0j, (2, 1), complex)
+    ...     D, H = pblas.blas.syrk(a.real), pblas.blas.herk(a)
+    ...     D.to_global(None).tolist(), H.to_global(None).tolist()
+    ([[0.0, 0.0], [0.0, 1.0]], [[(1+0j), 0j], [(1-1j), (2+0j)]])
     """
     given = StructuredArguments(routine, a, None, c, "L", uplo, trans, "N", alpha, beta, out, overlap)
     return structured(RankUpdating, given)
@@ -98,6 +105,14 @@ def _rank_2_update(
     errors are those of `syrk` and `herk`.
 
     Source: PBLAS, p?syr2k and p?her2k.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     a = ctx.from_function(lambda i, j: i + 1.0j, (2, 1), complex)
+    ...     b = ctx.ones((2, 1), complex)
+    ...     D, H = pblas.blas.syr2k(a.real, b.real), pblas.blas.her2k(a, b)
+    ...     D.to_global(None).tolist(), H.to_global(None).tolist()
+    ([[0.0, 0.0], [1.0, 2.0]], [[0j, 0j], [(1+0j), (2+0j)]])
     """
     given = StructuredArguments(routine, a, b, c, "L", uplo, trans, "N", alpha, beta, out, overlap)
     return structured(Rank2Updating, given)
@@ -226,6 +241,13 @@ def _symmetric_product(
         WorkspaceError: a rank without memory for the workspace, or for a new D.
 
     Source: PBLAS, p?symm and p?hemm.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[1.0, np.nan], [2.0j, 3.0]]))  # the upper triangle is not read
+    ...     H, D = pblas.blas.hemm(A, ctx.eye(2, complex)), pblas.blas.symm(A, ctx.eye(2, complex))
+    ...     H.to_global(None).tolist(), D[0, 1]
+    ([[(1+0j), -2j], [2j, (3+0j)]], 2j)
     """
     given = StructuredArguments(routine, a, b, c, side, uplo, "N", "N", alpha, beta, out, overlap)
     return structured(SymmetricMultiplication, given)

@@ -59,6 +59,11 @@ def trmm(
         WorkspaceError: a rank without memory for the workspace, or for a new D.
 
     Source: PBLAS, p?trmm.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.blas.trmm(ctx.ones((2, 2)), ctx.ones((2, 3)), alpha=2.0).to_global(None).tolist()
+    [[2.0, 2.0, 2.0], [4.0, 4.0, 4.0]]
     """
     given = StructuredArguments("trmm", a, b, None, side, uplo, trans, diag, alpha, None, out, overlap)
     return structured(TriangularMultiplication, given)

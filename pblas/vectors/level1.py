@@ -53,7 +53,14 @@ def dotc(x: DistMatrix, y: DistMatrix) -> Number:
 
 
 def dotu(x: DistMatrix, y: DistMatrix) -> Number:
-    """**Collective.** The sum of x_i y_i; see `dotc`."""
+    """**Collective.** The sum of x_i y_i; see `dotc`.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     v = ctx.from_function(lambda i, j: i + 1.0, (3, 1))
+    ...     complex(pblas.blas.dotu(1j * v, 1j * v))
+    (-14+0j)
+    """
     return _dot("dotu", x, y)
 
 
@@ -62,6 +69,12 @@ def dot(x: DistMatrix, y: DistMatrix) -> Real:
 
     Raises:
         DTypeError: complex vectors.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     v = ctx.from_function(lambda i, j: i + 1.0, (3, 1))
+    ...     float(pblas.blas.dot(v, v))
+    14.0
     """
     return _dot("dot", x, y)
 
@@ -86,6 +99,11 @@ def nrm2(x: DistMatrix) -> Real:
         ArgumentError: not a vector.
 
     Source: BLAS, xNRM2.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     float(pblas.blas.nrm2(ctx.from_function(lambda i, j: 3.0 + i, (2, 1))))
+    5.0
     """
     return call("nrm2", _bind_norm, {"x": x}, x)
 
@@ -94,6 +112,12 @@ def asum(x: DistMatrix) -> Real:
     """**Collective.** The sum of abs(x_i), or of abs(Re x_i) + abs(Im x_i) for complex vectors; see `nrm2`.
 
     Source: BLAS, xASUM.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     v = ctx.from_function(lambda i, j: i + 1.0, (3, 1))
+    ...     float(pblas.blas.asum(-v))
+    6.0
     """
     operands = {"x": x}
     with checked_call("asum", checked_columns, operands, operands) as (_, (a,)):
@@ -145,6 +169,12 @@ def scal(alpha: Scalar, x: DistMatrix) -> DistMatrix:
         ArgumentError: not a vector, or alpha is not a number of its kind.
 
     Source: BLAS, xSCAL.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     v = ctx.from_function(lambda i, j: i + 1.0, (3, 1))
+    ...     pblas.blas.scal(2.0, v).to_global(None).ravel().tolist()
+    [2.0, 4.0, 6.0]
     """
     call("scal", _bind_scaling, {"x": x}, x, alpha)
     return x
@@ -202,6 +232,12 @@ def swap(x: DistMatrix, y: DistMatrix) -> tuple[DistMatrix, DistMatrix]:
         (x, y).
 
     Source: BLAS, xSWAP.
+
+    >>> import pblas
+    >>> with pblas.Context() as ctx:
+    ...     v, w = pblas.blas.swap(ctx.ones((2, 1)), ctx.zeros((2, 1)))
+    ...     v.to_global(None).ravel().tolist(), w.sum() == 2
+    ([0.0, 0.0], np.True_)
     """
     operands = {"x": x, "y": y}
     with checked_call("swap", checked_columns, operands, operands, ("x", "y")) as (_, (a, b)):

@@ -150,6 +150,12 @@ def symv(
         as `gemv`.
 
     Source: BLAS, xSYMV.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[1.0, np.nan], [2.0, 3.0]]))  # the upper triangle is not read
+    ...     pblas.blas.symv(A, np.ones(2)).tolist()
+    [3.0, 5.0]
     """
     return product(Product("symv", a, x, y, out, "N", alpha, beta, uplo))
 
@@ -189,6 +195,12 @@ def hemv(
     """**Collective.** alpha A x + beta y for a Hermitian A; imaginary parts of its diagonal are not read. See `symv`.
 
     Source: BLAS, xHEMV.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[1.0, np.nan], [2.0j, 3.0]]))
+    ...     pblas.blas.hemv(A, np.ones(2, complex)).tolist()
+    [(1-2j), (3+2j)]
     """
     return product(Product("hemv", a, x, y, out, "N", alpha, beta, uplo))
 
@@ -219,6 +231,12 @@ def trmv(
         as `gemv`.
 
     Source: BLAS, xTRMV.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.from_global(np.array([[1.0, np.nan], [2.0, 3.0]]))
+    ...     pblas.blas.trmv(A, np.ones(2)).tolist()
+    [1.0, 5.0]
     """
     return product(Product("trmv", a, x, None, out, trans, 1.0, None, uplo, diag))
 

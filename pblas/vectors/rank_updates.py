@@ -59,7 +59,14 @@ def geru(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMat
 
 
 def gerc(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatrix:
-    """**Collective.** A := alpha x y^H + A, in place; see `geru`."""
+    """**Collective.** A := alpha x y^H + A, in place; see `geru`.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     A = ctx.zeros((2, 1), complex)
+    ...     pblas.blas.gerc(np.array([1.0, 1.0j]), np.array([1.0j]), A).to_global(None).tolist()
+    [[-1j], [(1+0j)]]
+    """
     return _update("gerc", (x, y), a, alpha, None)
 
 
@@ -68,6 +75,11 @@ def ger(x: object, y: object, a: DistMatrix, *, alpha: Scalar = 1.0) -> DistMatr
 
     Raises:
         DTypeError: complex matrices.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.blas.ger(np.array([1.0, 2.0]), np.ones(2), ctx.zeros((2, 2)), alpha=3.0).to_global(None).tolist()
+    [[3.0, 3.0], [6.0, 6.0]]
     """
     return _update("ger", (x, y), a, alpha, None)
 
@@ -88,6 +100,11 @@ def syr(x: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar = 1.0) -> Di
         as `geru`.
 
     Source: BLAS, xSYR.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.blas.syr(np.array([1.0, 2.0]), ctx.zeros((2, 2))).to_global(None).tolist()
+    [[1.0, 0.0], [2.0, 4.0]]
     """
     return _update("syr", (x,), a, alpha, uplo)
 
@@ -98,6 +115,11 @@ def her(x: object, a: DistMatrix, *, uplo: str = "L", alpha: float | Real = 1.0)
     Alpha is real. Imaginary parts of the diagonal are not read, and become 0.
 
     Source: BLAS, xHER.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.blas.her(np.array([1.0, 2.0j]), ctx.zeros((2, 2), complex), uplo="U").to_global(None).tolist()
+    [[(1+0j), -2j], [0j, (4+0j)]]
     """
     return _update("her", (x,), a, alpha, uplo)
 
@@ -106,6 +128,11 @@ def syr2(x: object, y: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar 
     """**Collective.** A := alpha x y^T + alpha y x^T + A in one triangle, in place; see `syr`.
 
     Source: BLAS, xSYR2.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.blas.syr2(np.array([1.0, 2.0]), np.ones(2), ctx.zeros((2, 2))).to_global(None).tolist()
+    [[2.0, 0.0], [3.0, 4.0]]
     """
     return _update("syr2", (x, y), a, alpha, uplo)
 
@@ -116,6 +143,11 @@ def her2(x: object, y: object, a: DistMatrix, *, uplo: str = "L", alpha: Scalar 
     Imaginary parts of the diagonal are not read, and become 0.
 
     Source: BLAS, xHER2.
+
+    >>> import numpy as np, pblas
+    >>> with pblas.Context() as ctx:
+    ...     pblas.blas.her2(np.array([1.0, 1.0j]), np.ones(2), ctx.zeros((2, 2), complex)).to_global(None).tolist()
+    [[(2+0j), 0j], [(1+1j), 0j]]
     """
     return _update("her2", (x, y), a, alpha, uplo)
 
