@@ -44,5 +44,11 @@ def init_nvshmem(
         MismatchError: sizes that differ between ranks.
         WorkspaceError: a GPU has too little memory.
         PeerTimeout: a rank does not arrive in time.
+
+    Example::
+
+        pblas.init_nvshmem(nbytes=8 << 30)  # 8 GiB on each GPU
+        with pblas.Context(backend="nvshmem") as ctx:
+            ...
     """
     start_nvshmem(comm, process_group, nbytes, device, timeout=timeout)

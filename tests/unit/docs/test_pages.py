@@ -1,8 +1,10 @@
 """Laws of the documentation: every code block runs or says why not, and pictures and glossary follow the code."""
 
+import inspect
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -85,6 +87,41 @@ def test_the_glossary_defines_every_row_of_explain() -> None:
     terms, text = glossary()
     missing = [key for key in keys if key not in terms and f"`{key}`" not in text]
     assert not missing
+
+
+def functions() -> dict[str, Any]:
+    """The public functions by name, but those of pblas.scalapack and pblas.torch."""
+    found = {}
+    for module in (pblas, blas, linalg, pblas.tp, pblas.layouts):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.isfunction(value):
+                found[f"{module.__name__}.{name}"] = value
+    return found
+
+
+def test_every_function_has_a_page_with_relatives_and_an_example() -> None:
+    names = set(functions())
+    text = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"\.\. functions::\n\n((?: +\S+\n)+)", text)
+    assert names == {name for name in " ".join(blocks).split() if ".torch." not in name}
+    related = (ROOT / "docs/related.txt").read_text(encoding="utf-8").splitlines()[1:]
+    groups = [{f"pblas.{name.removeprefix('pblas.')}" for name in line.partition(":")[0].split()} for line in related]
+    assert set().union(*groups) == names
+    assert all((ROOT / f"docs/{line.rpartition(': ')[2]}.md").exists() for line in related)
+    assert all(len(group) > 1 for group in groups)
+    shown = {
+        name for name, function in functions().items() if re.search(">>> |Example::", inspect.getdoc(function) or "")
+    }
+    assert {name for name in names - shown if ".tp." not in name} == set()
+
+
+def test_names_that_are_called_missing_are_missing() -> None:
+    """The page says for each what to write; a name that pblas gets by and by is no entry of it any more."""
+    rows = re.findall(r"^\| (.*?) \|", (ROOT / "docs/other_names.md").read_text(encoding="utf-8"), re.MULTILINE)
+    missing = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {"eig", "schur", "sort", "einsum"} <= missing
+    assert not {name for name in missing if hasattr(pblas, name) or hasattr(linalg, name) or hasattr(blas, name)}
 
 
 def test_the_glossary_is_in_alphabetical_order() -> None:
