@@ -59,14 +59,15 @@ def reduce(kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: Any
     if order == "F":
         x, axis = x.T, None if axis is None else 1 - axis  # type: ignore[assignment]  # 0 or 1
     lines, length = x.shape
-    if axis is None and kind == "squares":
-        pieces = _pieces(x, _BLOCK if scale is not None or x.dtype.char.lower() != dtype.char else 16 * _BLOCK)
-        parts = [_sum_of_squares(_converted(piece, dtype, scale)) for piece in pieces]
-        return np.atleast_1d(np.add.reduce(np.array(parts)))
     prepare, reduce_, combine = KINDS[kind]
     if axis is None:
-        partials = [reduce_(reduce_(prepare(_converted(piece, dtype, scale)), axis=1)) for piece in _pieces(x)]
-        return np.atleast_1d(reduce_(np.array(partials)))
+        is_read_in_place = (
+            scale is None and x.dtype.char.lower() == dtype.char and (prepare is _same or kind == "squares")
+        )
+        pieces = (_converted(x, dtype, scale) for x in _pieces(x, 16 * _BLOCK if is_read_in_place else _BLOCK))
+        if kind == "squares":
+            return np.atleast_1d(np.add.reduce(np.array([_sum_of_squares(piece) for piece in pieces])))
+        return np.atleast_1d(reduce_(np.array([reduce_(reduce_(prepare(piece), axis=1)) for piece in pieces])))
     results: Any = [None] * (lines if axis == 1 else length)
     out: Array | None = None
     for i, j in _blocks(lines, length):

@@ -67,6 +67,7 @@ class Cast:
         self.combined = pblas.plan_elementwise("x * s + y", x=self.rows, y=self.columns, s=1.0)
         self.columns.save(folder / "matrix.npy")
         self.columns.save(folder / "matrix.h5")
+        self.columns.save(folder / "matrix.zarr", overwrite=True)
         self.ictxt = scalapack.gridinit(COMM, "R", 1, P, timeout=TIMEOUT, transport=transport)
         self.desc = [1, self.ictxt, N, N, 3, 3, 0, 0, N]
         self.blocks = np.ones((N, N), order="F"), np.ones((N, N), order="F"), np.zeros((N, N), order="F")
@@ -146,6 +147,8 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "save, raw": lambda x: x.rows.save(x.folder / "saved.bin"),
     "save": lambda x: x.rows.save(x.folder / "saved.npy"),
     "load, HDF5": lambda x: x.ctx.load(x.folder / "matrix.h5"),
+    "load, zarr": lambda x: x.ctx.load(x.folder / "matrix.zarr"),
+    "save, zarr": lambda x: x.grid.save(x.folder / "saved.zarr", overwrite=True),
     "save, HDF5": lambda x: x.grid.save(x.folder / "saved.h5", overwrite=True),
     "to_global": lambda x: x.grid.to_global(),
     "to_global, for all": lambda x: x.rows.to_global(None),
