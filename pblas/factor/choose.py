@@ -6,12 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, isqrt
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 from pblas.factor.grid_lu_plan import GridLuPlan, Pivoting
 from pblas.factor.grid_plan import GridPlan
+from pblas.factor.grid_qr_plan import GridQrPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
@@ -21,7 +22,7 @@ from pblas.simulation.simulate import predict
 
 Kind = Literal["cholesky", "lu", "qr"]
 FactorizationAlgorithm = Literal["auto", "blocked", "grid", "local"]
-QrAlgorithm = Literal["auto", "blocked", "tsqr", "cholesky", "local"]
+QrAlgorithm = Literal["auto", "blocked", "grid", "tsqr", "cholesky", "local"]
 
 _NARROWEST, _WIDEST = 64, 192
 """Columns of a panel. They are the K of the GEMMs of an update, which is slow if they are few; if they are many, the
@@ -65,6 +66,10 @@ def _limits(per_column: int = 0, *, gpus: bool = False) -> _Limits:
     if gpus:
         return _Limits(_NARROWEST_ON_GPUS, _WIDEST_ON_GPUS, _LEAST_ON_GPUS)
     return _Limits(_NARROWEST, _WIDEST, _LEAST, per_column)
+
+
+PlanT = TypeVar("PlanT", bound=FactorizationPlan)
+GridT = TypeVar("GridT", bound=GridPlan)
 
 
 @lru_cache(_LAYOUTS)
@@ -113,9 +118,13 @@ def choose_factorization(
         GridCholeskyPlan(a, w, why, *ranks) if kind == "cholesky" else GridLuPlan(a, w, why, *ranks, pivoting=pivoting)
         for w, why in square_blocks(target, dtype, nprocs, gpus=gpus)
     ]
-    best, seconds = columns, inf
-    if algorithm != "grid":
-        seconds = _QUICKER * _predicted(columns, target, grids)
+    return _quickest(columns, target, grids, must=algorithm == "grid")
+
+
+def _quickest(columns: PlanT, target: MatrixDescriptor, grids: Sequence[GridT], *, must: bool) -> PlanT | GridT:
+    """The grid that is predicted to take least time, if it `must` be a grid or is quicker than block columns."""
+    best: PlanT | GridT = columns
+    seconds = inf if must else _QUICKER * _predicted(columns, target, grids)
     for plan in grids:
         predicted = _predicted(plan, target, [columns, *grids], seconds)
         if predicted < seconds:
@@ -131,15 +140,15 @@ def _predicted(
 ) -> float:
     """Seconds of a plan by messages, with its redistributions if another plan needs none: they take long to predict."""
     neutral = Topology().transport(plan.nprocs)
-    seconds = predict(replace(plan, a=plan.w, returns=False, uplo="L", transport=neutral), CORE, enough)
-    if not target.same_distribution(plan.w) and any(target.same_distribution(other.w) for other in others):
-        copy = RedistributionPlan(target, plan.w, plan.dtype, plan.nprocs)
+    seconds = predict(replace(plan, a=plan.target, returns=False, uplo="L", transport=neutral), CORE, enough)
+    if not target.same_distribution(plan.target) and any(target.same_distribution(other.target) for other in others):
+        copy = RedistributionPlan(target, plan.target, plan.dtype, plan.nprocs)
         seconds += (1 + plan.returns) * predict(copy, CORE)
     return seconds
 
 
 def square_blocks(
-    a: MatrixDescriptor, dtype: str, nprocs: int, *, gpus: bool = False
+    a: MatrixDescriptor, dtype: str, nprocs: int, *, gpus: bool = False, per_column: int = _WIDTH
 ) -> Iterator[tuple[MatrixDescriptor, str]]:
     """Layouts in square blocks over grids of about as many process rows as columns, and the reason for each.
 
@@ -148,7 +157,7 @@ def square_blocks(
     192 Grid(nprow=2, npcol=3, order='R')
     192 Grid(nprow=3, npcol=2, order='R')
     """
-    (m, n), limits = a.shape, _limits(0 if gpus else _WIDTH, gpus=gpus)
+    (m, n), limits = a.shape, _limits(0 if gpus else per_column, gpus=gpus)
     is_square = a.order == "F" and a.mb == a.nb and a.imb == a.inb and min(a.rsrc, a.csrc) >= 0
     if is_square and limits.narrowest // 2 <= a.nb <= 2 * limits.widest and min(m, n) > 0 and a.nprocs <= nprocs:
         yield a, "A has square blocks on a grid already"
@@ -250,7 +259,7 @@ def choose_qr(
     *,
     returns: bool = False,
     gpus: bool = False,
-) -> QrPlan | TsqrPlan | CholeskyQrPlan:
+) -> QrPlan | GridQrPlan | TsqrPlan | CholeskyQrPlan:
     """The plan of a QR factorization; block columns alone can be brought back to the layout of A (`returns`).
 
     >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
@@ -283,7 +292,13 @@ def choose_qr(
     why = "algorithm='local': one rank" if algorithm == "local" else why
     height, tail = m + max(w.nb, w.inb or 0), n if library == "cuSOLVER" else 0
     w = replace(w, m=height, mb=height)
-    return QrPlan(a, w, why, dtype, nprocs, transport, returns, library=library, tail=tail)
+    columns = QrPlan(a, w, why, dtype, nprocs, transport, returns, library=library, tail=tail)
+    may = algorithm == "auto" and nprocs >= _LEAST_OF_A_GRID and not (gpus or returns)
+    if not (may or algorithm == "grid"):
+        return columns
+    blocks = square_blocks(a, dtype, nprocs, per_column=_QR_WIDTH)
+    grids = [GridQrPlan(a, w, why, dtype, nprocs, transport) for w, why in blocks]
+    return _quickest(columns, a, grids, must=algorithm == "grid")
 
 
 def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:

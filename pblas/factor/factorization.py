@@ -23,6 +23,8 @@ from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 from pblas.factor.grid_cholesky_run import RunGridCholesky
 from pblas.factor.grid_lu_plan import GridLuPlan
 from pblas.factor.grid_lu_run import RunGridLu
+from pblas.factor.grid_qr_plan import GridQrPlan
+from pblas.factor.grid_qr_run import RunGridQr
 from pblas.factor.lu_run import RunLu
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.qr_run import RunCholeskyQr, RunPivotedQr, RunQr, RunTsqr, Tree
@@ -47,6 +49,7 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
     LuPlan: RunLu,
     GridLuPlan: RunGridLu,
     QrPlan: RunQr,
+    GridQrPlan: RunGridQr,
     TsqrPlan: RunTsqr,
     CholeskyQrPlan: RunCholeskyQr,
     PivotedQrPlan: RunPivotedQr,
@@ -54,7 +57,9 @@ _RUNNERS: dict[type[FactorizationPlan], Any] = {
 
 
 class Factored(NamedTuple):
-    """W with its factor, INFO, and the rest: pivots, from 1, of LU; the tree of TSQR; tau and order of pivoted QR.
+    """W with its factor, INFO, and the rest: pivots, from 1, of LU; the tree of TSQR; T of QR on a grid; tau and order.
+
+    The last two are of pivoted QR.
 
     INFO of LU is the first k, from 1, for which U[k, k] is 0; that of Cholesky is 0, since a failure raises, or a
     function that looks at it later (global). `order` has the column of A, from 0, that each column was.
@@ -64,6 +69,7 @@ class Factored(NamedTuple):
     info: int | Callable[[], int] = 0
     pivots: Array | None = None
     tree: Tree | None = None
+    t: Array | None = None
     tau: Array | None = None
     order: Array | None = None
 
@@ -167,6 +173,8 @@ class Factorization(Operation[Factored]):
             return Factored(result, executor.info, executor.pivots.copy())
         if isinstance(executor, RunTsqr):
             return Factored(result, tree=executor.taken_tree())
+        if isinstance(executor, RunGridQr):
+            return Factored(result, t=executor.taken_t())
         if isinstance(executor, RunPivotedQr):
             return Factored(result, tau=executor.tau.copy(), order=executor.order)
         return Factored(result)
@@ -178,6 +186,8 @@ class Factorization(Operation[Factored]):
             return Factored(w, 0, numbers + 1)
         if isinstance(self.chosen, TsqrPlan):
             return Factored(w, tree=Tree(np.empty(0), [], []))
+        if isinstance(self.chosen, GridQrPlan):
+            return Factored(w, t=np.empty((0, 0), self.dtype))
         if isinstance(self.chosen, PivotedQrPlan):
             return Factored(w, tau=np.zeros(len(numbers), self.dtype), order=np.arange(w.shape[1]))
         return Factored(w)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pblas.factor.grid_plan import GridPlan
 
 TAG_LEFT, TAG_RIGHT, TAG_DIAGONAL, TAG_FACTORED, TAG_PIVOTS, TAG_ROWS = range(1044, 1050)
+TAG_TREE, TAG_PARTS, TAG_SUMS = range(1051, 1054)
 
 
 class Chain:

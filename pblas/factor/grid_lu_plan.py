@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from pblas.factor.factorization_plan import PIVOTS_ON_GPUS, SOLVE, LuPlan, Panel
-from pblas.factor.grid_plan import GridPlan, Step, blocks_of, dealt
+from pblas.factor.grid_plan import GridPlan, Step, blocks_of, dealt, levels
 from pblas.simulation.phase import Phase, Traffic, View, even
 
 Pivoting = Literal["partial", "tournament"]
@@ -57,7 +57,7 @@ class GridLuPlan(GridPlan, LuPlan):
         ranks, p = super(GridLuPlan, self).panels_text, self.w.grid.nprow
         if p == 1:
             return ranks
-        each, messages = "column" if self.pivoting == "partial" else "panel", 2 * _levels(p)
+        each, messages = "column" if self.pivoting == "partial" else "panel", 2 * levels(p)
         chosen = "the pivot" if self.pivoting == "partial" else "rows by a tournament"
         return f"{ranks}, which choose {chosen} of each {each} by {messages} messages one after the other"
 
@@ -114,7 +114,7 @@ class GridLuPlan(GridPlan, LuPlan):
         weights = zip(*map(self._weights, steps), strict=True)
         parts = zip(arriving, weights, strict=False)
         dealt_out = zip(*(dealt(self.itemsize * total, of_steps) for total, of_steps in parts), strict=True)
-        near, far = self._rounds(view)
+        near, far = self.rounds(view)
         if steps[0].own:
             panel, own = steps[0].panel, steps[0].own
             yield Phase(1, panel=self._work(steps[0]) * own, rounds=self._messages(panel, own, near, far))
@@ -159,22 +159,15 @@ class GridLuPlan(GridPlan, LuPlan):
 
     def _work(self, step: Step) -> float:
         """Multiplications of a rank's rows of a panel, weighted as in `panel_multiplications`."""
-        width, levels = step.panel.width, _levels(self.w.grid.nprow)
+        width = step.panel.width
         rows = step.rows + step.above * width
         if self.pivoting == "partial":
             inner = min(INNER, width) / width
             slow = 1.0 if self.library == "LAPACK" else PIVOTS_ON_GPUS
             return slow * rows * width**2 / 2 * (_OTHERS + (_COLUMNS - _OTHERS) * inner)
         # candidates, their merges, and L21 = A21 U11^-1
-        merges = levels * self.rows_multiplications(2 * width, width)
+        merges = levels(self.w.grid.nprow) * self.rows_multiplications(2 * width, width)
         return self.rows_multiplications(rows, width) + merges + SOLVE * rows * width**2 / 2
-
-    def _rounds(self, view: View) -> tuple[int, int]:
-        """Levels of the tree of a process column whose messages stay on a host, and the others."""
-        p, c = self.w.grid.nprow, self.w.grid.coordinates(view.rank)[1]
-        near = sum(view.is_near(self.w.grid.rank(r2, c)) for r2 in range(p))
-        local = _levels(near)
-        return local, _levels(p) - local
 
     def _messages(self, panel: Panel, part: float, near: int, far: int) -> tuple[float, float, float]:
         """`Phase.rounds` of a panel: messages, near and far, by which a process column chooses rows, and steps."""
@@ -201,8 +194,3 @@ class GridLuPlan(GridPlan, LuPlan):
         """Panels and blocks of U that are in use, and rows that are exchanged."""
         (rows, columns), width = (self.w.rows.max_count, self.w.columns.max_count), min(self.w.nb, max(self.w.n, 1))
         return self.itemsize * (1 + self.lookahead) * width * (rows + 3 * columns)
-
-
-def _levels(p: int) -> int:
-    """Levels of a tree of p ranks."""
-    return max(p - 1, 0).bit_length()

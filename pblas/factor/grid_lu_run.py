@@ -17,60 +17,43 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pblas.factor.factorization_run import FactorsInPlace, first_info
+from pblas.factor.factorization_run import first_info
 from pblas.factor.grid_lu_panels import LuPanels
 from pblas.factor.grid_pivots import PanelPivots, moved_rows
-from pblas.layouts.placement import Placement
-from pblas.redistribution.transfer import SourceMatrix, own_memory
+from pblas.factor.grid_run import SLAB, RunOnGrid
+from pblas.redistribution.transfer import own_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.grid_lu_plan import GridLuPlan
 
 _TAG_HEADERS = 1050
-_SLAB = 512  # columns of an update, after which blocks are passed on
 
 
-class RunGridLu(FactorsInPlace):
+class RunGridLu(RunOnGrid):
     """Runs a GridLuPlan on one rank."""
 
+    plan: GridLuPlan
+    panels: LuPanels
     peers_read = False  # an agreement comes after all reads, before rows of factored panels are exchanged
 
     def __init__(self, plan: GridLuPlan, backend: HostRanks, dtype: Dtype) -> None:
-        self.plan: GridLuPlan = plan
-        self._backend, self._arrays, self._rank, self._steps = backend, backend.arrays, backend.rank, plan.steps
-        self._source = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
-        self._row, self._column = plan.w.grid.coordinates(backend.rank)
+        super().__init__(plan, backend, dtype)
         integer = backend.arrays.traits.pivot_dtype
         shape = 1 + max((panel.width for panel in self._steps), default=0), len(self._steps)
         memory = own_memory(backend, shape[0] * shape[1] * integer.itemsize)
         self._headers: Array = backend.arrays.array(memory, shape, integer, "F")
         """Of each panel, in a column: INFO of the panel, and its pivots (global)."""
-        self._panels = LuPanels(plan, self._source, self._headers)
-        self._pivots = PanelPivots(plan, backend, dtype, self._panels)
+        self.panels = LuPanels(plan, self._source, self._headers)
+        self._pivots = PanelPivots(plan, backend, dtype, self.panels)
         self.pivots: Array = np.empty(min(plan.w.shape), np.intc)
         """Row i was exchanged with row pivots[i], counted from 1, after `finish`; equal on all ranks (global)."""
-        self.progress: Callable[[float], None] | None = None
-        """Called with the done part of the work after each panel but the last; None for no calls (local)."""
 
     def run(self, w: Array) -> None:
         """Factor W."""
-        panels, last = self._panels, len(self._steps) - 1
         self._backend.fill(self._headers)
-        if self._row >= 0 and self._steps:
-            panels.begin(0)
-            if self._owns(0):
-                self._factor(0)
-            for k in range(len(self._steps)):
-                if k < last:
-                    panels.begin(k + 1)
-                self._update(k)
-                if self.progress is not None and k < last:
-                    self.progress(1 - (1 - self._steps[k].stop / self._steps[last].stop) ** 3)  # n^3 is left of n
-            panels.end()
+        self._factor_panels()
         self._arrays.synchronize()
         if self.plan.nprocs > 1:
             self._backend.agree("LU: exchange of rows")  # no rank reads panels any more
@@ -78,9 +61,8 @@ class RunGridLu(FactorsInPlace):
         if self._row >= 0:
             self._exchange_factored()
 
-    def _update(self, k: int) -> None:
-        """Update the columns after panel k with it, and factor panel k + 1, if this rank has a part of it."""
-        panel, npivots, panels = self._steps[k], self._panels.npivots(k), self._panels
+    def update(self, k: int) -> None:
+        panel, npivots, panels = self._steps[k], self.panels.npivots(k), self.panels
         left = panels.left(k)
         j, i = self._first_column(k), self.plan.w.rows.local_start(panel.start, self._row)
         columns = self.w[:, j:]
@@ -100,30 +82,26 @@ class RunGridLu(FactorsInPlace):
             ahead = self._steps[k + 1].width if self._owns(k + 1) else 0
             self._subtract(left, u[:, :ahead], below[:, :ahead], npivots)
             if ahead:
-                self._factor(k + 1)
-            for j in range(ahead, columns.shape[1], _SLAB):
-                self._subtract(left, u[:, j : j + _SLAB], below[:, j : j + _SLAB], npivots)
+                self.factor(k + 1)
+            for j in range(ahead, columns.shape[1], SLAB):
+                self._subtract(left, u[:, j : j + SLAB], below[:, j : j + SLAB], npivots)
                 panels.progress()
         elif self._owns(k + 1):
-            self._factor(k + 1)
+            self.factor(k + 1)
 
     def _subtract(self, left: Array, u: Array, c: Array, npivots: int) -> None:
         """C -= L U."""
         if c.size:
             self._arrays.gemm(-1, left[:, :npivots], u, 1, c)
 
-    def _factor(self, k: int) -> None:
+    def factor(self, k: int) -> None:
         """P W[k:, k] = L[k:, k] U[k, k], which then leaves."""
         panel = self._steps[k]
         self._pivots.factor(k, self.w[:, panel.j_loc : panel.j_loc + panel.width])
-        self._panels.send(k)
-
-    def _owns(self, k: int) -> bool:
-        """Whether there is a panel k, in this rank's process column."""
-        return k < len(self._steps) and self.plan.position(self._steps[k])[1] == self._column
+        self.panels.send(k)
 
     def _first_column(self, k: int) -> int:
-        return self._panels.first_column(k, self._column)
+        return self.panels.first_column(k, self._column)
 
     def _spread_headers(self) -> None:
         """Send the headers to ranks outside of the grid."""
@@ -146,9 +124,9 @@ class RunGridLu(FactorsInPlace):
             if self._owns(k):
                 to = np.flatnonzero(rows != np.arange(len(rows)))
                 columns = self.w[:, panel.j_loc : panel.j_loc + panel.width]
-                self._panels.exchange(k, columns, to, rows[to], most=len(self.w))
+                self.panels.exchange(k, columns, to, rows[to], most=len(self.w))
             # rows that come, with the exchanges of panel k before the later ones
-            to, source = moved_rows(panel.start, self._panels.header(k)[1:, 0])
+            to, source = moved_rows(panel.start, self.panels.header(k)[1:, 0])
             first = np.arange(len(rows))
             first[to] = source
             rows = first[rows]
@@ -156,8 +134,8 @@ class RunGridLu(FactorsInPlace):
     def finish(self) -> None:
         """Collect the pivots."""
         for k, panel in enumerate(self._steps):
-            npivots = self._panels.npivots(k)
-            self.pivots[panel.start : panel.start + npivots] = self._panels.header(k)[1:, 0] + panel.start
+            npivots = self.panels.npivots(k)
+            self.pivots[panel.start : panel.start + npivots] = self.panels.header(k)[1:, 0] + panel.start
         super().finish()
 
     @property
@@ -167,4 +145,4 @@ class RunGridLu(FactorsInPlace):
 
     @property
     def workspace_nbytes(self) -> int:
-        return self._panels.workspace_nbytes + self._pivots.workspace_nbytes + int(self._headers.nbytes)
+        return self.panels.workspace_nbytes + self._pivots.workspace_nbytes + int(self._headers.nbytes)

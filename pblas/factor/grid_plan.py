@@ -65,6 +65,12 @@ class GridPlan(FactorizationPlan):
         """How a panel is factored, for `explain` (global)."""
         return f"each is factored by {self.library} on the {ranks_text(self.w.grid.nprow)} of a process column"
 
+    @property
+    def share(self) -> Share:
+        """About what arrives at a rank, for `explain`."""
+        (nprow, npcol), half = self.shape, self.a.n**2 / 2
+        return Share(half * (1 / nprow + 1 / npcol), "n^2 / 2 (1/P + 1/Q)", half)
+
     @abstractmethod
     def arriving(self, rank: int) -> tuple[int, ...]:
         """Elements that a rank receives of all panels, by their kinds."""
@@ -110,6 +116,13 @@ class GridPlan(FactorizationPlan):
         """The time of a left part on its way over that of one transfer: half of the process row, in pieces."""
         return max(0, self.w.grid.npcol // 2 - 1) / max(1, len(pieces(rows)))
 
+    def rounds(self, view: View) -> tuple[int, int]:
+        """Levels of the tree of a process column whose messages stay on a host, and the others."""
+        p, c = self.w.grid.nprow, self.w.grid.coordinates(view.rank)[1]
+        near = sum(view.is_near(self.w.grid.rank(r2, c)) for r2 in range(p))
+        local = levels(near)
+        return local, levels(p) - local
+
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
         """The owner of the last diagonal block, and that of the first one."""
         ends = (self.npanels - 1, 0) if self.npanels else ()
@@ -126,18 +139,26 @@ class GridPlan(FactorizationPlan):
         return ", ".join(parts)
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        (nprow, npcol), half = self.shape, self.a.n**2 / 2
+        nprow, npcol = self.shape
         yield (
             "algorithm",
             f"grid: right-looking, {self.npanels} panels of {self.w.nb} columns, on {nprow} x {npcol} ranks",
         )
         yield "panels", self.panels_text
         yield "lookahead", f"{self.lookahead}: the next panel is factored during an update"
-        share = half * (1 / nprow + 1 / npcol)
+        share = self.share
         yield (
             "elements",
-            f"about {share:,.0f} of panels arrive at a rank, n^2 / 2 (1/P + 1/Q); {half:,.0f} in block columns",
+            f"about {share.elements:,.0f} arrive at a rank, {share.formula}; {share.columns:,.0f} in block columns",
         )
+
+
+class Share(NamedTuple):
+    """About the elements of panels that a rank receives, the formula of a square matrix, and those in block columns."""
+
+    elements: float
+    formula: str
+    columns: float
 
 
 class Step(NamedTuple):
@@ -160,6 +181,11 @@ def dealt(total: int, weights: Sequence[float]) -> list[int]:
     weights = weights if any(weights) else [1] * len(weights)
     edges, whole = [0, *accumulate(weights)], sum(weights)
     return [int(b - a) for a, b in pairwise(round(total * edge / whole) for edge in edges)]
+
+
+def levels(p: int) -> int:
+    """Levels of a tree of p ranks."""
+    return max(p - 1, 0).bit_length()
 
 
 def blocks_of(split: Split, p: int) -> Iterator[tuple[int, int]]:

@@ -160,8 +160,9 @@ def factor_pivoted_qr(opname: str, a: DistMatrix) -> tuple[Array, Array]:
     w_desc, why = block_columns(desc, runtime.nprocs)
     nprocs, transport, gpus = runtime.nprocs, runtime.transport, runtime.backend.gpus
     plan = PivotedQrPlan(desc, w_desc, why, a.dtype.name, nprocs, transport, returns=True, on_copies=gpus)
-    w, _, _, _, tau, order = Factoring(opname, plan).factored(a)
-    redistributed(opname, w, out=a, is_temporary=True)
+    factored = Factoring(opname, plan).factored(a)
+    tau, order = factored.tau, factored.order
+    redistributed(opname, factored.w, out=a, is_temporary=True)
     assert tau is not None, "of the reflectors"
     assert order is not None, "of the columns"
     return tau, order

@@ -95,7 +95,7 @@ def reflectors(factoring: Factoring, a: DistMatrix) -> Reflectors:
         copied = copied_for_reflectors if isinstance(plan, QrPlan) else redistributed
         w, agrees = copied(opname, a, plan.w, agrees=factoring.agrees), ""
     result = factoring.run(w, agrees)
-    return Reflectors(w, result.tree)
+    return Reflectors(w, result.tree, result.t)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,9 +154,10 @@ def qr_factor(
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
-        algorithm: "blocked" by block columns, with one panel of lookahead; "tsqr" by a tree of ranks, for tall ones;
-            "cholesky" by Cholesky factors of Gram matrices, for tall ones, with the columns of Q in place of
-            reflectors; "local" on one rank; "auto" chooses (global).
+        algorithm: "blocked" by block columns, with one panel of lookahead; "grid", on CPUs, by panels over a grid of
+            about as many process rows as columns, or over that of A if A is in square blocks; "tsqr" by a tree of
+            ranks, for tall ones; "cholesky" by Cholesky factors of Gram matrices, for tall ones, with the columns of Q
+            in place of reflectors; "local" on one rank; "auto" chooses (global).
         overwrite_a: A is not needed any more. A tall matrix in rows that "tsqr" leaves where they are, in memory of the
             context, is factored in place: no copy is made, and the factor is in the memory of A (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A

@@ -13,10 +13,19 @@ from pblas.core.call import step
 from pblas.core.operation import Bound, Operation
 from pblas.core.options import Diag, Side, Trans
 from pblas.factor import arguments
-from pblas.factor.with_factor_plan import PanelReflectorsPlan, SubstitutionPlan, TreeReflectorsPlan, Triangle
+from pblas.factor.grid_qr_run import RunGridReflectors
+from pblas.factor.grid_reflectors_plan import GridReflectorsPlan
+from pblas.factor.with_factor_plan import (
+    PanelReflectorsPlan,
+    ReflectorsPlan,
+    SubstitutionPlan,
+    TreeReflectorsPlan,
+    Triangle,
+)
 from pblas.factor.with_factor_run import (
     ReflectorsOperands,
     RunPanelReflectors,
+    RunReflectors,
     RunSubstitution,
     RunTreeReflectors,
     SubstitutionOperands,
@@ -174,10 +183,28 @@ def rows_exchanged(opname: str, a: DistMatrix, pivots: Array, *, backward: bool 
 
 
 class Reflectors(NamedTuple):
-    """Q in memory of its context: V and R, and T in block columns, are in W; the `tree` is the rest of Q in TSQR."""
+    """Q in memory of its context: V and R, and T in block columns, are in W.
+
+    The rest of Q in TSQR is the `tree`; on a grid it is `t`, T of the panels of this rank's process column (local).
+    """
 
     w: DistMatrix
     tree: Tree | None = None
+    t: Array | None = None
+
+    @property
+    def plan(self) -> type[ReflectorsPlan]:
+        """The plan of a product with Q (global)."""
+        if self.tree is not None:
+            return TreeReflectorsPlan
+        return PanelReflectorsPlan if self.t is None else GridReflectorsPlan
+
+
+_RUNNERS: dict[type[ReflectorsPlan], Any] = {
+    PanelReflectorsPlan: RunPanelReflectors,
+    TreeReflectorsPlan: RunTreeReflectors,
+    GridReflectorsPlan: RunGridReflectors,
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,33 +215,30 @@ class ProductWithQ(WithFactor):
 
     side: Side
     trans: Trans
-    is_tree: bool
+    kind: type[ReflectorsPlan]
 
-    def plan(self, nprocs: int, topology: Topology) -> PanelReflectorsPlan | TreeReflectorsPlan:
+    def plan(self, nprocs: int, topology: Topology) -> ReflectorsPlan:
         # (C Q)^H = Q^H C^H, (C Q^T)^H = conj(Q) C^H and (C Q^H)^H = Q C^H
-        return (TreeReflectorsPlan if self.is_tree else PanelReflectorsPlan)(
+        return self.kind(
             *(self.w, self.b, self.dtype.name, nprocs, topology.transport(nprocs), self.begins, self.side),
             adjoint=(self.trans != "N") == (self.side == "L"),
             conj=self.trans == "T" and self.dtype.kind == "c",
         )
 
-    def executor(
-        self, plan: PanelReflectorsPlan | TreeReflectorsPlan, backend: HostRanks
-    ) -> RunPanelReflectors | RunTreeReflectors:
-        if isinstance(plan, TreeReflectorsPlan):
-            return RunTreeReflectors(plan, backend, self.dtype)
-        return RunPanelReflectors(plan, backend, self.dtype)
+    def executor(self, plan: ReflectorsPlan, backend: HostRanks) -> RunReflectors:
+        runner: RunReflectors = _RUNNERS[type(plan)](plan, backend, self.dtype)
+        return runner
 
     def arrays(
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> ReflectorsOperands:
-        c, (tree, progress) = bound.reads.get("C"), bound.local
+        c, (tree, t, progress) = bound.reads.get("C"), bound.local
         x, right = result.stored(opname), None if c is None else c.stored(opname)
         is_transposed, is_complex = self.side == "R", self.dtype.kind == "c"
         if is_transposed:  # X = C^H
             x, right = x.T, None if right is None else right.T
         conj = is_complex and self.conjugated != is_transposed, is_complex and is_transposed
-        return ReflectorsOperands(bound.reads["Q"].stored(opname), right, x, result is c, conj, progress, tree)
+        return ReflectorsOperands(bound.reads["Q"].stored(opname), right, x, result is c, conj, progress, tree, t)
 
 
 def multiplied(
@@ -236,8 +260,8 @@ def multiplied(
             right = c.desc.without_lld, q.w.dtype, c.conjugated, "B"
         else:
             right = c.without_lld, q.w.dtype, False, "identity"
-        form = q.w.desc.without_lld, *right, side, trans, q.tree is not None
-        return Bound(ProductWithQ, form, {}, reads, out, local=(q.tree, progress))
+        form = q.w.desc.without_lld, *right, side, trans, q.plan
+        return Bound(ProductWithQ, form, {}, reads, out, local=(q.tree, q.t, progress))
 
     return reported(step(opname, q.w.runtime, bind), progress)
 

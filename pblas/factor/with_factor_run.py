@@ -253,9 +253,10 @@ def _move_columns(arrays: Device, x: Array, sources: Array) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReflectorsOperands(FactorOperands):
-    """Local arrays of a product with Q; `tree` is the rest of Q in TSQR."""
+    """Local arrays of a product with Q; `tree` is the rest of Q in TSQR, and `t` that of Q on a grid."""
 
     tree: Tree | None
+    t: Array | None
 
 
 class RunReflectors(RunWithFactor[ReflectorsOperands]):

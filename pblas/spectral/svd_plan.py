@@ -20,8 +20,10 @@ from typing import ClassVar
 
 from pblas.factor.choose import apart, choose_qr
 from pblas.factor.factorization_plan import Panel, columns_from, panels
+from pblas.factor.grid_qr_plan import GridQrPlan
+from pblas.factor.grid_reflectors_plan import GridReflectorsPlan
 from pblas.factor.qr_plan import QrPlan, TsqrPlan
-from pblas.factor.with_factor_plan import PanelReflectorsPlan, TreeReflectorsPlan
+from pblas.factor.with_factor_plan import PanelReflectorsPlan, ReflectorsPlan, TreeReflectorsPlan
 from pblas.layouts.descriptor import MatrixDescriptor, resized
 from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
@@ -31,6 +33,12 @@ from pblas.spectral.choose import EighAlgorithm, working_matrix
 
 SvdAlgorithm = EighAlgorithm
 
+_PRODUCTS: dict[type[QrPlan | GridQrPlan | TsqrPlan], type[ReflectorsPlan]] = {
+    QrPlan: PanelReflectorsPlan,
+    GridQrPlan: GridReflectorsPlan,
+    TsqrPlan: TreeReflectorsPlan,
+}
+"""The plans of products with Q, by the plans of the QR factorizations."""
 _LAYOUTS = 256
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 
@@ -47,7 +55,8 @@ class SvdPlan(Plan):
     name: ClassVar[str] = "SvdPlan"
 
     a: MatrixDescriptor  # distribution of A (global)
-    factor: QrPlan | TsqrPlan | None  # the QR factorization of A, or of A^H if it is wide; None if A is square (global)
+    # the QR factorization of A, or of A^H if it is wide; None if A is square (global)
+    factor: QrPlan | GridQrPlan | TsqrPlan | None
     w: MatrixDescriptor  # distribution of W; its last rows are for T of reflectors, see `QrPlan` (global)
     z: MatrixDescriptor  # distribution of Z, columns of all ranks (global)
     u: MatrixDescriptor  # distribution of U (global)
@@ -119,7 +128,7 @@ class SvdPlan(Plan):
         if self.factor is None:
             return [*plans, copy(self.z, long)]
         c = long.T if self.is_wide else long
-        kind = TreeReflectorsPlan if isinstance(self.factor, TsqrPlan) else PanelReflectorsPlan
+        kind = _PRODUCTS[type(self.factor)]
         plans += [copy(self.z, c.submatrix(0, n, 0, n)), kind(self.factor.w, c, *ranks, self.transport)]
         return [*plans, copy(c, long, "C")] if self.is_wide else plans
 
@@ -272,7 +281,7 @@ def choose_svd(
     factor = None
     if m != n:
         chosen = choose_qr(a if m > n else a.T, dtype, nprocs, transport)
-        assert isinstance(chosen, QrPlan | TsqrPlan), "on CPUs"
+        assert isinstance(chosen, QrPlan | GridQrPlan | TsqrPlan), "on CPUs"
         factor = chosen
     w, why = working_matrix(k, dtype, nprocs, transport, algorithm)
     z = apart(MatrixDescriptor.column_wise(k, k, nprocs), dtype)

@@ -320,7 +320,7 @@ FACTORS = [
         called(linalg.qr),
         residual=qr,
         values={"a": TALL, "mode": "reduced"},
-        options={"mode": ("r", "complete"), "algorithm": ("blocked", "tsqr"), **OVERWRITE},
+        options={"mode": ("r", "complete"), "algorithm": ("blocked", "grid", "tsqr"), **OVERWRITE},
         views=("a",),
     ),
     Operation(
@@ -344,7 +344,7 @@ FACTORS = [
             of_factor(linalg.qr_factor, name, *names),
             residual=residual,
             values={"a": TALL} | values,
-            options={**options, "algorithm": ("blocked",), **OVERWRITE},
+            options={**options, "algorithm": ("blocked", "grid"), **OVERWRITE},
         )
         for name, names, residual, values, options in (
             ("q", ("mode",), lambda x, **_: identity(x), {"mode": "reduced"}, {"mode": ("complete",)}),
@@ -363,7 +363,7 @@ FACTORS = [
         lambda _, a, **options: linalg.plan_qr(a, **options).execute(a).r(),
         residual=qr,
         values={"a": TALL},
-        options={"algorithm": ("blocked",)},
+        options={"algorithm": ("blocked", "grid")},
     ),
     Operation(
         "linalg.lstsq",

@@ -178,6 +178,7 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "inv": lambda x: linalg.inv(x.rows),
     "slogdet": lambda x: linalg.slogdet(x.grid),
     "qr": lambda x: linalg.qr(x.thin, algorithm="blocked"),
+    "qr_factor over a grid": lambda x: linalg.qr_factor(x.large, algorithm="grid").apply_q(x.few),
     "qr_factor, apply_q": lambda x: linalg.qr_factor(x.tall).apply_q(x.tall),
     "orth": lambda x: linalg.orth(x.tall),
     "lstsq": lambda x: linalg.lstsq(x.tall, np.ones(5 * P)),

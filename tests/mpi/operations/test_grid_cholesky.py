@@ -132,5 +132,5 @@ def test_more_panels_of_lookahead(
 def test_algorithms(ctx: pblas.Context) -> None:
     matrix: Any = ctx.eye(6)
     assert collected(linalg.cholesky(matrix, algorithm="grid")).tolist() == np.eye(6).tolist()
-    with pytest.raises(pblas.ArgumentError, match="'tsqr'"):
-        linalg.qr_factor(matrix, algorithm="grid")  # type: ignore[arg-type]
+    with pytest.raises(pblas.ArgumentError, match="'grid'"):
+        linalg.cholesky(matrix, algorithm="tsqr")  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ from pblas.factor.factorization_plan import FactorizationPlan, panels
 from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
 from pblas.factor.grid_lu_plan import GridLuPlan, Pivoting
 from pblas.factor.grid_plan import GridPlan
+from pblas.factor.grid_qr_plan import GridQrPlan
+from pblas.factor.grid_reflectors_plan import GridReflectorsPlan
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.with_factor_plan import (
     PanelReflectorsPlan,
@@ -90,10 +92,12 @@ def grid_plans(draw: st.DrawFn, kind: str) -> GridPlan:
     n, nb = draw(st.integers(0, 40)), draw(st.integers(1, 4))
     rsrc, csrc = (draw(st.integers(0, p - 1)) for p in (grid.nprow, grid.npcol))
     inb = draw(st.integers(1, nb))
-    m = draw(st.integers(0, 40)) if kind == "lu" else n
+    m = n if kind == "cholesky" else draw(st.integers(0, 40))
     w = MatrixDescriptor(m, n, nb, nb, grid, rsrc, csrc, imb=inb, inb=inb)
     a, transport = draw(st.sampled_from([w, MatrixDescriptor.row_wise(m, n, 3)])), draw(st.sampled_from(TRANSPORTS))
     nprocs = max(grid.size, a.nprocs) + draw(st.integers(0, 2))
+    if kind == "qr":
+        return GridQrPlan(a, w, "", "float64", nprocs, transport)
     if kind == "lu":
         pivoting = draw(st.sampled_from(get_args(Pivoting)))
         return GridLuPlan(a, w, "", "float64", nprocs, transport, draw(st.booleans()), pivoting=pivoting)
@@ -111,6 +115,17 @@ def test_traffic_of_lu_on_a_grid(plan: GridPlan) -> None:
     assert isinstance(plan, GridLuPlan)
     chosen = "rows by a tournament of each panel" if plan.pivoting == "tournament" else "the pivot of each column"
     assert (chosen in plan.explain()) == (plan.w.grid.nprow > 1)
+
+
+@given(grid_plans("qr"), descriptors(), st.sampled_from(["L", "R"]), st.booleans(), st.booleans())
+def test_traffic_of_qr_on_a_grid(plan: GridPlan, c: MatrixDescriptor, side: str, adjoint: bool, makes_q: bool) -> None:
+    """Of the factorization, and of products with Q."""
+    check_traffic(plan)
+    assert ("a tree of" in plan.explain()) == (plan.w.grid.nprow > 1)
+    c = replace(c, m=plan.w.m) if side == "L" else replace(c, n=plan.w.m)
+    begins: Literal["B", "identity"] = "identity" if makes_q and side == "L" and not adjoint and c.n <= c.m else "B"
+    ranks = plan.dtype, max(plan.nprocs, c.nprocs), plan.transport
+    check_traffic(GridReflectorsPlan(plan.w, c, *ranks, begins, side, adjoint))  # type: ignore[arg-type]
 
 
 def test_a_rank_of_a_grid_receives_fewer_elements() -> None:
@@ -147,6 +162,7 @@ def test_weak_scaling_on_grids(hardware: str, nprocs: int, nbytes: int, least: f
     assert tournament.simulate(hardware).efficiency >= (least - 0.1 if gpus else least)
     if not gpus:
         assert lu.simulate(hardware).efficiency >= least
+        assert GridQrPlan(w, w, why, "float64", nprocs, "mixed").simulate(hardware).efficiency >= least
 
 
 def test_triangular_solves_do_not_depend_on_measured_rates() -> None:
@@ -189,7 +205,7 @@ def qr_plans(draw: st.DrawFn) -> QrPlan | TsqrPlan:
         algorithm = "auto"
     nprocs, transport = desc.nprocs + draw(st.integers(0, 2)), draw(st.sampled_from(TRANSPORTS))
     plan = choose_qr(desc, draw(st.sampled_from(["float64", "complex64"])), nprocs, transport, algorithm)
-    assert not isinstance(plan, CholeskyQrPlan), "not asked for"
+    assert isinstance(plan, QrPlan | TsqrPlan), "no other was asked for, and A is small"
     if isinstance(plan, QrPlan):  # more panels and ranks than such small matrices get
         ranks, nb = draw(st.integers(1, nprocs)), draw(st.integers(1, 4))
         plan = replace(plan, w=MatrixDescriptor.column_wise(desc.m + nb, desc.n, ranks, nb=nb))

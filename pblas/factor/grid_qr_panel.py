@@ -1,0 +1,135 @@
+"""QR of one panel whose rows are on the ranks of a process column, by a tree (TSQR), as one block of reflectors.
+
+    W[i] = Q[i] R[i]                         (the rows of each rank)
+    [R[i]; R[j]] = Q[i, j] [R'; 0]           (pairs of ranks, up a tree to the rank of the diagonal block, which gets R)
+    Q[:nb] - S = V[:nb] U                    (there: the first nb rows of Q, signs S; an LU factorization)
+    T = -U S V[:nb]^-H, R := S R
+    V = (Q - [S; 0]) U^-1                    (down the tree, which is linear: columns of Q U^-1 in place of Q)
+
+I - V T V^H is the block of reflectors whose first columns are Q S, as LAPACK has it: there are 2 ceil(log2 P) messages
+for a panel, in place of as many for each column. The pivots of the LU factorization are 1 at least, by the choice of S.
+
+Sources: Demmel, Grigori, Hoemmen, Langou, Communication-optimal parallel and sequential QR, 2012; Ballard, Demmel,
+Grigori, Jacquelin, Knight, Nguyen, Reconstructing Householder vectors from TSQR, 2015.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pblas.factor.grid_blocks import TAG_TREE
+from pblas.factor.grid_pivots import tree
+from pblas.factor.grid_qr_plan import INNER
+
+if TYPE_CHECKING:
+    from pblas.backends.device import Device
+    from pblas.backends.dtypes import Array
+    from pblas.factor.grid_qr_panels import QrPanels
+
+
+class PanelReflectors:
+    """Factors panels of one process column, and writes their T."""
+
+    def __init__(self, panels: QrPanels, arrays: Device) -> None:
+        self._panels, self._arrays = panels, arrays
+
+    def factor(self, k: int, x: Array) -> None:
+        """X := R and V of panel k, for its rows on this rank: **collective** over the process column."""
+        ring = self._panels.column_ring(k, self._panels.column)
+        if len(x) and len(ring) == 1:
+            self._arrays.qr(x, self._panels.header(k))
+        elif len(x):
+            self._factor_by_tree(k, x, ring)
+
+    def _factor_by_tree(self, k: int, x: Array, ring: list[int]) -> None:
+        panels, arrays, (rows, n) = self._panels, self._arrays, x.shape
+        parent, children = tree(ring.index(panels.rank), len(ring))
+        count = min(rows, n)
+        inner = min(INNER, count)
+        # W[i] = Q[i] R[i]
+        t = panels.buffer("T of rows", 0, inner, count)
+        arrays.qr(x, t)
+        r = self._zeros("R", n, n)
+        r[:count] = np.triu(x[:count])
+        # [R[i]; R[j]] = Q[i, j] [R'; 0]
+        merges = []
+        for i in children:
+            v, t_i = panels.buffer(f"R of {i}", 0, n, n), panels.buffer(f"T of {i}", 0, min(INNER, n), n)
+            self._receive(k, v, ring[i])
+            arrays.qr_stacked(r, v, t_i, triangular=True)
+            merges.append((i, v, t_i))
+        # down: columns of Q for this rank, and T below them
+        down = panels.buffer("down", 0, 2 * n, n)
+        if parent is None:
+            down[:n] = np.eye(n)
+        else:
+            self._send(k, r, ring[parent])
+            self._receive(k, down, ring[parent])
+        top, of_children = down[:n], {}
+        for i, v, t_i in reversed(merges):
+            # [Q[i]; Q[j]] = Q[i, j] [Q[i]; 0]
+            of_children[i] = self._zeros(f"down to {i}", 2 * n, n)
+            arrays.multiply_q_stacked(v, t_i, top, of_children[i][:n], adjoint=False, triangular=True)
+        # Q[i] := Q[i] [Q'; 0]
+        q = self._zeros("Q", rows, n)
+        q[:count] = top[:count]
+        arrays.multiply_q(x[:, :count], t, q, adjoint=False)
+        if parent is None:
+            self._reconstruct(k, q, r, [part[:n] for part in of_children.values()])
+        else:
+            panels.header(k)[...] = down[n:]
+        for i, part in of_children.items():
+            part[n:] = panels.header(k)
+            self._send(k, part, ring[i])
+        x[...] = q
+
+    def _reconstruct(self, k: int, q: Array, r: Array, others: list[Array]) -> None:
+        """Q := V with S R above its diagonal, and Q U^-1 of the others, on the rank of the diagonal block; T."""
+        n, arrays, t = q.shape[1], self._arrays, self._panels.header(k)
+        top, signs = q[:n], np.empty(n)
+        # Q[:nb] - S = V[:nb] U
+        signed_lu(arrays, top, signs)
+        # V[nb:] = Q[nb:] U^-1
+        for part in (q[n:], *others):
+            arrays.trsm(top.T, part.T, uplo="L")
+        # T = -U S V[:nb]^-H, as T^T = conj(V[:nb])^-1 (-U S)^T
+        t[...] = np.triu(top * -signs)
+        arrays.trsm(top, t.T, uplo="L", unit=True, conj=True)
+        t[...] = np.triu(t)
+        # S R
+        upper = np.triu_indices(n)
+        top[upper] = (r * signs[:, None])[upper]
+
+    def _zeros(self, name: str, rows: int, columns: int) -> Array:
+        x: Any = self._panels.buffer(name, 0, rows, columns)
+        x[...] = 0
+        return x
+
+    def _send(self, k: int, x: Array, rank: int) -> None:
+        self._panels.wait(self._panels.channel.send(x, rank, TAG_TREE).done, k)
+
+    def _receive(self, k: int, x: Array, rank: int) -> None:
+        self._panels.wait(self._panels.channel.receive(x, rank, TAG_TREE).done, k)
+
+
+def signed_lu(arrays: Device, x: Array, signs: Array) -> None:
+    """X := V and U with X - S = V U, the diagonal of V is 1, and signs S, so that the pivots are 1 at least.
+
+    X is square, and a part of a matrix with orthonormal columns. It is halved until one element is left.
+    """
+    n = len(x)
+    if n == 1:
+        signs[0] = 1 if x[0, 0].real <= 0 else -1
+        x[0, 0] -= signs[0]
+        return
+    i, j = slice(n // 2), slice(n // 2, n)
+    signed_lu(arrays, x[i, i], signs[i])
+    # V[j, i] = X[j, i] U[i, i]^-1, as V[j, i]^T = U[i, i]^-T X[j, i]^T
+    arrays.trsm(x[i, i].T, x[j, i].T, uplo="L")
+    # U[i, j] = V[i, i]^-1 X[i, j]
+    arrays.trsm(x[i, i], x[i, j], uplo="L", unit=True)
+    # X[j, j] -= V[j, i] U[i, j]
+    arrays.gemm(-1, x[j, i], x[i, j], 1, x[j, j])
+    signed_lu(arrays, x[j, j], signs[j])

@@ -1,0 +1,102 @@
+"""Plan of products with the Q of a QR factorization over a P x Q grid, as a value of integers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pblas.factor.factorization_plan import Panel
+from pblas.factor.grid_qr_plan import GridQrPlan
+from pblas.factor.with_factor_plan import ReflectorsPlan
+from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.simulation.phase import Phase, Traffic, View
+
+
+@dataclass(frozen=True, slots=True)
+class GridReflectorsPlan(ReflectorsPlan):
+    """X := op(Q) X with the factor of a `GridQrPlan`: X has the rows of W, on the same grid.
+
+    >>> from pblas.layouts.grid import Grid
+    >>> w = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
+    >>> plan = GridReflectorsPlan(w, MatrixDescriptor.row_wise(8, 6, 4), "float64", 4, "message")
+    >>> plan.x.local_shape(0), [plan.exchanged_elements(rank) for rank in range(4)]
+    ((4, 3), [36, 44, 40, 48])
+    """
+
+    name: ClassVar[str] = "GridReflectorsPlan"
+    why: ClassVar[str] = "the factor stays on its grid: panels travel along rows, sums of V^H X along columns"
+
+    @property
+    def factorization(self) -> GridQrPlan:
+        """The plan of a factorization with this factor."""
+        return GridQrPlan(self.w, self.w, "the same panels", self.dtype, self.nprocs, self.transport)
+
+    @property
+    def x(self) -> MatrixDescriptor:
+        """The rows of W; columns as in B if these are its rows, as in W where Q is made, or else even blocks."""
+        w, right = self.w, self.right
+        if self.reads and right.order == "F" and right.csrc >= 0 and right.grid == w.grid and right.rows == w.rows:
+            return right.without_lld
+        if not self.reads:
+            return MatrixDescriptor(w.m, right.n, w.mb, w.nb, w.grid, w.rsrc, w.csrc, imb=w.imb, inb=w.inb)
+        return MatrixDescriptor(w.m, right.n, w.mb, max(1, -(-right.n // w.grid.npcol)), w.grid, w.rsrc, 0, imb=w.imb)
+
+    def columns(self, panel: Panel, c: int) -> int:
+        """Number of the last columns of a process column that a panel changes: of an identity those from it on."""
+        split, first = self.x.columns, 0 if self.reads else min(panel.start, self.x.n)
+        return split.count(c) - split.local_start(first, c)
+
+    def exchanged_elements(self, rank: int) -> int:
+        """V and T of the panels of other process columns, and sums of the process column."""
+        return sum(sum(self._arriving(panel, rank)) for panel in self.factorization.steps)
+
+    def lent_elements(self, rank: int) -> int:
+        """V and T of this rank's panels, once for each rank that reads them, and sums."""
+        r, c = self.w.grid.coordinates(rank)
+        if r < 0:
+            return 0
+        total, plan = 0, self.factorization
+        for panel in plan.steps:
+            total += self._arriving(panel, rank)[1]
+            if plan.position(panel)[1] == c:
+                readers = (self.w.grid.rank(r, other) for other in range(self.w.grid.npcol) if other != c)
+                total += sum(self._arriving(panel, reader)[0] for reader in readers)
+        return total
+
+    def _arriving(self, panel: Panel, rank: int) -> tuple[int, int]:
+        """Elements of V and T, and of sums, of a panel that arrive at a rank."""
+        (r, c), w, plan = self.w.grid.coordinates(rank), self.w, self.factorization
+        rows = 0 if r < 0 else w.rows.count(r) - w.rows.local_start(panel.start, r)
+        columns = self.columns(panel, c) if rows else 0
+        if not columns:
+            return 0, 0
+        count, members = min(panel.stop, w.m) - panel.start, plan.members(panel)
+        travels = plan.position(panel)[1] != c
+        return travels * (rows * panel.width + count**2), 2 * columns * count * (members - 1) // members
+
+    def changes(self, view: View) -> Iterator[Phase]:
+        """Each step multiplies this rank's part of X with a panel, twice."""
+        (r, c), w, plan = self.w.grid.coordinates(view.rank), self.w, self.factorization
+        if r < 0:
+            return
+        for panel in plan.steps:
+            rows, columns = w.rows.count(r) - w.rows.local_start(panel.start, r), self.columns(panel, c)
+            if rows and columns:
+                left, sums = (self.itemsize * x for x in self._arriving(panel, view.rank))
+                owner = self.w.grid.rank(r, plan.position(panel)[1])
+                column = view.traffic(self.w.grid.rank((r + 1) % w.grid.nprow, c), sums)
+                if column.read:  # messages on a host too
+                    column = Traffic(near=column.read, near_messages=1)
+                traffic = view.traffic(owner, left)
+                yield Phase(1, (2 * rows, columns, panel.width), traffic, column, waits="sent")
+
+    @property
+    def panel_nbytes(self) -> int:
+        """V and T of two panels, and products of V with X."""
+        rows, columns, width = self.w.rows.max_count, self.x.columns.max_count, min(self.w.nb, self.w.n)
+        return self.itemsize * width * (2 * (rows + 2 * width) + 3 * columns)
+
+    @property
+    def _exchange(self) -> str:
+        return "panels of the factor along process rows, sums of V^H X along process columns"
