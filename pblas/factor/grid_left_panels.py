@@ -1,10 +1,10 @@
-"""Factored panels on a P x Q grid, each with a header, on their way along process rows: of LU and QR.
+"""Factored panels on a P x Q grid, on their way along process rows: of LU, QR and solves with a factor.
 
     header: what a rank must know of panel k besides its rows, from rank (r, k) to its process row
     left:   W[i, k] for the rows i of rank (r, c): from rank (r, k), in pieces that the ranks of a process row pass on
 
-Near ranks read the left part in the memory of rank (r, k): the header, which then goes to them at once, says that they
-may.
+Near ranks read the left part in the memory of rank (r, k). If it is only now factored there is a header, which goes to
+them at once, and says that they may.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LeftPanels(GridBlocks):
 
     panels.begin(k)              # start to receive panel k
     panels.send(k)               # on its process column: this rank's rows are factored, and the header is written
-    panels.left(k)               # this rank's rows of panel k, from the diagonal block on, after their arrival
+    panels.left(k)               # this rank's rows of panel k, after their arrival
     panels.progress()            # pass on what has arrived
     """
 
@@ -52,18 +52,27 @@ class LeftPanels(GridBlocks):
     # A subclass defines these
 
     @abstractmethod
-    def header(self, k: int) -> Array:
+    def header(self, k: int) -> Array | None:
         """The header of panel k: memory of this rank."""
 
     @abstractmethod
-    def gets_header(self, k: int) -> bool:
-        """Whether the header of panel k travels along this rank's process row, to this rank too."""
-
-    @abstractmethod
-    def columns(self, k: int) -> int:
-        """Columns of this rank that are updated with panel k."""
+    def is_reader(self, k: int, c: int) -> bool:
+        """Whether ranks of a process column, which do not have panel k, get its header and its rows (global)."""
 
     # They share these
+
+    def rows_of(self, k: int, r: int) -> tuple[int, int]:
+        """Local rows (start, stop) of a process row that are read of panel k: from its diagonal block on."""
+        return self._w.rows.local_start(self._steps[k].start, r), self._w.rows.count(r)
+
+    def reads_rows(self, k: int) -> bool:
+        """Whether this rank, which gets the header of panel k, also reads its rows."""
+        return True
+
+    def row_ring(self, k: int, r: int) -> list[int]:
+        """The rank that has panel k, and its readers, in the order in which they pass it on."""
+        owner, *others = super().row_ring(k, r)
+        return [owner, *(rank for rank in others if self.is_reader(k, self._w.grid.coordinates(rank)[1]))]
 
     def begin(self, k: int) -> None:
         """Start to receive panel k, in the buffers of an earlier one, which is used no more."""
@@ -71,53 +80,53 @@ class LeftPanels(GridBlocks):
             self._complete(earlier)
         travel, channel, width = Travel(), self._backend.channel, self._steps[k].width
         self._travels[k] = travel
-        if self._column != self._plan.position(self._steps[k])[1] and self.gets_header(k):
-            ring, rows = self.row_ring(k, self._row), self.rows_from(k, self._row)
-            if self.is_near(ring[0]):
-                travel.on_header = channel.receive(self.header(k), ring[0], TAG_PIVOTS)
-            else:
-                travel.on_header = Chain(channel, self.header(k), *self.neighbours(ring), TAG_PIVOTS)
-                if rows and self._is_read(k):
-                    travel.on_left = Chain(
-                        channel, self.buffer("left", k, rows, width), *self.neighbours(ring), TAG_LEFT
-                    )
+        if self._column == self._plan.position(self._steps[k])[1] or not self.is_reader(k, self._column):
+            return
+        ring, rows, header = self.row_ring(k, self._row), self.rows_from(k, self._row), self.header(k)
+        if header is not None and self.is_near(ring[0]):
+            travel.on_header = channel.receive(header, ring[0], TAG_PIVOTS)
+        elif header is not None:
+            travel.on_header = Chain(channel, header, *self.neighbours(ring), TAG_PIVOTS)
+        if rows and self._is_read(k) and not self.is_near(ring[0]):
+            travel.on_left = Chain(channel, self.buffer("left", k, rows, width), *self.neighbours(ring), TAG_LEFT)
 
     def send(self, k: int) -> None:
         """Start to send the header and this rank's rows of panel k."""
-        travel, channel, ring, block = (
-            self._travels[k],
-            self._backend.channel,
-            self.row_ring(k, self._row),
-            self._own(k),
-        )
+        travel, channel, header, block = self._travels[k], self._backend.channel, self.header(k), self._own(k)
+        ring = self.row_ring(k, self._row)
         self._backend.sync()
-        near = [peer for peer in ring[1:] if self.is_near(peer)]
-        travel.sending += [channel.send(self.header(k), peer, TAG_PIVOTS) for peer in near]
-        for part, tag in ((self.header(k), TAG_PIVOTS), (block, TAG_LEFT)):
-            if tag == TAG_PIVOTS or (len(block) and self._is_read(k)):
-                chain = Chain(channel, part, *self.neighbours(ring), tag)
-                chain.done()
-                travel.sending += chain.sending
+        parts = [(block, TAG_LEFT)] if len(block) and self._is_read(k) else []
+        if header is not None:
+            near = [peer for peer in ring[1:] if self.is_near(peer)]
+            travel.sending += [channel.send(header, peer, TAG_PIVOTS) for peer in near]
+            parts = [(header, TAG_PIVOTS), *parts]
+        for part, tag in parts:
+            chain = Chain(channel, part, *self.neighbours(ring), tag)
+            chain.done()
+            travel.sending += chain.sending
 
     def left(self, k: int) -> Array:
-        """This rank's rows of panel k, from the diagonal block on, after the arrival of them and of the header."""
+        """This rank's rows of panel k, after the arrival of them and of the header."""
         travel, owner = self._travels[k], self.row_ring(k, self._row)[0]
         if owner == self._rank:
             return self._own(k)
-        assert travel.on_header is not None, "it was begun"
-        self.wait(travel.on_header.done, k)
+        if travel.on_header is not None:
+            self.wait(travel.on_header.done, k)
         if travel.on_left is not None:
             self.wait(travel.on_left.done, k)
             return travel.on_left.block
-        if not (self.columns(k) and self.is_near(owner)):
+        if not (self.reads_rows(k) and self.is_near(owner)):
             return self._own(k)[:0]
-        return self.read(self.in_place(k, owner)[self.first_row(k) :], "left", k)
+        return self.read(self._rows_in_place(k, owner), "left", k)
 
     def progress(self) -> None:
-        """Pass on what has arrived."""
+        """Pass on what has arrived: along rows panel after panel, which may come from different ranks and go to one."""
+        in_order = True
         for travel in self._travels.values():
-            for chain in travel.chains:
-                chain.done()
+            if isinstance(travel.on_right, Chain):
+                travel.on_right.done()
+            along = [chain for chain in travel.chains if chain is not travel.on_right]
+            in_order = in_order and all([chain.done() for chain in along])  # noqa: C419  # of each chain
 
     def end(self) -> None:
         """Return when all messages of this rank have left."""
@@ -130,12 +139,13 @@ class LeftPanels(GridBlocks):
         return min(panel.stop, self._w.m) - panel.start
 
     def first_row(self, k: int) -> int:
-        """The first local row of this rank from diagonal block k on."""
-        return self._w.rows.local_start(self._steps[k].start, self._row)
+        """The first row of `rows_of` on this rank."""
+        return self.rows_of(k, self._row)[0]
 
     def rows_from(self, k: int, r: int) -> int:
-        """Rows of a process row from diagonal block k on."""
-        return self._w.rows.count(r) - self._w.rows.local_start(self._steps[k].start, r)
+        """Number of `rows_of`."""
+        start, stop = self.rows_of(k, r)
+        return stop - start
 
     def _is_read(self, k: int) -> bool:
         """Whether any rank updates columns with panel k (global)."""
@@ -152,5 +162,9 @@ class LeftPanels(GridBlocks):
         del self._travels[k]
 
     def _own(self, k: int) -> Array:
-        """This rank's rows of panel k, which it has, from the diagonal block on."""
-        return self.in_place(k, self._rank)[self.first_row(k) :]
+        """This rank's rows of panel k, which it has."""
+        return self._rows_in_place(k, self._rank)
+
+    def _rows_in_place(self, k: int, rank: int) -> Array:
+        """The rows of panel k in this process row, on a near rank."""
+        return self.in_place(k, rank)[slice(*self.rows_of(k, self._row))]

@@ -97,9 +97,12 @@ class LuPanels(LeftPanels):
         header: Array = self._headers[: 1 + self.npivots(k), k : k + 1]
         return header
 
-    def gets_header(self, k: int) -> bool:
+    def is_reader(self, k: int, c: int) -> bool:
         """Always: all ranks keep all pivots (global)."""
         return True
+
+    def reads_rows(self, k: int) -> bool:
+        return self.columns(k) > 0
 
     def columns(self, k: int) -> int:
         """Columns of this rank after panel k."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 from pblas.factor.factorization_plan import PIVOTS_ON_GPUS, SOLVE, LuPlan, Panel
-from pblas.factor.grid_plan import GridPlan, Step, blocks_of, dealt, levels
+from pblas.factor.grid_plan import GridPlan, Step, blocks_of, dealt, in_messages, levels
 from pblas.simulation.phase import Phase, Traffic, View, even
 
 Pivoting = Literal["partial", "tournament"]
@@ -183,11 +183,7 @@ class GridLuPlan(GridPlan, LuPlan):
     def _rows_traffic(self, view: View, nbytes: int, messages: int) -> Traffic:
         """Traffic of exchanged rows, which are messages on a host too."""
         (r, c), nprow = self.w.grid.coordinates(view.rank), self.w.grid.nprow
-        if not nbytes:
-            return Traffic()
-        if view.is_near(self.w.grid.rank((r + 1) % nprow, c)):
-            return Traffic(near=nbytes, near_messages=max(1, messages))
-        return Traffic(far=nbytes, far_messages=max(1, messages))
+        return in_messages(view, self.w.grid.rank((r + 1) % nprow, c), nbytes, messages)
 
     @property
     def buffer_nbytes(self) -> int:

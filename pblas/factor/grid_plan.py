@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 from typing import ClassVar, NamedTuple
 
 from pblas.factor.factorization_plan import FactorizationPlan, Panel, panel_at
+from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.split import Split
 from pblas.plans.base import ranks_text
 from pblas.simulation.phase import Phase, Traffic, View
@@ -181,6 +182,22 @@ def dealt(total: int, weights: Sequence[float]) -> list[int]:
     weights = weights if any(weights) else [1] * len(weights)
     edges, whole = [0, *accumulate(weights)], sum(weights)
     return [int(b - a) for a, b in pairwise(round(total * edge / whole) for edge in edges)]
+
+
+def beside(w: MatrixDescriptor, right: MatrixDescriptor) -> MatrixDescriptor:
+    """A layout of right-hand sides with the rows of W, on its grid: their own, if it is one, else even columns."""
+    if right.order == "F" and right.csrc >= 0 and right.grid == w.grid and right.rows == w.rows:
+        return right.without_lld
+    return MatrixDescriptor(w.m, right.n, w.mb, max(1, -(-right.n // w.grid.npcol)), w.grid, w.rsrc, 0, imb=w.imb)
+
+
+def in_messages(view: View, peer: int, nbytes: int, messages: int) -> Traffic:
+    """Traffic of a peer that comes in messages on a host too."""
+    if not nbytes:
+        return Traffic()
+    if view.is_near(peer):
+        return Traffic(near=nbytes, near_messages=max(1, messages))
+    return Traffic(far=nbytes, far_messages=max(1, messages))
 
 
 def levels(p: int) -> int:

@@ -123,24 +123,9 @@ class QrPanels(LeftPanels):
             return t
         return self.buffer("T", k, count, count)
 
-    def gets_header(self, k: int) -> bool:
-        """Whether this rank has rows of V, and columns that are multiplied with it."""
-        return self.rows_from(k, self._row) > 0 and self.columns(k) > 0
-
-    def columns(self, k: int) -> int:
-        return self._columns(self._steps[k], self._column)
-
-    def row_ring(self, k: int, r: int) -> list[int]:
-        """The rank that has panel k, and those that have columns for it, in the order in which they pass it on."""
-        owner, *others = super().row_ring(k, r)
-        return [owner, *(rank for rank in others if self._columns(self._steps[k], self._w.grid.coordinates(rank)[1]))]
-
-    def progress(self) -> None:
-        """Pass on what has arrived, panel after panel: it may come from different ranks, and go to one."""
-        for travel in self._travels.values():
-            arrived = [chain.done() for chain in travel.chains]
-            if not all(arrived):
-                break
+    def is_reader(self, k: int, c: int) -> bool:
+        """Whether the process column has columns that are multiplied with V, if this process row has rows of V."""
+        return self.rows_from(k, self._row) > 0 and self._columns(self._steps[k], c) > 0
 
     def _is_read(self, k: int) -> bool:
         return True  # by all ranks of the ring

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from pblas.factor.factorization_plan import Panel
-from pblas.factor.grid_plan import GridPlan, Share, Step, blocks_of, dealt, levels
+from pblas.factor.grid_plan import GridPlan, Share, Step, blocks_of, dealt, in_messages, levels
 from pblas.factor.qr_plan import multiplications
 from pblas.layouts.split import Split
 from pblas.simulation.phase import Phase, Traffic, View, even
@@ -163,12 +163,7 @@ class GridQrPlan(GridPlan):
     def _sums_traffic(self, view: View, sums: int, triangles: int) -> Traffic:
         """Traffic of the process column, which are messages on a host too."""
         (r, c), nprow = self.w.grid.coordinates(view.rank), self.w.grid.nprow
-        nbytes, messages = sums + triangles, 2 * (nprow - 1)
-        if not nbytes:
-            return Traffic()
-        if view.is_near(self.w.grid.rank((r + 1) % nprow, c)):
-            return Traffic(near=nbytes, near_messages=max(1, messages))
-        return Traffic(far=nbytes, far_messages=max(1, messages))
+        return in_messages(view, self.w.grid.rank((r + 1) % nprow, c), sums + triangles, 2 * (nprow - 1))
 
     @property
     def buffer_nbytes(self) -> int:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pblas.factor.factorization_plan import Panel
+from pblas.factor.grid_plan import beside, in_messages
 from pblas.factor.grid_qr_plan import GridQrPlan
 from pblas.factor.with_factor_plan import ReflectorsPlan
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.simulation.phase import Phase, Traffic, View
+from pblas.simulation.phase import Phase, View
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,9 @@ class GridReflectorsPlan(ReflectorsPlan):
     def x(self) -> MatrixDescriptor:
         """The rows of W; columns as in B if these are its rows, as in W where Q is made, or else even blocks."""
         w, right = self.w, self.right
-        if self.reads and right.order == "F" and right.csrc >= 0 and right.grid == w.grid and right.rows == w.rows:
-            return right.without_lld
-        if not self.reads:
-            return MatrixDescriptor(w.m, right.n, w.mb, w.nb, w.grid, w.rsrc, w.csrc, imb=w.imb, inb=w.inb)
-        return MatrixDescriptor(w.m, right.n, w.mb, max(1, -(-right.n // w.grid.npcol)), w.grid, w.rsrc, 0, imb=w.imb)
+        if self.reads:
+            return beside(w, right)
+        return MatrixDescriptor(w.m, right.n, w.mb, w.nb, w.grid, w.rsrc, w.csrc, imb=w.imb, inb=w.inb)
 
     def columns(self, panel: Panel, c: int) -> int:
         """Number of the last columns of a process column that a panel changes: of an identity those from it on."""
@@ -85,11 +84,9 @@ class GridReflectorsPlan(ReflectorsPlan):
             if rows and columns:
                 left, sums = (self.itemsize * x for x in self._arriving(panel, view.rank))
                 owner = self.w.grid.rank(r, plan.position(panel)[1])
-                column = view.traffic(self.w.grid.rank((r + 1) % w.grid.nprow, c), sums)
-                if column.read:  # messages on a host too
-                    column = Traffic(near=column.read, near_messages=1)
-                traffic = view.traffic(owner, left)
-                yield Phase(1, (2 * rows, columns, panel.width), traffic, column, waits="sent")
+                below = self.w.grid.rank((r + 1) % w.grid.nprow, c)
+                column = in_messages(view, below, sums, 2 * (plan.members(panel) - 1))
+                yield Phase(1, (2 * rows, columns, panel.width), view.traffic(owner, left), column, waits="sent")
 
     @property
     def panel_nbytes(self) -> int:

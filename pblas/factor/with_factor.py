@@ -15,6 +15,8 @@ from pblas.core.options import Diag, Side, Trans
 from pblas.factor import arguments
 from pblas.factor.grid_qr_run import RunGridReflectors
 from pblas.factor.grid_reflectors_plan import GridReflectorsPlan
+from pblas.factor.grid_substitution_plan import GridSubstitutionPlan, stays_on_grid
+from pblas.factor.grid_substitution_run import RunGridSubstitution
 from pblas.factor.with_factor_plan import (
     PanelReflectorsPlan,
     ReflectorsPlan,
@@ -90,6 +92,18 @@ class Substitution(WithFactor):
         )
 
 
+@dataclass(frozen=True, eq=False)
+class GridSubstitution(Substitution):
+    """X = op(A)^-1 B with a factor of A that stays on its grid."""
+
+    def plan(self, nprocs: int, topology: Topology) -> GridSubstitutionPlan:  # type: ignore[override]
+        ranks = self.dtype.name, nprocs, topology.transport(nprocs)
+        return GridSubstitutionPlan(self.w, self.b, *ranks, triangles=self.triangles)
+
+    def executor(self, plan: GridSubstitutionPlan, backend: HostRanks) -> RunGridSubstitution:  # type: ignore[override]
+        return RunGridSubstitution(plan, backend, self.dtype)
+
+
 def substituted(
     opname: str,
     w: DistMatrix,
@@ -107,7 +121,8 @@ def substituted(
     `out`, which may be in the memory of the factor, is a matrix for A^-1, whose first triangle must be L.
     """
     if w.desc.grid.nprow > 1:
-        return reported(_solved_on_grid(opname, w, b, triangles, pivots, out, agrees, backward=backward), progress)
+        options = out, agrees, progress
+        return reported(_solved_on_grid(opname, w, b, triangles, pivots, *options, backward=backward), progress)
 
     def bind() -> Bound[DistMatrix]:
         reads, array = {"W": w}, None
@@ -132,6 +147,7 @@ def _solved_on_grid(
     pivots: Array | None,
     out: DistMatrix | None,
     agrees: str,
+    progress: StageReport,
     *,
     backward: bool,
 ) -> DistMatrix:
@@ -152,10 +168,21 @@ def _solved_on_grid(
             exchange_rows(opname, x, pivots)
         else:
             x = rows_exchanged(opname, x, pivots)
-    for uplo, trans, unit in triangles:
-        diag: Diag = "U" if unit else "N"
-        x = triangle_solved(opname, w, x, uplo=uplo, trans=trans, diag=diag, out=new or x)
-        new = None
+    if stays_on_grid(w.desc.without_lld, x.desc.without_lld, w.dtype.name, runtime.nprocs, triangles):
+
+        def bind() -> Bound[DistMatrix]:
+            form = w.desc.without_lld, x.desc.without_lld, w.dtype, x.conjugated, "B", triangles
+            local = progress, None, None, False
+            return Bound(GridSubstitution, form, {}, {"W": w, "B": x}, None if x is b else x, local=local)
+
+        x = step(opname, runtime, bind)
+        if new is not None and not x.desc.same_distribution(new):
+            x = redistributed(opname, x, new, is_temporary=True)
+    else:
+        for uplo, trans, unit in triangles:
+            diag: Diag = "U" if unit else "N"
+            x = triangle_solved(opname, w, x, uplo=uplo, trans=trans, diag=diag, out=new or x)
+            new = None
     if pivots is not None and backward:
         exchange_rows(opname, x, pivots, backward=True)
     return x if out is None else redistributed(opname, x, out=out, is_temporary=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pblas.factor.choose import choose_factorization, choose_qr
+from pblas.layouts.descriptor import MatrixDescriptor
 from tests.common.gauge import Array, eps_of
 
 MOST = 30.0
@@ -37,6 +38,15 @@ def forget_plans() -> None:
     """Forget the plans that were chosen with other constants."""
     choose_factorization.cache_clear()
     choose_qr.cache_clear()
+
+
+def solve_on_grids(monkeypatch: pytest.MonkeyPatch, always: bool) -> None:
+    """With factors on grids, solve on these grids always, or never."""
+
+    def stays_on_grid(w: MatrixDescriptor, b: MatrixDescriptor, *_: object) -> bool:
+        return always and 0 not in b.shape
+
+    monkeypatch.setattr("pblas.factor.with_factor.stays_on_grid", stays_on_grid)
 
 
 def general(m: int, n: int, dtype: np.dtype[Any], seed: int = 0) -> Array:

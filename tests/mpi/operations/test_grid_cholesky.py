@@ -13,7 +13,9 @@ import pytest
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg
 from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
-from tests.common.factors import MOST, NAMES, cholesky_ratio, forget_plans, positive, solve_ratio
+from pblas.factor.grid_substitution_plan import GridSubstitutionPlan
+from pblas.factor.with_factor_plan import Triangle
+from tests.common.factors import MOST, NAMES, cholesky_ratio, forget_plans, positive, solve_on_grids, solve_ratio
 from tests.common.gauge import dtype_of
 from tests.common.ranks import COMM, Contexts, collected, same_on_all_ranks
 from tests.mpi.matrices.arrays import some_descriptor
@@ -48,11 +50,14 @@ def received_nbytes(ctx: pblas.Context) -> int:
 
 
 @pytest.mark.parametrize("shape", GRIDS)
-def test_the_factor_on_any_grid(contexts: Contexts, layouts: list[MatrixDescriptor], shape: tuple[int, int]) -> None:
+def test_the_factor_on_any_grid(
+    contexts: Contexts, layouts: list[MatrixDescriptor], monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
     """Residuals of factors and solutions, and the same bits on all transports."""
     rng = random.Random(str(shape))
     for name, n in zip(NAMES, rng.sample([rng.choice([0, 1]), rng.randint(2, 9), 23, 41], 4), strict=True):
         forget_plans()
+        solve_on_grids(monkeypatch, always=n != 23)
         layouts.append(square_blocks(rng, n, shape))
         dtype, upper, results = dtype_of(name), rng.random() < 0.5, set()
         a, b = positive(n, dtype, n), positive(n, dtype, n + 1)[:, :3]
@@ -76,13 +81,14 @@ def test_the_factor_on_any_grid(contexts: Contexts, layouts: list[MatrixDescript
 
 @pytest.mark.parametrize("shape", GRIDS)
 def test_a_matrix_in_square_blocks_is_factored_where_it_is(
-    contexts: Contexts, layouts: list[MatrixDescriptor], shape: tuple[int, int]
+    contexts: Contexts, layouts: list[MatrixDescriptor], monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
 ) -> None:
-    """In place with overwrite_a; a rank gets the elements that the plan says."""
+    """In place with overwrite_a; a rank gets the elements that the plan says, in a solve with the factor too."""
     rng, dtype = random.Random(str(shape)), np.dtype(np.complex64)
     desc = square_blocks(rng, 37, shape)
     layouts.append(desc)
-    a = positive(37, dtype)
+    solve_on_grids(monkeypatch, always=True)
+    a, triangles = positive(37, dtype), (Triangle("L"), Triangle("L", "C"))
     for ctx in contexts.values():
         matrix = ctx.from_global(a, desc, None)
         with linalg.plan_cholesky(matrix, algorithm="grid") as planned:
@@ -90,6 +96,11 @@ def test_a_matrix_in_square_blocks_is_factored_where_it_is(
             factor = planned.execute(matrix)
             assert received_nbytes(ctx) - before == planned.plan.received_nbytes(ctx.rank)
             assert "elements" in planned.explain()
+        solver, before = linalg.cho_factor(matrix, algorithm="grid"), received_nbytes(ctx)
+        solver.solve(matrix, check=False)
+        if shape[0] > 1:
+            solve = GridSubstitutionPlan(desc, desc, "complex64", P, planned.plan.transport, triangles=triangles)
+            assert received_nbytes(ctx) - before == solve.received_nbytes(ctx.rank)
         taken = linalg.cholesky(matrix, overwrite_a=True, algorithm="grid")
         assert taken is matrix
         assert collected(taken).tobytes() == collected(factor).tobytes()

@@ -19,6 +19,7 @@ from pblas.factor.grid_lu_plan import GridLuPlan, Pivoting
 from pblas.factor.grid_plan import GridPlan
 from pblas.factor.grid_qr_plan import GridQrPlan
 from pblas.factor.grid_reflectors_plan import GridReflectorsPlan
+from pblas.factor.grid_substitution_plan import GridSubstitutionPlan, stays_on_grid
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
 from pblas.factor.with_factor_plan import (
     PanelReflectorsPlan,
@@ -128,6 +129,13 @@ def test_traffic_of_qr_on_a_grid(plan: GridPlan, c: MatrixDescriptor, side: str,
     check_traffic(GridReflectorsPlan(plan.w, c, *ranks, begins, side, adjoint))  # type: ignore[arg-type]
 
 
+@given(grid_plans("cholesky"), descriptors(), st.booleans())
+def test_traffic_of_solves_on_a_grid(plan: GridPlan, b: MatrixDescriptor, lu: bool) -> None:
+    triangles = (Triangle("U", "T"), Triangle("L", "T", unit=True)) if lu else (Triangle("L"), Triangle("L", "C"))
+    b, ranks = replace(b, m=plan.w.m), max(plan.nprocs, b.nprocs)
+    check_traffic(GridSubstitutionPlan(plan.w, b, plan.dtype, ranks, plan.transport, triangles=triangles))
+
+
 def test_a_rank_of_a_grid_receives_fewer_elements() -> None:
     """About n^2 / sqrt(P), where block columns take n^2 / 2; and a grid of many ranks is predicted to be faster."""
     n, p = 8192, 64
@@ -141,6 +149,15 @@ def test_a_rank_of_a_grid_receives_fewer_elements() -> None:
         columns = choose_factorization(kind, desc, "float64", p, "message", algorithm="blocked")
         assert max(map(columns.panel_elements, range(p))) == pytest.approx(n**2 / 2, rel=0.1)
         assert choose_factorization(kind, small, "float64", 4, "message").name == name
+
+
+def test_a_rank_of_a_grid_receives_fewer_elements_in_solves() -> None:
+    """With n right-hand sides 3 n^2 / sqrt(P) for two triangles, which have n^2 elements."""
+    n, p, triangles = 8192, 256, (Triangle("L"), Triangle("L", "C"))
+    w = MatrixDescriptor(n, n, 128, 128, Grid(16, 16))
+    many = GridSubstitutionPlan(w, w, "float64", p, "message", triangles=triangles)
+    assert stays_on_grid(w, w, "float64", p, triangles)
+    assert max(map(many.received_elements, range(0, p, 15))) == pytest.approx(n**2 * 3 / 16, rel=0.1)
 
 
 @pytest.mark.parametrize(
