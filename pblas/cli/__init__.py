@@ -32,7 +32,7 @@ check, or 2 for wrong arguments.
 """
 
 
-_FUNCTION = re.compile(r"^(plan_matmul|plan_lu|plan_cholesky|eigvalsh|random): ")
+_FUNCTION = re.compile(r"^(plan_matmul|plan_lu|plan_cholesky|plan_qr|plan_eigh|eigvalsh|random): ")
 
 
 def make_parser(rank: int) -> Parser:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pblas.cli.output import Commands, Console, add_command, extent, pair, size
+from pblas.errors import ArgumentError
 from pblas.layouts import Grid, MatrixDescriptor
 from pblas.matrices.complete_files import write
 
@@ -113,6 +114,16 @@ def named(text: str) -> Named | OnGrid:
         return Named(kind, size(block) if colon else None)  # type: ignore[arg-type]
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(f"expected {HELP}; got {text!r}") from None
+
+
+def check_grid(command: str, name: str, desc: MatrixDescriptor, ranks: int) -> None:
+    """Raise ArgumentError if the grid of a matrix has more processes than there are ranks."""
+    if desc.nprocs > ranks:
+        grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
+        raise ArgumentError(
+            f"{command}: {name} is on a {grid}, but the number of ranks is {ranks}; "
+            f"use at least {desc.nprocs} ranks, or a smaller grid"
+        )
 
 
 def on_grids(

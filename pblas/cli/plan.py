@@ -1,11 +1,12 @@
-"""`plan`: the bytes that a product moves, without running it; `trace`: run it, and write a timeline of all ranks."""
+"""`plan`: the bytes that an operation moves, without running it; `trace`: run a product, and write its timeline."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pblas.cli.layout import HELP, Named, named, on_grids
+from pblas.cli import plan_linalg
+from pblas.cli.layout import HELP, Named, check_grid, named, on_grids
 from pblas.cli.output import Commands, Console, Parser, add_command, dtype, extent, pairs, size, trans
 from pblas.errors import ArgumentError, PblasError
 from pblas.simulation.hardware import PRESETS, Hardware
@@ -23,11 +24,11 @@ A layout describes the stored matrix: with --transa T, A is stored as K x M, and
 """
 
 
-def add_product(parser: Parser, *, required: bool) -> None:
+def add_product(parser: Parser) -> None:
     """Add the options for sizes, layouts and the plan of a product."""
-    parser.add_argument("--m", type=extent, required=required, help="rows of D")
-    parser.add_argument("--n", type=extent, required=required, help="columns of D")
-    parser.add_argument("--k", type=extent, required=required, help="columns of op(A)")
+    parser.add_argument("--m", type=extent, help="rows of D")
+    parser.add_argument("--n", type=extent, help="columns of D")
+    parser.add_argument("--k", type=extent, help="columns of op(A)")
     parser.add_argument("--dtype", type=dtype, default="float64", help="dtype of all matrices (%(default)s)")
     parser.add_argument("--a", type=named, metavar="LAYOUT", help=f"layout of A: {HELP} (row)")
     parser.add_argument("--b", type=named, metavar="LAYOUT", help="layout of B (row)")
@@ -56,7 +57,7 @@ def descriptors(arguments: Namespace, ranks: int) -> tuple[MatrixDescriptor, Mat
     shape_b = (k, n) if arguments.transb == "N" else (n, k)
     descs = a.descriptor(*shape_a, ranks), b.descriptor(*shape_b, ranks)
     for name, desc in zip("AB", descs, strict=True):
-        _check_grid(arguments, name, desc, ranks)
+        check_grid(arguments.command, name, desc, ranks)
     return descs
 
 
@@ -74,7 +75,7 @@ def options(arguments: Namespace, ranks: int) -> ProductOptions:
     """The options that the command line gives: transposition, the layout of D, chunks and overlap."""
     out = arguments.out.descriptor(arguments.m, arguments.n, ranks) if arguments.out else None
     if out is not None:
-        _check_grid(arguments, "D", out, ranks)
+        check_grid(arguments.command, "D", out, ranks)
     return {
         "transa": arguments.transa,
         "transb": arguments.transb,
@@ -84,18 +85,15 @@ def options(arguments: Namespace, ranks: int) -> ProductOptions:
     }
 
 
-def _check_grid(arguments: Namespace, name: str, desc: MatrixDescriptor, ranks: int) -> None:
-    """Raise ArgumentError if the grid of a matrix has more processes than there are ranks."""
-    if desc.nprocs > ranks:
-        grid = f"{desc.grid.nprow} x {desc.grid.npcol} grid"
-        raise ArgumentError(
-            f"{arguments.command}: {name} is on a {grid}, but the number of ranks is {ranks}; "
-            f"use at least {desc.nprocs} ranks, or a smaller grid"
-        )
-
-
 _PLAN_DETAILS = f"""\
-Needs no MPI, and takes no longer for a million ranks than for two.
+Needs no MPI. That of a product takes no longer for a million ranks than for two.
+
+  pblas plan --m 8192 --n 8192 --k 8192 --ranks 64                  a product
+  pblas plan solve --n 65536 --nrhs 100 --ranks 64                  LU, or with --assume-a pos Cholesky, and solves
+  pblas plan cholesky --n 65536 --ranks 64 --a 8x8:192x192          also qr (with --m, if A is not square) and eigh
+
+The others take A and B in rows unless their layout is given, and --algorithm as the functions of pblas.linalg.
+Products:
 
 Without --a, --b, --out and --grid the planner chooses the layouts of A, B and D. With at least one of them, A and B are
 row-wise unless their layout is given, and the planner chooses the layout of D only.
@@ -104,11 +102,17 @@ row-wise unless their layout is given, and the planner chooses the layout of D o
 
 
 def add_plan(commands: Commands, rank: int) -> None:
-    parser = add_command(
-        commands, "plan", rank, run_plan, "Print which data D = op(A) op(B) moves, and how much.", _PLAN_DETAILS
+    text = "Print which data a product, a factorization or a solver moves, and how much."
+    parser = add_command(commands, "plan", rank, run_plan, text, _PLAN_DETAILS)
+    parser.add_argument(
+        "operation", nargs="?", choices=plan_linalg.OPERATIONS, default="matmul", help="the operation (%(default)s)"
     )
-    add_product(parser, required=True)
+    add_product(parser)
     parser.add_argument("--ranks", type=size, required=True, help="number of ranks")
+    parser.add_argument("--nrhs", type=extent, help="of solve: columns of B (1)")
+    parser.add_argument("--assume-a", choices=("gen", "pos"), help="of solve: any A, or a positive definite one (gen)")
+    parser.add_argument("--algorithm", help="of factorizations and eigh: as in pblas.linalg (auto)")
+    parser.set_defaults(parser=parser)
     names = ", ".join(PRESETS)
     parser.add_argument(
         "--simulate", type=machine, metavar="MACHINE", help=f"predict the time on a machine: {names}, or FILE.toml"
@@ -127,6 +131,14 @@ def run_plan(arguments: Namespace, console: Console) -> int:
     """Print the plan, and the simulated time if it is asked for."""
     from pblas.matmul.api import plan_matmul
 
+    product = arguments.operation == "matmul"
+    missing = [name for name in ("mnk" if product else "n") if getattr(arguments, name) is None]
+    if missing:
+        options_text = ", ".join(f"--{name}" for name in missing)
+        arguments.parser.error(f"the following arguments are required: {options_text}")
+    plan_linalg.check_options(arguments, arguments.parser.parse_args([arguments.operation, "--ranks", "1"]))
+    if not product:
+        return plan_linalg.run(arguments, console)
     ranks = arguments.ranks
     operands: tuple[Any, ...] = arguments.m, arguments.n, arguments.k
     if arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block:  # else the planner chooses
@@ -155,7 +167,7 @@ def add_trace(commands: Commands, rank: int) -> None:
         commands, "trace", rank, run_trace, "Record when each rank multiplies, copies, adds and waits.", _TRACE_DETAILS
     )
     parser.add_argument("trace", nargs="?", metavar="TRACE.json", help="an existing trace, instead of a product")
-    add_product(parser, required=False)
+    add_product(parser)
     parser.add_argument(
         "-o", "--output", default=[], action="append", metavar="FILE", help="file to write; may be given several times"
     )

@@ -60,7 +60,9 @@ def test_every_command_has_help_that_fits_a_wide_terminal(command: str, capsys: 
     [
         ([], "the following arguments are required: COMMAND"),
         (["nonsense"], "invalid choice: 'nonsense'"),
-        (["plan", "--m", "8"], "--n, --k, --ranks"),
+        (["plan", "--m", "8", "--ranks", "2"], "--n, --k"),
+        (["plan", "qr", "--m", "8", "--ranks", "2"], "required: --n"),
+        (["plan", "lq", "--n", "8", "--ranks", "2"], "invalid choice: 'lq'"),
         (["plan", "--m", "-8", "--n", "8", "--k", "8", "--ranks", "2"], "an integer of at least 0, got '-8'"),
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "0"], "an integer of at least 1, got '0'"),
         (["plan", "--m", "8", "--n", "8", "--k", "8", "--ranks", "2", "--a", "rows"], "got 'rows'"),
@@ -101,6 +103,7 @@ def test_other_ranks_than_0_are_silent_and_exit_with_its_status(
 ) -> None:
     monkeypatch.setenv("PMI_RANK", "1")
     assert leave(["plan", "--m", "8"]) == 2
+    assert leave(["plan", "--m", "8", "--ranks", "2"]) == 2
     assert leave(["--help"]) == 0
     assert leave(["--version"]) == 0
     assert main(["layout", "4", "4"]) == 0
@@ -182,6 +185,27 @@ def test_one_rank_is_not_called_1_ranks(capsys: Capture) -> None:
     assert text.count("on 1 rank") >= 3
 
 
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ("solve --n 4096 --nrhs 3 --ranks 4", ["LuPlan", "SubstitutionPlan"]),
+        ("solve --n 4096 --ranks 4 --assume-a pos", ["CholeskyPlan", "SubstitutionPlan"]),
+        ("solve --n 8192 --ranks 64 --assume-a pos", ["GridCholeskyPlan", "PipelinedTrsm", "PipelinedTrsm"]),
+        ("solve --n 1024 --nrhs 1024 --ranks 64 --algorithm grid --b 8x8", ["GridLuPlan", "GridSubstitutionPlan"]),
+        ("cholesky --n 4096 --ranks 4 --a 2x2:64x64 --dtype complex64", ["GridCholeskyPlan"]),
+        ("qr --m 100000 --n 64 --ranks 4", ["TsqrPlan"]),
+        ("qr --n 512 --ranks 6 --algorithm grid", ["GridQrPlan"]),
+        ("eigh --n 1024 --ranks 2", ["EighPlan"]),
+    ],
+)
+def test_plan_of_factorizations_and_solvers(options: str, names: list[str], capsys: Capture) -> None:
+    """Each step is explained, then simulated."""
+    assert main(["plan", *options.split(), "--simulate", "fat-tree"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line[:1] != " "]
+    assert [line.split(":")[0] for line in lines[: len(names)]] == names
+    assert [line.split(" on ")[0] for line in lines[len(names) :]] == names
+
+
 def test_plan_for_a_million_ranks(capsys: Capture) -> None:
     assert main(["plan", "--m", "1000000", "--n", "4096", "--k", "4096", "--ranks", "1000000"]) == 0
     assert "1000000 ranks" in capsys.readouterr().out
@@ -204,6 +228,26 @@ def test_a_refusal_is_one_line_and_status_1(options: str, expected: str, capsys:
     assert out == ""
     assert err.startswith("pblas: error: ")
     assert err.count("\n") == 1
+    assert expected in err
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("cholesky --k 8", "plan cholesky: --k is for plan matmul; leave it out"),
+        ("eigh --nrhs 8", "plan eigh: --nrhs is for plan solve; leave it out"),
+        ("matmul --m 64 --k 64 --algorithm grid", "--algorithm is for plan solve and plan cholesky"),
+        ("solve --a 2x3", "plan: A is on a 2 x 3 grid, but the number of ranks is 4"),
+        ("qr --algorithm lq", "plan: algorithm must be one of 'auto', 'blocked', 'grid'"),
+        ("solve --b 5x1", "plan: B is on a 5 x 1 grid"),
+        ("solve --algorithm tsqr", "plan: algorithm must be one of"),
+        ("cholesky --dtype bfloat16", "plan: dtype is bfloat16, which has too few bits"),
+    ],
+)
+def test_options_that_do_not_fit_the_planned_operation(options: str, expected: str, capsys: Capture) -> None:
+    assert main(["plan", *options.split(), "--n", "64", "--ranks", "4"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
     assert expected in err
 
 
