@@ -60,7 +60,7 @@ def _plans(arguments: Namespace) -> list[Plan]:
         planners: dict[str, Any] = {"cholesky": plan_cholesky, "qr": plan_qr, "eigh": plan_eigh}
         plan: Plan = planners[operation](a, **options).plan
         return [plan]
-    assume_a = arguments.assume_a or "gen"
+    assume_a: Any = arguments.assume_a or "gen"
     dtype = checks.check_dtype("plan", "dtype", arguments.dtype)
     checks.check_algorithm("plan", "cholesky" if assume_a == "pos" else "lu", a, algorithm, gpus=False)
     b = (arguments.b or Named("row")).descriptor(n, 1 if arguments.nrhs is None else arguments.nrhs, ranks)
