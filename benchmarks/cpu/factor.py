@@ -80,16 +80,16 @@ def options_of(kind: str, algorithm: str) -> dict[str, Any]:
 
 
 def call(kind: str, a: Any, b: Any, overwrite_a: bool, algorithm: str = "auto") -> Any:
-    """**Collective.** One call of pblas; the algorithm is for Cholesky and LU."""
+    """**Collective.** One call of pblas; the algorithm is for Cholesky, LU and QR."""
     options = options_of(kind, algorithm)
     if kind == "cholesky":
         return linalg.cho_factor(a, overwrite_a=True, **options) if overwrite_a else linalg.cholesky(a)
     if kind == "lu":
         return linalg.lu_factor(a, overwrite_a=overwrite_a, **options)
     if kind == "qr":
-        return linalg.qr_factor(a)
+        return linalg.qr_factor(a, **options)
     if kind == "q":
-        return linalg.qr(a)
+        return linalg.qr(a, **options)
     if kind.startswith("solve"):
         return linalg.solve(a, b, overwrite_a=overwrite_a)
     return linalg.inv(a, overwrite_a=overwrite_a)

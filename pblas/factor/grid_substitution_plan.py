@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from pblas.factor.factorization_plan import SOLVE, panels
+from pblas.factor.factorization_plan import SOLVE
 from pblas.factor.grid_plan import beside, in_messages
-from pblas.factor.with_factor_plan import FactorStep, Triangle, WithFactorPlan
+from pblas.factor.with_factor_plan import FactorStep, Triangle, WithFactorPlan, triangle_steps
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.simulation.hardware import CORE, Topology
 from pblas.simulation.phase import Phase, View
@@ -48,13 +48,8 @@ class GridSubstitutionPlan(WithFactorPlan):
 
     @property
     def steps(self) -> list[FactorStep]:
-        """The panels of each triangle, in order; their rows with the diagonal block."""
-        columns = panels(self.w)
-        return [
-            FactorStep(panel, *triangle.rows(panel, self.w.m), triangle)
-            for triangle in self.triangles
-            for panel in (columns if triangle.ascends else reversed(columns))
-        ]
+        """The panels of each triangle, in order."""
+        return triangle_steps(self.w, self.triangles)
 
     def members(self, step: FactorStep) -> int:
         """Ranks of a process column that have rows of a step."""

@@ -178,6 +178,16 @@ class FactorStep(NamedTuple):
         return (self.i1 - self.i0) * self.panel.width
 
 
+def triangle_steps(w: MatrixDescriptor, triangles: tuple[Triangle, ...]) -> list[FactorStep]:
+    """The panels of each triangle, in the order of the solves, with their rows in the triangle."""
+    columns = panels(w)
+    return [
+        FactorStep(panel, *triangle.rows(panel, w.m), triangle)
+        for triangle in triangles
+        for panel in (columns if triangle.ascends else reversed(columns))
+    ]
+
+
 @lru_cache(64)
 def _columns(shape: tuple[int, int], nprocs: int, nb: int | None, lld: int | None) -> MatrixDescriptor:
     """The layout of a matrix in block columns; each step of a plan asks for it."""
@@ -281,12 +291,7 @@ class SubstitutionPlan(WithPanelsPlan):
     @property
     def steps(self) -> list[FactorStep]:
         """The panels of each triangle, in order: X[i] -= T[i, k] X[k] for the rows i of panel k."""
-        columns = panels(self.w)
-        return [
-            FactorStep(panel, *triangle.rows(panel, self.w.m), triangle)
-            for triangle in self.triangles
-            for panel in (columns if triangle.ascends else reversed(columns))
-        ]
+        return triangle_steps(self.w, self.triangles)
 
     @property
     def flops(self) -> int:
