@@ -112,6 +112,23 @@ MAX_QUEUES = 8
 MAX_TILE_FLAGS = 256  # maximum number of tile flags of one execution
 
 
+Reproducible = bool | Literal["exact"]
+"""Whether a product has the same bits for any ranks and layouts; "exact": with any BLAS and on any processor too."""
+
+SLICE_BITS = 21
+SLICE_DEPTH = 1024  # the sum of so many products, each of two sums of two slices, has at most 53 bits
+SLICE_TILE = 512  # most rows, and most columns, of a block of D that processors form at a time
+
+
+def slices_of(itemsize: int) -> int:
+    """Slices of an element in an exact product, by its bytes.
+
+    >>> slices_of(8), slices_of(4)
+    (3, 2)
+    """
+    return 3 if itemsize == 8 else 2
+
+
 _FUNCTIONS = {"relu": NAMED["relu"], "gelu": NAMED["gelu_tanh"]}
 """Functions that cuBLASLt can apply to a product; its gelu is the tanh approximation."""
 _HALVES = ("float16", "bfloat16")

@@ -15,13 +15,14 @@ from pblas.backends.select import open_backend
 from pblas.backends.settings import TIMEOUT, Movement, Name, Tuning, check_tuning
 from pblas.collectives.api import Collectives
 from pblas.matrices.constructors import Constructors
-from pblas.runtime.runtime import OPEN, Runtime, checked_flag, checked_order
+from pblas.runtime.runtime import OPEN, Runtime, checked_flag, checked_order, checked_reproducible
 from pblas.trace import Tracing
 
 if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
 
+    from pblas.backends.engine_limits import Reproducible
     from pblas.layouts.descriptor import Order
 
 
@@ -63,7 +64,7 @@ class Context(Constructors, Collectives):
             expressions: "C", by rows as in NumPy, or "F", by columns. None: "F", and for results that of their operands
             (global).
         reproducible: products (`A @ B`, `pmatmul`, `plan_matmul`) get the same bits for any number of ranks and any
-            layouts, unless a call has reproducible=False; other calls do as they always do (global).
+            layouts, unless a call says otherwise, see `plan_matmul`; other calls do as they always do (global).
         process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for
             ranks that `torchrun` starts, on CPUs and on GPUs with "nvshmem". It needs no MPI (global).
 
@@ -97,7 +98,7 @@ class Context(Constructors, Collectives):
         debug: bool = False,
         tuning: Tuning = "measured",
         order: Order | None = None,
-        reproducible: bool = False,
+        reproducible: Reproducible = False,
         process_group: ProcessGroup | None = None,
     ) -> None:
         self.runtime: Runtime = Runtime(
@@ -118,7 +119,7 @@ class Context(Constructors, Collectives):
                 self.runtime.debug = checked_flag("Context", "debug", debug)
                 check_tuning(tuning)
                 self.runtime.order = checked_order("Context", order)
-                self.runtime.reproducible = checked_flag("Context", "reproducible", reproducible)
+                self.runtime.reproducible = checked_reproducible("Context", reproducible)
                 nvtx = recorder.ranges_wanted()
             file = os.environ.get("PBLAS_TRACE", "")
             settings = {"debug": self.runtime.debug, "tuning": tuning, "order": order, "PBLAS_TRACE": file}

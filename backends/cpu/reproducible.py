@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -37,15 +37,17 @@ class Kernel(NamedTuple):
 
     dtype: Dtype
     unit: int
+    least: int = _LEAST
+    most: int = _TILE
 
     @property
     def tile(self) -> int:
         """Most rows, and most columns, of a call of the BLAS."""
-        return _TILE // self.unit * self.unit
+        return self.most // self.unit * self.unit
 
     def padded(self, length: int) -> int:
         """The least length of a call of the BLAS for so many rows or columns."""
-        return -(-max(length, _LEAST) // self.unit) * self.unit
+        return -(-max(length, self.least) // self.unit) * self.unit
 
 
 @lru_cache(64)
@@ -166,6 +168,9 @@ class PieceGemm:
         allocate: returns memory of so many bytes.
     """
 
+    _given: ClassVar[Kernel | None] = None
+    """The kernel; None for one of this BLAS."""
+
     def __init__(
         self,
         width: int,
@@ -178,17 +183,21 @@ class PieceGemm:
         allocate: Callable[[int], Array],
     ) -> None:
         self._width, self._total, self._transposed = width, total, transposed
-        self._kernel = chosen = kernel(total, *depths)
+        self._kernel = chosen = self._given or kernel(total, *depths)
         m, n = shape[::-1] if transposed else shape
         rows, columns = (min(chosen.tile, chosen.padded(length)) for length in (m, n))
         size, depth = rows * columns, TreeSum.depth(pieces)
-        lengths = [size] * (depth + 1) + [rows * width, columns * width]
+        lengths = [size] * (depth + 1) + self._operand_lengths(rows, columns, width)
         itemsize = max(total.itemsize, chosen.dtype.itemsize)
         memory = allocate(itemsize * sum(lengths))
         self.nbytes = int(memory.nbytes)
         starts = itertools.accumulate((itemsize * length for length in lengths), initial=0)
         parts = [memory[start : start + itemsize * length] for start, length in zip(starts, lengths, strict=False)]
         self._sums, (self._leaf, self._left, self._right) = parts[:depth], parts[depth:]
+
+    def _operand_lengths(self, rows: int, columns: int, width: int) -> list[int]:
+        """Elements of memory for the operands of a block with these sizes."""
+        return [rows * width, columns * width]
 
     def gemm(
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
@@ -213,15 +222,29 @@ class PieceGemm:
                 tree = TreeSum([_array(sums, shape, self._total) for sums in self._sums])
                 for start in range(0, k, self._width):
                     inner = slice(start, min(start + self._width, k))
-                    left = self._operand(self._left, x[rows, inner], shape[0], conj=conj[0])
-                    right = self._operand(self._right, y[inner, columns].T, shape[1], conj=conj[1]).T
                     # sum[m, n] = X[m, k] Y[k, n], or += with the second of two pieces
-                    tree.add(partial(_form, left, right, leaf))
+                    tree.add(partial(self._form, x[rows, inner], y[inner, columns], conj, leaf))
                 total = tree.total[: rows.stop - i, : columns.stop - j]
                 if self._transposed:
                     yield (columns, rows), total.T
                 else:
                     yield (rows, columns), total
+
+    def _form(self, x: Array, y: Array, conj: tuple[bool, bool], leaf: Array, z: Array, *, adds: bool) -> None:
+        """Z := X Y, or Z += X Y with the product in `leaf` before it is added."""
+        if not adds and leaf.dtype == z.dtype:
+            self._multiply(x, y, conj, z)
+            return
+        self._multiply(x, y, conj, leaf)
+        if not adds:
+            z[...] = leaf
+        else:
+            np.add(z, leaf.astype(z.dtype, copy=False), out=z)
+
+    def _multiply(self, x: Array, y: Array, conj: tuple[bool, bool], out: Array) -> None:
+        """Out := X Y, with rows and columns of zeros if it is larger than that."""
+        left = self._operand(self._left, x, len(out), conj=conj[0])
+        gemm(1, left, self._operand(self._right, y.T, out.shape[1], conj=conj[1]).T, 0, out)
 
     def _operand(self, memory: Array, x: Array, rows: int, *, conj: bool) -> Array:
         """X with rows of zeros below it, in the dtype of the kernel, and conjugated: X itself if that is all."""
@@ -233,18 +256,6 @@ class PieceGemm:
         if conj and x.dtype.kind == "c":
             np.conjugate(padded, out=padded)
         return padded
-
-
-def _form(left: Array, right: Array, leaf: Array, z: Array, *, adds: bool) -> None:
-    """Z := X Y, or Z += X Y with the product in `leaf` before it is added."""
-    if not adds and leaf.dtype == z.dtype:
-        gemm(1, left, right, 0, z)
-        return
-    gemm(1, left, right, 0, leaf)
-    if not adds:
-        z[...] = leaf
-    else:
-        np.add(z, leaf.astype(z.dtype, copy=False), out=z)
 
 
 def _matrix(shape: tuple[int, int], dtype: Dtype, order: str) -> Array:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Scalar
+    from pblas.backends.engine_limits import Reproducible
     from pblas.core.operation import Bound
     from pblas.epilogues import Epilogue
     from pblas.matmul.product_plan import ProductPlan
@@ -51,7 +52,7 @@ def plan_matmul(
     fast_accumulate: bool = False,
     autotune: bool = False,
     strict: bool = False,
-    reproducible: bool | None = None,
+    reproducible: Reproducible | None = None,
     epilogue: str | Epilogue | None = None,
     scale_a: object = None,
     scale_b: object = None,
@@ -96,7 +97,8 @@ def plan_matmul(
             also without `autotune` (global).
         strict: raise PlanError for layouts that do not conform, instead of redistributing operands (global).
         reproducible: D gets the same bits for any number of ranks, any layouts, storage orders, transports, chunks, and
-            with overlap on or off. On CPUs only. None for that of the context (global).
+            with overlap on or off. "exact", for float64 and float32: also with any BLAS and on any processor; products
+            of pieces of K are exact and rounded once. On CPUs only. None for that of the context (global).
         epilogue: elementwise function applied to D before it is returned; None for none. An expression, as "relu(x)",
             or an `Epilogue`, whose arrays have the shape of this rank's part of D, or one element for each column of
             that part. The epilogue is computed in at least 32 bits. Where possible it is fused into the last addition
@@ -174,7 +176,7 @@ def pmatmul(
     tf32: bool = False,
     fast_accumulate: bool = False,
     strict: bool = False,
-    reproducible: bool | None = None,
+    reproducible: Reproducible | None = None,
     epilogue: str | Epilogue | None = None,
     scale_a: object = None,
     scale_b: object = None,

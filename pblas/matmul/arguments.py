@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.backends.dtypes import RESULTS, Dtype, Order, ProductDtypes, accumulator_dtype, wire_of
-from pblas.backends.engine_limits import MAX_QUEUES
+from pblas.backends.engine_limits import MAX_QUEUES, Reproducible
 from pblas.core import checks
 from pblas.core.options import Trans
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -16,7 +16,14 @@ from pblas.matmul.choose import choose, choose_layouts, choose_output
 from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.local_gemm_run import Orders
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import Runtime, checked_dtype, checked_factor, checked_flag, shared_descriptor
+from pblas.runtime.runtime import (
+    Runtime,
+    checked_dtype,
+    checked_factor,
+    checked_flag,
+    checked_reproducible,
+    shared_descriptor,
+)
 from pblas.simulation.hardware import Topology
 from pblas.simulation.hardware_file import find_hardware
 
@@ -39,16 +46,16 @@ class ProductOptions(NamedTuple):
     strict: bool = False
     memory_nbytes: int | None = None
     queue: int | None = None
-    reproducible: bool | None = None  # None, in a call: as the context says; then False has become None
+    reproducible: Reproducible | None = None  # None, in a call: as the context says; then False has become None
 
     def checked(self, opname: str, runtime: Runtime | None = None) -> ProductOptions:
         """The options with one value for each meaning, checked on this rank."""
-        by_default = True if runtime is not None and runtime.reproducible else None
+        by_default = None if runtime is None else runtime.reproducible or None
         if all(map(operator.is_, self, _DEFAULTS)):  # most calls
-            return self._replace(reproducible=True) if by_default else self
+            return self._replace(reproducible=by_default) if by_default else self
         reproducible = by_default
         if self.reproducible is not None:
-            reproducible = checked_flag(opname, "reproducible", self.reproducible) or None
+            reproducible = checked_reproducible(opname, self.reproducible) or None
         checked = self._replace(
             transa=checks.checked_trans(opname, "transa", self.transa),
             transb=checks.checked_trans(opname, "transb", self.transb),
@@ -95,7 +102,7 @@ class ProductCall(NamedTuple):
             if value is not None:
                 raise errors.ArgumentError(f"{opname}: {name} is for planning from descriptors or sizes; leave it out")
 
-    def dtypes(self, opname: str, *, reproducible: bool | None = None) -> ProductDtypes:
+    def dtypes(self, opname: str, *, reproducible: Reproducible | None = None) -> ProductDtypes:
         """The dtypes of the matrices, and of partial products, checked on this rank.
 
         D has the dtype of out, else out_dtype, else that of C, else the default for A.
@@ -113,6 +120,10 @@ class ProductCall(NamedTuple):
         if asked is not None and out is not None and asked != out:  # to NumPy, None is equal to float64
             raise errors.DTypeError(f"{opname}: out is {out}, out_dtype= says {self.out_dtype}; leave out_dtype out")
         d = out or asked or c or RESULTS[a][0]
+        if reproducible == "exact" and d.name not in ("float64", "float32"):
+            raise errors.DTypeError(
+                f"{opname}: reproducible='exact' is for float64 and float32, got {d.name}; pass reproducible=True"
+            )
         wire = checked_wire(opname, self.wire_dtype, d)
         if reproducible and wire != accumulator_dtype(d):
             if self.wire_dtype is not None:
@@ -163,7 +174,7 @@ class ProductCall(NamedTuple):
             memory_nbytes=memory_nbytes,
             others=("", dtype_d),
             chunks=options.chunks,
-            reproducible=bool(options.reproducible),
+            reproducible=options.reproducible or False,
         )
         a, b, d = choose_layouts(m, n, k, dtype.name, context=context)
         a, b = (a if options.transa == "N" else a.T), (b if options.transb == "N" else b.T)
@@ -267,7 +278,7 @@ class ProductForm(NamedTuple):
                     queue=options.queue,
                     wire=_other(dtypes.wire, dtypes.d),
                     others=self._others,
-                    reproducible=bool(options.reproducible),
+                    reproducible=options.reproducible or False,
                 ),
                 strict=options.strict,
             )

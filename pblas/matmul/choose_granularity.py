@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from pblas.backends.engine_limits import Reproducible
 from pblas.matmul.cost_model import CLUSTERS, SHALLOW, TILE, estimate
 from pblas.matmul.k_pieces import KPieces
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
@@ -89,7 +90,7 @@ class PlanningContext:
     queue: int | None = None  # stream slot of the plans' executions; None if they run alone (global)
     wire: str = ""  # name of the dtype in which partial products travel; "" for that of D (global)
     others: tuple[str, str] = ("", "")  # names of the dtypes of op(B) and D; "" for that of op(A) (global)
-    reproducible: bool = False  # only plans whose bits do not depend on ranks and layouts (global)
+    reproducible: Reproducible = False  # only plans whose bits do not depend on ranks and layouts (global)
 
     @property
     def transport(self) -> Transport:
@@ -136,7 +137,7 @@ class PlanningContext:
     def allowed(self, plans: Iterable[ProductPlan]) -> Iterator[ProductPlan]:
         """The plans that may be chosen: if reproducible, those whose ranks have whole pieces of K."""
         for plan in plans:
-            suitable = reproducible_plan(plan) if self.reproducible else plan
+            suitable = reproducible_plan(plan, self.reproducible) if self.reproducible else plan
             if suitable is not None:
                 yield suitable
 
@@ -185,7 +186,7 @@ class PlanningContext:
         return self.hardware.memory_nbytes if self.memory_nbytes is None and self.hardware else self.memory_nbytes
 
 
-def reproducible_plan(plan: ProductPlan) -> ProductPlan | None:
+def reproducible_plan(plan: ProductPlan, reproducible: Reproducible = True) -> ProductPlan | None:
     """The plan, with K cut for its layers between pieces, if its sums can be added along the tree; else None.
 
     >>> from pblas.matmul.product_plan import Distribution
@@ -201,7 +202,7 @@ def reproducible_plan(plan: ProductPlan) -> ProductPlan | None:
     product, cuboids = plan.product, plan.cuboids
     if plan.sum_placement is not None and product.rounds:  # beta C is added before D is rounded
         return None
-    k = KPieces.of(product.k).split(product.k, cuboids.k.nprocs)
+    k = KPieces.of(product.k, reproducible).split(product.k, cuboids.k.nprocs)
     return None if k is None else replace(plan, cuboids=replace(cuboids, k=k))
 
 

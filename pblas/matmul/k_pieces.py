@@ -9,9 +9,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
+from pblas.backends.engine_limits import Reproducible
 from pblas.layouts.split import Split
 
 _MOST = 16  # most pieces, so that as many ranks can share K
+_LEAST_EXACT = 8192  # least width of a piece whose product is exact; `backends.cpu.exact` takes twice that
 _LEAST = 512  # least width of a piece: n = 2048 took 1.04 times as long as one GEMM, with 256 1.08 (float64, AMD EPYC)
 TILE, PADDED = 1024, 192
 """Most rows and columns of a block of D that is formed at a time, and of the zeros that pad it."""
@@ -22,6 +24,8 @@ class KPieces(NamedTuple):
 
     >>> [(pieces.width, pieces.parts) for pieces in map(KPieces.of, (7, 1000, 2048, 10**6))]
     [(7, 1), (1000, 1), (512, 4), (62500, 16)]
+    >>> [(pieces.width, pieces.parts) for pieces in (KPieces.of(k, "exact") for k in (16383, 10**6))]
+    [(16383, 1), (15625, 64)]
     """
 
     width: int
@@ -29,9 +33,10 @@ class KPieces(NamedTuple):
 
     @staticmethod
     @lru_cache(64)
-    def of(k: int) -> KPieces:
-        count = 1
-        while count < _MOST and k >= 2 * count * _LEAST:
+    def of(k: int, reproducible: Reproducible = True) -> KPieces:
+        count, exact = 1, reproducible == "exact"
+        least = _LEAST_EXACT if exact else _LEAST
+        while (count < _MOST or exact) and k >= 2 * count * least:
             count *= 2
         return KPieces(max(1, -(-k // count)), count)
 

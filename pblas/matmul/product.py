@@ -92,7 +92,7 @@ class Product(Operation[DistMatrix]):
             order=None if runtime is None else runtime.order,
         )
         bits = None
-        if options.reproducible and runtime is not None and not runtime.topology.gpus:
+        if options.reproducible is True and runtime is not None and not runtime.topology.gpus:
             bits = fingerprint(dtypes.d)
         scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta, "reproducible sums": bits}
         written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS

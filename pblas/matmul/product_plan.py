@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, product
 from typing import ClassVar, Literal
 
+from pblas.backends.engine_limits import SLICE_BITS, SLICE_DEPTH, SLICE_TILE, Reproducible, slices_of
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.matmul.k_pieces import PADDED, TILE, KPieces
@@ -184,7 +185,8 @@ class ProductPlan(Plan):
         nodes: ranks of each node, in the order of their numbers, with the mixed transport; () if they are not known, or
             not consecutive (global).
         wire: dtype in which partial products travel, if not the dtype of D (global).
-        reproducible: the bits of D depend on the elements of op(A) and op(B) alone: K is cut into `k_pieces` (global).
+        reproducible: the bits of D depend on the elements of op(A) and op(B) alone: K is cut into `k_pieces`; "exact":
+            their products are exact (global).
     """
 
     travels: ClassVar[bool] = True
@@ -209,12 +211,12 @@ class ProductPlan(Plan):
     wire: str = ""
     bandwidth: float = 0.0
     nodes: tuple[int, ...] = ()
-    reproducible: bool = False
+    reproducible: Reproducible = False
 
     @property
     def k_pieces(self) -> KPieces:
         """The pieces of K of a reproducible product."""
-        return KPieces.of(self.product.k)
+        return KPieces.of(self.product.k, self.reproducible)
 
     def added_nbytes(self, m: int, n: int, k: int, times: int = 3) -> int:
         """Bytes that a core reads and writes to add the m x n products of the pieces in K: none if not reproducible."""
@@ -227,8 +229,12 @@ class ProductPlan(Plan):
         """Bytes in which a reproducible product of m x n and so many pieces is formed, block by block."""
         if not self.reproducible:
             return 0
-        rows, columns = (min(TILE, PADDED + length) for length in (m, n))
         sums = max(1, pieces.bit_length() - 1) + 1
+        if self.reproducible == "exact":
+            rows, columns = (min(SLICE_TILE, length) for length in (m, n))
+            slices, depth = slices_of(self.d_itemsize), min(SLICE_DEPTH, self.k_pieces.width)
+            return 8 * ((sums + 2 * slices) * rows * columns + (slices + 1) * depth * (rows + columns))
+        rows, columns = (min(TILE, PADDED + length) for length in (m, n))
         width = 16 if self.dtype.startswith("complex") else 8
         return width * (sums * rows * columns + (rows + columns) * self.k_pieces.width)
 
@@ -396,6 +402,10 @@ class ProductPlan(Plan):
         if self.reproducible:
             pieces, s = self.k_pieces, "" if self.k_pieces.parts == 1 else "s"
             cut = f"K in {pieces.parts} piece{s} of {pieces.width}, added along a tree"
+            if self.reproducible == "exact":
+                count = slices_of(self.d_itemsize)
+                slices = f"{count} slices of {SLICE_BITS} bits, multiplied by {count * (count + 1) // 2} GEMMs"
+                cut = f"{cut}; {slices}; ranks send elements, since slices have more bytes"
             yield "bits", f"the same for any ranks and layouts: {cut}"
         yield from self._reasons()
 

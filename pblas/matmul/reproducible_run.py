@@ -4,6 +4,8 @@
     SummaC:  a panel holds the pieces below one node of the tree; the sums of panels are added along the rest of it
     SummaA, layers of SummaC:  a layer holds the pieces below one node; the owners of D add the sums of layers
 
+With reproducible="exact" the products of pieces are those of `ExactGemm`.
+
 alpha is applied to the sum of all pieces, and beta C added to it, so that D has the same bits in all plans.
 """
 
@@ -213,4 +215,9 @@ def piece_gemm(
     k, (width, parts) = plan.product.k, plan.k_pieces
     last = k - (parts - 1) * width
     allocate: Callable[[int], Any] = partial(own_memory, backend)
-    return PieceGemm(width, shape, pieces or parts, (width, last), total, transposed=plan.transposed, allocate=allocate)
+    kind = PieceGemm
+    if plan.reproducible == "exact":
+        from pblas.backends.cpu.exact import ExactGemm
+
+        kind = ExactGemm
+    return kind(width, shape, pieces or parts, (width, last), total, transposed=plan.transposed, allocate=allocate)

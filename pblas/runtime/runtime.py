@@ -22,6 +22,7 @@ from pblas.runtime.kept_plans import KeptPlans
 from pblas.simulation.hardware import Topology, Transport
 
 if TYPE_CHECKING:
+    from pblas.backends.engine_limits import Reproducible
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.measured import Measured
 
@@ -51,7 +52,9 @@ class Runtime:
         self.bandwidth: float = 0.0  # measured bytes per second of messages between nodes; 0: not measured (global)
         self.debug = False  # whether ranks also agree on executions of push plans, which need no agreement (global)
         self.order: Order | None = None  # of new matrices without a descriptor; None: as their operands (global)
-        self.reproducible = False  # whether products are reproducible unless a call says otherwise (global)
+        self.reproducible: Reproducible = (
+            False  # whether products are reproducible unless a call says otherwise (global)
+        )
         self.nstreams = 0  # streams of random numbers that calls without a seed have drawn (global)
         self.matrices: WeakSet[Any] = WeakSet()
         self.kept: KeptPlans = KeptPlans()
@@ -376,6 +379,15 @@ def checked_flag(opname: str, name: str, value: object) -> bool:
     """A value as a bool; ArgumentError unless it is True, False, 1 or 0."""
     if not isinstance(value, int | np.bool_) or value not in (0, 1):
         raise errors.ArgumentError(f"{opname}: {name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def checked_reproducible(opname: str, value: object) -> Reproducible:
+    """A value of reproducible=; ArgumentError unless it is True, False, 1, 0 or "exact"."""
+    if isinstance(value, str) and value == "exact":
+        return "exact"
+    if not isinstance(value, int | np.bool_) or value not in (0, 1):
+        raise errors.ArgumentError(f"{opname}: reproducible must be True, False or 'exact', got {value!r}")
     return bool(value)
 
 

@@ -179,7 +179,7 @@ PRODUCTS = (
         values={"dtype": "float32", "a": A, "b": A, "tf32": False, "strict": False, "fast_accumulate": False}
         | {"reproducible": False},
         options={
-            "reproducible": (True,),
+            "reproducible": (True, "exact"),
             "epilogue": tuple(filter(None, EPILOGUES)),
             "tf32": (True,),
             "strict": (True,),

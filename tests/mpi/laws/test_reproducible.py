@@ -20,6 +20,7 @@ SETTINGS = "shared", "message", "mixed"
 P = COMM.size
 DTYPES = "float64", "float32", "complex64", "complex128", "float16", "bfloat16"
 SIZES = (5, 3, 7), (65, 70, 513), (9, 100, 1030), (1100, 9, 1100), (13, 14, 4097), (1, 1, 1200), (70, 3, 0)
+EXACT = (5, 3, 7), (65, 70, 513), (600, 9, 1100), (3, 4, 16500), (3, 2, 33000), (70, 3, 0)
 TRANS: tuple[Any, ...] = ("N", "T", "C")
 KINDS = "rows", "columns", "all", "grid", "ragged", "small blocks"
 
@@ -47,7 +48,12 @@ def layout(kind: str, shape: tuple[int, ...], order: Any, choice: random.Random)
 
 
 def product(
-    ctx: pblas.Context, one: pblas.Context, choice: random.Random, dtype: str, size: tuple[int, int, int]
+    ctx: pblas.Context,
+    one: pblas.Context,
+    choice: random.Random,
+    dtype: str,
+    size: tuple[int, int, int],
+    reproducible: Any = True,
 ) -> tuple[str, bytes, bytes]:
     """**Collective.** A random call, its bits, and those of one rank."""
     m, n, k = size
@@ -58,7 +64,7 @@ def product(
     alpha, beta = choice.choice([(1, 0), (1, 1), (-0.3, 0.7), (1.1, 0), (0, 0.7)])
     if dtype.startswith("complex") and choice.random() < 0.5:
         alpha, beta = alpha * (0.8 - 0.6j), beta * (1.1 + 0.3j)
-    options: dict[str, Any] = {"alpha": alpha, "beta": beta, "reproducible": True}
+    options: dict[str, Any] = {"alpha": alpha, "beta": beta, "reproducible": reproducible}
     if choice.random() < 0.3:
         options["epilogue"] = "x * 0.3 + 1" if dtype.startswith("complex") else "silu(x)"
     expected = pblas.pmatmul(*(one.from_global(array) for array in (x, y, z)), **options)
@@ -87,6 +93,33 @@ def test_any_ranks_and_layouts_give_the_bits_of_one_rank(
         assert bits == expected, f"{name}: {text}"
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("size", EXACT, ids=str)
+def test_exact_products_have_the_bits_of_one_rank(
+    contexts: Contexts, one: pblas.Context, dtype: str, size: tuple[int, int, int]
+) -> None:
+    choice = random.Random(f"exact {dtype} {size} {P}")
+    for name in SETTINGS:
+        text, bits, expected = product(contexts[name], one, choice, dtype, size, "exact")
+        assert bits == expected, f"{name}: {text}"
+
+
+def test_exact_products_are_of_real_matrices_of_32_or_64_bits(ctx: pblas.Context) -> None:
+    for dtype in ("float16", "complex128"):
+        a = ctx.zeros((4, 4), dtype=dtype)
+        with pytest.raises(pblas.DTypeError, match=f"is for float64 and float32, got {dtype}"):
+            pblas.pmatmul(a, a, reproducible="exact")
+    a = ctx.zeros((4, 4))
+    with pytest.raises(pblas.ArgumentError, match="must be True, False or 'exact', got 'exactly'"):
+        pblas.pmatmul(a, a, reproducible="exactly")  # type: ignore[arg-type]
+    if P > 1:
+        raises_on_all_ranks(
+            pblas.MismatchError,
+            "reproducible",
+            lambda: pblas.pmatmul(a, a, reproducible=True if ctx.rank else "exact"),
+        )
+
+
 def test_layers_of_k_and_gathered_operands_are_planned(ctx: pblas.Context) -> None:
     """The law above reaches all kinds of plans."""
     m, k = 64, 4096
@@ -98,6 +131,9 @@ def test_layers_of_k_and_gathered_operands_are_planned(ctx: pblas.Context) -> No
     odd = pblas.plan_matmul(columns(m, k, 3), rows(k, m, 3), dtype="float64", reproducible=True)
     assert odd.plan.cuboids.k.nprocs == 1  # type: ignore[attr-defined]
     assert "K in 8 pieces of 512" in odd.explain()
+    exact = pblas.plan_matmul(columns(m, 16 * k, 4), rows(16 * k, m, 4), dtype="float64", reproducible="exact")
+    assert exact.plan.cuboids.k.nprocs == 4  # type: ignore[attr-defined]
+    assert "K in 8 pieces of 8192" in exact.explain()
 
 
 def test_a_context_makes_all_products_reproducible(one: pblas.Context) -> None:
