@@ -17,7 +17,7 @@ arrays are allowed everywhere but in reductions.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -265,6 +265,23 @@ def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[s
     return f"{name} {m} x {n} x {k}", {"flops": flops}
 
 
+class PieceProducts(Protocol):
+    """Products whose K consists of pieces: each element is the sum of the pieces' products along a binary tree."""
+
+    nbytes: int
+    """Bytes of memory that it holds."""
+
+    def gemm(
+        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
+    ) -> None:
+        """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated."""
+
+    def totals(
+        self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
+    ) -> Iterator[tuple[tuple[slice, slice], Array]]:
+        """Blocks of the product X Y, each with its place; valid until the next one."""
+
+
 class Level3(Protocol):
     """Products and triangular solves, in place, on the selected lane."""
 
@@ -284,6 +301,32 @@ class Level3(Protocol):
 
         Source: BLAS, xGEMM.
         """
+
+    @untraced
+    def exact_gemm(
+        self,
+        width: int,
+        shape: tuple[int, int],
+        pieces: int,
+        dtype: Dtype,
+        *,
+        transposed: bool,
+        allocate: Callable[[int], Array],
+    ) -> PieceProducts:
+        """Products whose K consists of pieces, each of which is exact and rounded once: with the same bits everywhere.
+
+        Args:
+            width: elements of K in a piece; the last one of a product may have less (local).
+            shape: the most rows and columns of a product (local).
+            pieces: the most pieces of a product, a power of two (local).
+            dtype: float64 or float32, of all matrices (local).
+            transposed: the matrices are transposed ones: D^T = Y^T X^T is computed as D = X Y (local).
+            allocate: returns memory of so many bytes on this device (local).
+        """
+
+    @traced("sum", "add", "z")
+    def finish_sum(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
+        """Z := alpha X + beta Z elementwise, each operation rounded; X is lost, unless alpha is 1."""
 
     @traced("gemm", lambda x: product_text([(x.T, x, x[: x.shape[1]])]))
     def gram(self, x: Array) -> Array:

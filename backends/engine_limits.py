@@ -6,6 +6,7 @@ of few tiles, and the time that they take; the figures are for H200.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -118,6 +119,40 @@ Reproducible = bool | Literal["exact"]
 SLICE_BITS = 21
 SLICE_DEPTH = 1024  # the sum of so many products, each of two sums of two slices, has at most 53 bits
 SLICE_TILE = 512  # most rows, and most columns, of a block of D that processors form at a time
+
+
+EXACT_ROWS, EXACT_COLUMNS = 8192, 2048  # the same for GPUs
+
+
+def moduli_of(itemsize: int) -> tuple[int, ...]:
+    """Numbers modulo which GPUs multiply integers of an exact product: no two have a common factor.
+
+    Their product is more than twice the largest sum of a piece of K, 2^136, or 2^94 for float32.
+
+    >>> math.log2(math.prod(moduli_of(8))) > 138, math.log2(math.prod(moduli_of(4))) > 96, moduli_of(4)[:3]
+    (True, True, (256, 255, 253))
+    """
+    moduli = list[int]()
+    for p in range(256, 128, -1):
+        if all(math.gcd(p, q) == 1 for q in moduli):
+            moduli.append(p)
+    return tuple(moduli[: 18 if itemsize == 8 else 13])
+
+
+def padded(length: int) -> int:
+    """The length of a matrix of 8 bits that tensor cores multiply."""
+    return -(-length // 16) * 16
+
+
+def exact_nbytes(m: int, n: int, width: int, itemsize: int, sums: int) -> tuple[tuple[int, int], list[int]]:
+    """Rows and columns of the blocks in which a GPU forms an exact product of m x n, and bytes of its memory.
+
+    These are the residues of X, those of Y, their products, what it knows of the rows, and sums of blocks.
+    """
+    rows, columns = min(EXACT_ROWS, max(m, 1)), min(EXACT_COLUMNS, max(n, 1))
+    count, (p, q, k) = len(moduli_of(itemsize)), map(padded, (rows, columns, width))
+    nbytes = count * p * k, count * q * k, 4 * count * p * q, 16 * (p + q)
+    return (rows, columns), [*nbytes, *[padded(itemsize * rows * columns)] * sums]
 
 
 def slices_of(itemsize: int) -> int:

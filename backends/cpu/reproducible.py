@@ -116,9 +116,10 @@ def fingerprint(dtype: Dtype) -> str:
 class TreeSum:
     """Terms that are added along a binary tree: term 0 and 1, 2 and 3, ..., then pairs of pairs."""
 
-    def __init__(self, sums: list[Array]) -> None:
-        """`sums`: memory for the sums of subtrees; one more than the tree has levels below the root, at least one."""
+    def __init__(self, sums: list[Array], add: Callable[[Array, Array], object] | None = None) -> None:
+        """`sums`: memory for `depth` sums; `add(x, z)` adds x to z, None for NumPy's addition."""
         self._sums, self._count = sums, 0
+        self._add = add or (lambda x, z: np.add(z, x, out=z))
 
     @staticmethod
     def depth(terms: int) -> int:
@@ -147,7 +148,7 @@ class TreeSum:
         put(sums[level - 1], adds=True)
         while count & 2:  # two subtrees of one size are one of twice that size
             level, count = level - 1, count >> 1
-            np.add(sums[level - 1], sums[level], out=sums[level - 1])
+            self._add(sums[level], sums[level - 1])
 
     @property
     def total(self) -> Array:

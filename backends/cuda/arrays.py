@@ -23,7 +23,7 @@ from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflecto
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise, type_name
 from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
 from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
-from pblas.backends.device import Axis, Device, Mark, Programs, Staircase, Traits, Uplo
+from pblas.backends.device import Axis, Device, Mark, PieceProducts, Programs, Staircase, Traits, Uplo
 from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
@@ -106,7 +106,7 @@ class DeviceArrays(Device):
         return Reflectors(self._lapack, self.gemm)
 
     @property
-    def _blas_handle(self) -> int:
+    def blas_handle(self) -> int:
         """cuBLAS' handle of this lane, with a workspace of its own."""
         handle = self._blas.get(self.stream)
         if handle is None:
@@ -330,6 +330,28 @@ class DeviceArrays(Device):
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
+    def exact_gemm(
+        self,
+        width: int,
+        shape: tuple[int, int],
+        pieces: int,
+        dtype: Dtype,
+        *,
+        transposed: bool,
+        allocate: Callable[[int], Array],
+    ) -> PieceProducts:
+        from pblas.backends.cuda.exact import ExactGemm
+
+        return ExactGemm(self, width, shape, pieces, dtype, transposed=transposed, allocate=allocate)
+
+    def finish_sum(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
+        self.scale(alpha, x)
+        if beta == 0:
+            self.assign(x, z)
+        else:
+            self.scale(beta, z)
+            self.add_scaled(1, x, 1, z)
+
     def gram(self, x: Array) -> Array:
         """The sum of products of as many blocks of rows as fill a GPU: cuBLAS' one product leaves most of it idle."""
         m, n = x.shape
@@ -337,7 +359,7 @@ class DeviceArrays(Device):
         rows = m // count if count else 0
         parts = self.array(self.empty((count + 1) * n * n * x.itemsize), (n, n * (count + 1)), x.dtype)
         if count:
-            gram_blocks(self._blas_handle, x, rows, count, parts)
+            gram_blocks(self.blas_handle, x, rows, count, parts)
         self.gemm(1, x[rows * count :].T, x[rows * count :], 0, parts[:, n * count :], conj=(True, False))
         self.synchronize()
         total: Array = parts.T.reshape(count + 1, n, n).sum(0).T.get()
@@ -377,7 +399,7 @@ class DeviceArrays(Device):
         conj: bool = False,
         hermitian: bool = False,
     ) -> None:
-        memory = syrk(*(self._blas_handle, self.stream, alpha, x, beta, z), uplo=uplo, conj=conj, hermitian=hermitian)
+        memory = syrk(*(self.blas_handle, self.stream, alpha, x, beta, z), uplo=uplo, conj=conj, hermitian=hermitian)
         if memory is not None:
             self._kept.append(memory)
 
@@ -396,12 +418,12 @@ class DeviceArrays(Device):
         if inverts and z.shape[1] >= _WIDE:
             self._solve_by_inverses(t, z, uplo=uplo, unit=unit, conj=conj, order=INVERTED)
             return
-        memory = trsm(self._blas_handle, self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
+        memory = trsm(self.blas_handle, self.stream, t, z, uplo=uplo, unit=unit, conj=conj)
         if memory is not None:
             self._kept.append(memory)
 
     def trmm(self, alpha: complex, t: Array, x: Array, z: Array, *, uplo: Uplo, unit: bool, conj: bool) -> None:
-        memory = trmm(self._blas_handle, self.stream, alpha, t, x, z, uplo=uplo, unit=unit, conj=conj)
+        memory = trmm(self.blas_handle, self.stream, alpha, t, x, z, uplo=uplo, unit=unit, conj=conj)
         if memory is not None:
             self._kept.append(memory)
 

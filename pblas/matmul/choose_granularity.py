@@ -137,6 +137,8 @@ class PlanningContext:
     def allowed(self, plans: Iterable[ProductPlan]) -> Iterator[ProductPlan]:
         """The plans that may be chosen: if reproducible, those whose ranks have whole pieces of K."""
         for plan in plans:
+            if self.reproducible and self.topology.gpus and not runs_exactly(plan):
+                continue
             suitable = reproducible_plan(plan, self.reproducible) if self.reproducible else plan
             if suitable is not None:
                 yield suitable
@@ -204,6 +206,11 @@ def reproducible_plan(plan: ProductPlan, reproducible: Reproducible = True) -> P
         return None
     k = KPieces.of(product.k, reproducible).split(product.k, cuboids.k.nprocs)
     return None if k is None else replace(plan, cuboids=replace(cuboids, k=k))
+
+
+def runs_exactly(plan: ProductPlan) -> bool:
+    """Whether GPUs can run a plan with exact products: all sums are formed in D, and beta C is added as on CPUs."""
+    return isinstance(plan, Summa) and plan.sum_placement is None
 
 
 def needed_nbytes(plan: ProductPlan) -> int:

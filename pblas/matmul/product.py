@@ -124,10 +124,10 @@ class Product(Operation[DistMatrix]):
     @classmethod
     def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         spec = ProductForm(*form)
-        if spec.options.reproducible and (topology.gpus or topology.push):
+        if spec.options.reproducible is True and (topology.gpus or topology.push):
             raise errors.ArgumentError(
                 f"{opname}: reproducible=True is for matrices in the memory of hosts that are multiplied by their "
-                f"processors; this context has GPUs, or ranks that push data: leave reproducible out"
+                f"processors; this context has GPUs, or ranks that push data: pass reproducible='exact'"
             )
         desc_d = spec.output(opname, nprocs)
         return cls(spec, desc_d, spec.choose(opname, desc_d, nprocs, topology))
@@ -149,7 +149,7 @@ class Product(Operation[DistMatrix]):
         if plan.transport == "push":
             return pushed(plan, backend, dtypes, orders, self.modes)
         if not self.multiplies:
-            return RunReproducibleScaling(backend) if plan.reproducible else RunScaling(backend)
+            return RunReproducibleScaling(backend) if plan.reproducible and not plan.gpus else RunScaling(backend)
         return executor(plan, backend, dtypes, orders)
 
     def begin(self, arrays: Device, bound: Bound[DistMatrix]) -> None:

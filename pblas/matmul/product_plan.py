@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate, product
 from typing import ClassVar, Literal
 
-from pblas.backends.engine_limits import SLICE_BITS, SLICE_DEPTH, SLICE_TILE, Reproducible, slices_of
+from pblas.backends.engine_limits import (
+    SLICE_BITS,
+    SLICE_DEPTH,
+    SLICE_TILE,
+    Reproducible,
+    exact_nbytes,
+    moduli_of,
+    slices_of,
+)
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.matmul.k_pieces import PADDED, TILE, KPieces
@@ -230,6 +238,8 @@ class ProductPlan(Plan):
         if not self.reproducible:
             return 0
         sums = max(1, pieces.bit_length() - 1) + 1
+        if self.reproducible == "exact" and self.gpus:
+            return sum(exact_nbytes(m, n, self.k_pieces.width, self.d_itemsize, sums)[1])
         if self.reproducible == "exact":
             rows, columns = (min(SLICE_TILE, length) for length in (m, n))
             slices, depth = slices_of(self.d_itemsize), min(SLICE_DEPTH, self.k_pieces.width)
@@ -405,7 +415,9 @@ class ProductPlan(Plan):
             if self.reproducible == "exact":
                 count = slices_of(self.d_itemsize)
                 slices = f"{count} slices of {SLICE_BITS} bits, multiplied by {count * (count + 1) // 2} GEMMs"
-                cut = f"{cut}; {slices}; ranks send elements, since slices have more bytes"
+                if self.gpus:
+                    slices = f"{len(moduli_of(self.d_itemsize))} residues of 8 bits, multiplied by as many GEMMs"
+                cut = f"{cut}; {slices}; ranks send elements, since these have more bytes"
             yield "bits", f"the same for any ranks and layouts: {cut}"
         yield from self._reasons()
 

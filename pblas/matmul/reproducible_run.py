@@ -14,9 +14,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from pblas.backends.cpu.reproducible import PieceGemm, TreeSum, finish
+from pblas.backends.cpu.reproducible import PieceGemm, TreeSum
 from pblas.matmul.allgather_gemm_run import RunAllGatherGemm
 from pblas.matmul.local_gemm_run import Operands, Orders, RunLocalGemm, RunScaling
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
@@ -28,6 +26,7 @@ from pblas.redistribution.transfer import own_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from pblas.backends.device import PieceProducts
     from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
@@ -44,13 +43,13 @@ class RunReproducibleScaling(RunScaling):
         if x.old is None:
             result[...] = 0
         elif x.beta != 1 or x.old is not result:  # D_loc = beta C_loc
-            finish(x.beta, x.old, 0, result)
+            self._arrays.finish_sum(x.beta, x.old, 0, result)
 
 
 class _OfPieces:
     """Products of blocks as sums of the products of pieces of K."""
 
-    _products: PieceGemm
+    _products: PieceProducts
 
     @property
     def _gemm(self) -> Callable[..., None]:
@@ -97,9 +96,13 @@ class RunReproducibleSummaC(RunSummaC):
     def workspace_nbytes(self) -> int:
         return super().workspace_nbytes + self._products.nbytes + self._sums.nbytes
 
+    def run(self, x: Operands) -> None:
+        self._run(x)
+        self._end()
+
     def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
         """Total := alpha op(A) op(B) + beta total; with layers alpha is applied later, by the owners of D."""
-        tree, ahead = TreeSum(self._sums.arrays(total.shape)), int(self._plan.overlap)
+        tree, ahead = self._sums.tree(total.shape), int(self._plan.overlap)
         if ahead:
             self._begin(0)
         for s in range(self._count):
@@ -111,16 +114,16 @@ class RunReproducibleSummaC(RunSummaC):
                 tree.add(partial(self._put, a, b, x.conj))
         alpha = x.alpha if self._partials is None else 1.0
         if total.size and self._last >= 0:
-            finish(alpha, tree.total, beta, total)
+            self._arrays.finish_sum(alpha, tree.total, beta, total)
         if total is not result:
             self._arrays.assign(total, result)
 
     def _put(self, a: Array, b: Array, conj: tuple[bool, bool], z: Array, *, adds: bool) -> None:
         for block, total in self._products.totals(a, b, conj):
             if adds:
-                np.add(z[block], total, out=z[block])
+                self._arrays.add_scaled(1, total, 1, z[block])
             else:
-                z[block] = total
+                self._arrays.assign(total, z[block])
 
     def _new_partials(self, dtypes: ProductDtypes, orders: Orders) -> Partials:
         return TreePartials(self._backend, self._plan, [(0, self._plan.oriented.n)], dtypes, orders.result)
@@ -170,30 +173,26 @@ class TreePartials(Partials):
 
     def _add(self, movements: Sequence[Movement], out: Array) -> None:
         """Out := alpha (sum of the partial products of all layers) + beta out, if out has C."""
-        tree = TreeSum(self._tree.arrays(out.shape))
+        tree = self._tree.tree(out.shape)
         for movement in movements:
             # sum[m, n] = partial D[m, n] of a layer, or += with the second of two
             tree.add(partial(_receive, movement))
         if out.size:
-            finish(self._x.alpha, tree.total, self._x.beta if self._adds else 0, out)
+            self._backend.arrays.finish_sum(self._x.alpha, tree.total, self._x.beta if self._adds else 0, out)
 
     def _added_to_c(self) -> Put:
-        return partial(_add_scaled, self._x.beta)
+        return lambda x, out: self._backend.arrays.finish_sum(1, x, self._x.beta, out)
 
 
 def _receive(movement: Movement, z: Array, *, adds: bool) -> None:
     movement.receive(z, ADD if adds else COPY)
 
 
-def _add_scaled(beta: complex, x: Array, out: Array) -> None:
-    finish(1, x, beta, out)
-
-
 class SumsOfD:
     """Memory for sums along a tree, each as large as a rank's part of D."""
 
     def __init__(self, backend: HostRanks, count: int, shape: tuple[int, int], dtype: Dtype, order: Order) -> None:
-        self._dtype, self._order = dtype, order
+        self._dtype, self._order, self._arrays = dtype, order, backend.arrays
         self._each = shape[0] * shape[1] * dtype.itemsize
         self._memory = own_memory(backend, count * self._each)
         self._count = count
@@ -202,22 +201,21 @@ class SumsOfD:
     def nbytes(self) -> int:
         return int(self._memory.nbytes)
 
-    def arrays(self, shape: tuple[int, ...]) -> list[Array]:
-        """The sums of a part of D with this shape."""
-        starts = range(0, self._count * self._each, self._each) if self._each else [0] * self._count
-        return [np.ndarray(shape, self._dtype, self._memory[start:].data, order=self._order) for start in starts]
+    def tree(self, shape: tuple[int, ...]) -> TreeSum:
+        """A tree of sums of a part of D with this shape."""
+        starts, arrays = (i * self._each for i in range(self._count)), self._arrays
+        sums = [arrays.array(self._memory[start:], shape, self._dtype, self._order) for start in starts]
+        return TreeSum(sums, lambda x, z: arrays.add_scaled(1, x, 1, z))
 
 
 def piece_gemm(
     plan: ProductPlan, backend: HostRanks, total: Dtype, shape: tuple[int, int], pieces: int = 0
-) -> PieceGemm:
+) -> PieceProducts:
     """The local GEMM of a plan, for products of at most this shape and so many pieces; 0: all of K."""
     k, (width, parts) = plan.product.k, plan.k_pieces
     last = k - (parts - 1) * width
     allocate: Callable[[int], Any] = partial(own_memory, backend)
-    kind = PieceGemm
+    pieces, transposed = pieces or parts, plan.transposed
     if plan.reproducible == "exact":
-        from pblas.backends.cpu.exact import ExactGemm
-
-        kind = ExactGemm
-    return kind(width, shape, pieces or parts, (width, last), total, transposed=plan.transposed, allocate=allocate)
+        return backend.arrays.exact_gemm(width, shape, pieces, total, transposed=transposed, allocate=allocate)
+    return PieceGemm(width, shape, pieces, (width, last), total, transposed=transposed, allocate=allocate)

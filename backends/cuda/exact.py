@@ -1,0 +1,185 @@
+"""Exact products on a GPU, with the bits of `pblas.backends.cpu.exact`: 18 products of 8-bit integers for float64.
+
+The integers of rows and columns are taken modulo 18 numbers without a common factor (13 for float32). Tensor cores
+multiply the residues, with sums in 32 bits. The Chinese remainder theorem restores the sum of up to 136 bits, which is
+rounded once.
+
+Source: Ozaki, Uchino, Imamura, Ozaki scheme II: a GEMM-oriented emulation of floating-point matrix multiplication using
+an integer modular technique (2025, arXiv 2504.08009).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+from nvmath import CudaDataType
+from nvmath.bindings import cublas
+
+from pblas.backends.cpu.reproducible import TreeSum
+from pblas.backends.cuda import streams
+from pblas.backends.cuda.kernels import expanded
+from pblas.backends.cuda.pointwise import type_name
+from pblas.backends.device import PieceProducts
+from pblas.backends.engine_limits import SLICE_BITS, exact_nbytes, moduli_of, padded, slices_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pblas.backends.dtypes import Array, Dtype, GpuArray
+
+_THREADS, _ROWS, _DEPTH, _CHUNK, _WORDS = 256, 32, 64, 1024, 5  # as in exact.cu
+
+
+class ExactGemm(PieceProducts):
+    """Products whose K consists of pieces: the product of a piece is exact and rounded once, and added along the tree.
+
+    Args:
+        arrays: the `DeviceArrays` of this GPU, on whose lane the products are launched.
+
+    The others are those of `Device.exact_gemm`.
+    """
+
+    def __init__(
+        self,
+        arrays: Any,
+        width: int,
+        shape: tuple[int, int],
+        pieces: int,
+        dtype: Dtype,
+        *,
+        transposed: bool,
+        allocate: Callable[[int], Array],
+    ) -> None:
+        self._arrays, self._width, self._dtype, self._transposed = arrays, width, dtype, transposed
+        m, n = shape[::-1] if transposed else shape
+        self._tile, lengths = exact_nbytes(m, n, width, dtype.itemsize, TreeSum.depth(pieces) + 1)
+        starts = list(itertools.accumulate(lengths, initial=0))
+        memory = allocate(starts[-1])
+        self.nbytes = int(memory.nbytes)
+        blocks: list[Any] = [memory[start:] for start in starts[:-1]]
+        self._residues, self._products, self._rows = blocks[:2], blocks[2], blocks[3]
+        self._leaf, self._sums = blocks[4], blocks[5:]
+
+    def gemm(
+        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
+    ) -> None:
+        for block, total in self.totals(x, y, conj):
+            self._arrays.finish_sum(alpha, total, beta, z[block])
+
+    def totals(
+        self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
+    ) -> Iterator[tuple[tuple[slice, slice], Array]]:
+        if self._transposed:
+            x, y = y.T, x.T
+        (m, k), n, (tile_m, tile_n) = x.shape, y.shape[1], self._tile
+        for i in range(0, m, tile_m):
+            rows = slice(i, min(i + tile_m, m))
+            for j in range(0, n, tile_n):
+                columns = slice(j, min(j + tile_n, n))
+                shape = rows.stop - i, columns.stop - j
+                leaf, *sums = (self._arrays.array(memory, shape, self._dtype) for memory in (self._leaf, *self._sums))
+                tree = TreeSum(sums, self._add)
+                for start in range(0, k, self._width):
+                    inner = slice(start, min(start + self._width, k))
+                    is_cut = j > 0 and k <= self._width  # the residues of X are those of the block before
+                    # sum[m, n] = X[m, k] Y[k, n], or += with the second of two pieces
+                    tree.add(partial(self._form, x[rows, inner], y[inner, columns], leaf, is_cut=is_cut))
+                if self._transposed:
+                    yield (columns, rows), tree.total.T
+                else:
+                    yield (rows, columns), tree.total
+
+    def _form(self, x: GpuArray, y: GpuArray, leaf: Array, z: Array, *, adds: bool, is_cut: bool) -> None:
+        """Z := X Y, or Z += X Y with the product in `leaf` before it is added."""
+        self._multiply(x, y, leaf if adds else z, is_cut=is_cut)
+        if adds:
+            self._add(leaf, z)
+
+    def _add(self, x: Array, z: Array) -> None:
+        self._arrays.add_scaled(1, x, 1, z)
+
+    def _multiply(self, x: GpuArray, y: GpuArray, out: GpuArray, *, is_cut: bool) -> None:
+        """Out := X Y, rounded once."""
+        (m, k), n, stream = x.shape, y.shape[1], self._arrays.stream
+        rows, columns, depth = map(padded, (m, n, k))
+        count, kernels = len(moduli_of(self._dtype.itemsize)), _kernels(self._dtype)
+        known, total = self._rows.data.ptr, rows + columns
+        largest, special = (known, known + 8 * rows), (known + 8 * total, known + 8 * total + 4 * rows)
+        residues = [memory.data.ptr for memory in self._residues]
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
+            if not is_cut:
+                runtime.memsetAsync(largest[0], 0, 8 * rows, stream)
+                runtime.memsetAsync(special[0], 0, 4 * rows, stream)
+            runtime.memsetAsync(largest[1], 0, 8 * columns, stream)
+            runtime.memsetAsync(special[1], 0, 4 * columns, stream)
+            for side, matrix in list(enumerate((x, y.T)))[is_cut:]:
+                length, lines = matrix.shape[0], (rows, columns)[side]
+                place = *_place(matrix), length, k, largest[side]
+                chunks, blocks = -(-k // _CHUNK), -(-length // _ROWS)
+                kernels["measure"]((blocks, chunks), (_THREADS,), _words(*place, special[side]))
+                grid = -(-depth // _DEPTH), -(-lines // _ROWS)
+                kernels["cut"](grid, (_THREADS,), _words(*place, residues[side], lines, depth))
+            scalars = np.array([1, 0], np.int32)
+            cublas.gemm_strided_batched_ex(
+                *(self._arrays.blas_handle, cublas.Operation.T, cublas.Operation.N, rows, columns, depth),
+                *(scalars.ctypes.data, residues[0], CudaDataType.CUDA_R_8I, depth, rows * depth),
+                *(residues[1], CudaDataType.CUDA_R_8I, depth, columns * depth, scalars.ctypes.data + 4),
+                *(self._products.data.ptr, CudaDataType.CUDA_R_32I, rows, rows * columns, count),
+                *(cublas.ComputeType.COMPUTE_32I, cublas.GemmAlgo.DEFAULT),
+            )
+            left, right, result = _place(x), _place(y.T), _place(out)
+            arguments = self._products.data.ptr, rows, columns, m, k, *largest, *special, *left, *right, *result
+            kernels["restore"]((-(-m // _THREADS), n), (_THREADS,), _words(*arguments))
+
+
+def _place(x: GpuArray) -> tuple[int, int, int]:
+    """The address of X, and the elements from one row to the next, and from one column."""
+    return x.data.ptr, x.strides[0] // x.itemsize, x.strides[1] // x.itemsize
+
+
+def _words(*arguments: int) -> tuple[Any, ...]:
+    return tuple(map(np.int64, arguments))
+
+
+@cache
+def _kernels(dtype: Dtype) -> dict[str, Any]:
+    module = cupy.RawModule(code=source(dtype), options=("--std=c++17",))
+    return {name: module.get_function(name) for name in ("measure", "cut", "restore")}
+
+
+def source(dtype: Dtype) -> str:
+    """CUDA C++ of the kernels for elements of a dtype."""
+    moduli = moduli_of(dtype.itemsize)
+    whole = math.prod(moduli)
+    tables = {
+        "P": moduli,
+        "MAGIC": [(1 << 32) // p for p in moduli],
+        "HIGH": [(1 << 32) % p for p in moduli],
+        "OFFSET": [-(1 << 62) % p for p in moduli],
+        "BIAS": [-(-(1 << 28) // p) * p for p in moduli],
+        "INVERSE": [pow(whole // p, -1, p) for p in moduli],
+    }
+    text = [f"typedef {type_name(dtype)} T;"]
+    text += [f"enum {{ BITS = {SLICE_BITS * slices_of(dtype.itemsize) - 2}, COUNT = {len(moduli)} }};"]
+    text += [f"__device__ constexpr unsigned {name}[] = {_row(values)};" for name, values in tables.items()]
+    weights = ", ".join(_row(_limbs(whole // p)) for p in moduli)
+    text += [f"__device__ constexpr unsigned WEIGHT[][{_WORDS}] = {{{weights}}};"]
+    text += [f"__device__ constexpr unsigned MODULUS[] = {_row(_limbs(whole))};"]
+    text += [f"__device__ constexpr float RECIPROCAL[] = {{{', '.join(f'{1 / p!r}f' for p in moduli)}}};"]
+    return "\n".join([*text, expanded(Path(__file__).parent / "exact.cu")])
+
+
+def _limbs(number: int) -> list[int]:
+    """A number in words of 32 bits, the last bits first."""
+    return [number >> 32 * i & 0xFFFFFFFF for i in range(_WORDS)]
+
+
+def _row(numbers: Any) -> str:
+    return f"{{{', '.join(f'{number}u' for number in numbers)}}}"
