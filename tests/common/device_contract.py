@@ -21,6 +21,7 @@ from pblas.backends.device import Device, Programs, Staircase, Uplo
 from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, STORED, Order, accumulator_dtype
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import parse
+from tests.common.exact import expected
 from tests.common.gauge import THRESHOLD, Array, entries, eps_of, gauge
 
 Case = Callable[["On", np.dtype[Any], Order, int], None]
@@ -331,6 +332,27 @@ def gemm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
         on.device.gemm(2.0, on.put(x, order), on.put(y, other), beta, z, conj=conj)
         left, right = conjugated(x, conj[0]), conjugated(y, conj[1])
         assert gauge(on.get(z), left, right, old, alpha=2.0, beta=beta) <= THRESHOLD
+
+
+@case(np.dtype("float64"), FLOAT32)
+def exact_gemm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    x, y = (entries(shape, dtype, seed) for seed, shape in enumerate(((m, 2 * K), (2 * K, N))))
+    halves = [expected(x[:, part], y[part]) for part in (slice(K), slice(K, 2 * K))]
+    for transposed, other in product(BOTH, ORDERS):
+        products = on.device.exact_gemm(K, (m, N), 2, dtype, transposed=transposed, allocate=on.device.empty)
+        z = on.put(np.full((m, N), np.nan, dtype), other)
+        products.gemm(1.0, on.put(x, order), on.put(y, other), 0.0, z)
+        same(on.get(z), halves[0] + halves[1])
+
+
+@case(*DTYPES)
+def finish_sum(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    total = accumulator_dtype(dtype)
+    host, old, unread = entries((m, N), total, 1), entries((m, N), dtype, 2), np.full((m, N), np.nan, dtype)
+    for alpha, beta, other in product((1.0, -0.5), (0.0, 1.0, 2.0), ORDERS):
+        z = on.put(old if beta else unread, other)
+        on.device.finish_sum(alpha, on.put(host, order), beta, z)
+        same(on.get(z), (alpha * host + beta * old).astype(dtype))
 
 
 @case(*LAPACK_DTYPES, orders="F")
