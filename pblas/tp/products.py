@@ -129,7 +129,11 @@ class _Form(Kept):
             tf32=checked_flag(opname, "tf32", options.tf32),
             autotune=checked_flag(opname, "autotune", options.autotune),
             fast_accumulate=checked_flag(opname, "fast_accumulate", options.fast_accumulate),
-            wire_dtype=name_of(checked_wire(opname, options.wire_dtype, self.dtype)),
+            wire_dtype=name_of(
+                accumulator_dtype(self.dtype)
+                if caller.runtime.reproducible and options.wire_dtype is None
+                else checked_wire(opname, options.wire_dtype, self.dtype)
+            ),
         )
         self.call_args: dict[str, Any] = {WORDS[axis]: n for axis, n in self.sizes.items()}
         """Arguments that must be equal on all ranks, by the names that callers know (global)."""
@@ -305,10 +309,10 @@ class Caller:
         reduction kernel applies the epilogue, and a caller's graph can record it, while a `GemmAllReduce` ends with a
         barrier of all GPUs. On CPUs the ranks then wait for each other only once, and BLAS runs one product where a
         plan runs one for each rank. Partial products of 16-bit matrices need a plan, because the collective would add
-        rounded ones.
+        rounded ones. A context with `reproducible` has plans only.
         """
         backend = self.runtime.backend
-        if backend.gpus != backend.push:
+        if backend.gpus != backend.push or self.runtime.reproducible:
             return False
         if travels is None:
             return not backend.gpus
