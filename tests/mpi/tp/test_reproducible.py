@@ -88,7 +88,7 @@ def logits(ctx: pblas.Context, weights: dict[str, Array], x: Array) -> Array:
 @pytest.mark.ranks(1, 2, 3, 4, 6, reason="heads are split evenly")
 def test_logits_of_a_llama_block(ctx: pblas.Context, one: pblas.Context) -> None:
     width, float32 = HEADS * HEAD, np.dtype("float32")
-    shapes = {name: (width, HIDDEN) for name in ("q", "k", "v")} | {"o": (HIDDEN, width)}
+    shapes = dict.fromkeys(("q", "k", "v"), (width, HIDDEN)) | {"o": (HIDDEN, width)}
     shapes |= {"gate": (1200, HIDDEN), "up": (1200, HIDDEN), "down": (HIDDEN, 1200), "words": (WORDS, HIDDEN)}
     weights = {name: entries(shape, float32, seed) / np.float32(8) for seed, (name, shape) in enumerate(shapes.items())}
     x = entries((TOKENS, HIDDEN), float32, 99)
