@@ -121,6 +121,22 @@ SLICE_DEPTH = 1024  # the sum of so many products, each of two sums of two slice
 SLICE_TILE = 512  # most rows, and most columns, of a block of D that processors form at a time
 
 
+BIN_BITS = 26
+BIN_RANGES = {(8, False): (-42, 39), (8, True): (-83, 79), (4, False): (-6, 4), (4, True): (-12, 9)}
+"""First and last bin of an exact sum of numbers, or of squares, by bytes: 2^(26 first) <= x < 2^(26 last + 26)."""
+OTHER_BINS = 3  # after the bins: how many infinities, negative ones, and NaNs
+
+
+def bins_of(itemsize: int, *, squares: bool) -> int:
+    """Numbers of an exact sum of real numbers of so many bytes, or of their squares.
+
+    >>> bins_of(8, squares=False), bins_of(2, squares=True)
+    (85, 25)
+    """
+    first, last = BIN_RANGES[max(itemsize, 4), squares]
+    return last - first + 1 + OTHER_BINS
+
+
 EXACT_ROWS, EXACT_COLUMNS = 8192, 2048  # the same for GPUs
 
 

@@ -102,6 +102,7 @@ extern "C" __global__ void measure(
         double_word most = 0;
         bool other = false;
         if (i < m)
+#pragma unroll 8
             for (integer j = k0 + (by_columns ? warp : lane); j < k1; j += by_columns ? THREADS / 32 : 32) {
                 double_word bits = __double_as_longlong(fabs(wide(x[i * along_m + j * along_k])));
                 if (is_finite(bits))

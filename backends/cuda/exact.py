@@ -110,8 +110,8 @@ class ExactGemm(PieceProducts):
         (m, k), n, stream = x.shape, y.shape[1], self._arrays.stream
         rows, columns, depth = map(padded, (m, n, k))
         count, kernels = len(moduli_of(self._dtype.itemsize)), _kernels(self._dtype)
-        known, total = self._rows.data.ptr, rows + columns
-        largest, special = (known, known + 8 * rows), (known + 8 * total, known + 8 * total + 4 * rows)
+        of_x, of_y = self._rows.data.ptr, self._rows.data.ptr + 12 * rows  # of a row 8 bytes, then 4
+        largest, special = (of_x, of_y), (of_x + 8 * rows, of_y + 8 * columns)
         residues = [memory.data.ptr for memory in self._residues]
         with cupy.cuda.Stream.from_external(streams.Handle(stream)):
             if not is_cut:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from pblas.backends.engine_limits import bins_of
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import StationaryPlan
 from pblas.simulation.hardware import ITEMSIZE, Transport
@@ -19,6 +20,7 @@ Operation = Literal[
 "product": with a vector, along axis 1; "diagonal": the elements themselves; "trace": their sum.
 """
 
+SUMS = ("sum", "abs_sum", "squares", "dot", "trace")
 _PAIRS = ("argmax", "argmin", "squares")
 
 
@@ -46,6 +48,7 @@ class ReductionPlan(StationaryPlan):
     dtype: str
     nprocs: int
     transport: Transport = "message"
+    exact: bool = False  # sums are exact and rounded once: the same bits for any ranks and layouts (global)
 
     @property
     def nresults(self) -> int:
@@ -56,13 +59,22 @@ class ReductionPlan(StationaryPlan):
 
     @property
     def components(self) -> int:
-        """Numbers in each partial result: (value, index) of argmax and argmin, (scale, sum) of squares; else 1."""
+        """Numbers in each partial result: (value, index) of argmax and argmin, (scale, sum) of squares; else 1.
+
+        An exact sum has bins for all exponents, and a complex one has those of both parts.
+        """
+        if self.exact:
+            is_complex = self.dtype.startswith("complex")
+            parts = 2 if is_complex and self.operation not in ("abs_sum", "squares") else 1
+            return parts * bins_of(
+                ITEMSIZE[self.dtype] // (1 + is_complex), squares=self.operation in ("squares", "dot")
+            )
         return 2 if self.operation in _PAIRS else 1
 
     @property
     def partial_dtype(self) -> str:
         """Name of the dtype of partial results: 32 bits at least; float64 for operations on pairs of numbers."""
-        if self.operation in _PAIRS:
+        if self.exact or self.operation in _PAIRS:
             return "float64"
         if self.operation in ("abs_sum", "abs_max"):
             return "float64" if self.dtype in ("float64", "complex128") else "float32"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas.backends.cpu.reductions import precedes
+from pblas.backends.dtypes import dtype_of_name
+from pblas.backends.engine_limits import bins_of
 from pblas.matrices.scatter_gather import index_of
 
 if TYPE_CHECKING:
@@ -110,6 +112,8 @@ def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple
     if not prepared.counts[rank]:
         return np.empty(0, dtype)
     x, order, axis = operands[0], plan.a.order, plan.axis
+    if plan.exact:
+        return _bins(plan, arrays, rank, *operands)
     if plan.operation in ("argmax", "argmin"):
         return _arg_extremes(plan, arrays, rank, x)
     if plan.operation == "squares":
@@ -131,6 +135,8 @@ def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple
 def combined(prepared: PreparedReduction, gathered: Array) -> Array:
     """The results from all ranks' partial results, which are one after the other in the order of ranks (local)."""
     operation = prepared.plan.operation
+    if prepared.plan.exact:
+        return _combined_bins(prepared, gathered)
     if operation in ("argmax", "argmin"):
         return _combined_indices(prepared, gathered)
     if operation == "squares":
@@ -191,6 +197,34 @@ def _combined_indices(prepared: PreparedReduction, gathered: Array) -> Array:
         better = np.isinf(known_index) | precedes(kind, value, known) | (equal & (index < known_index))
         values[places], indices[places] = np.where(better, value, known), np.where(better, index, known_index)
     return indices.astype(np.intp)
+
+
+def _bins(
+    plan: ReductionPlan, arrays: Device, rank: int, x: Array, y: Array | None = None, conj: bool = False
+) -> Array:
+    """This rank's exact sums, bin after bin."""
+    from pblas.backends.cpu.exact_sums import binned
+
+    if plan.operation == "trace":
+        x = _diagonal(plan, arrays, rank, x)[None]
+    if not x.size:
+        return np.zeros(plan.components * plan.count(rank))
+    kind: Any = plan.operation
+    return binned(kind, x, plan.axis, y, conj=conj).reshape(-1)
+
+
+def _combined_bins(prepared: PreparedReduction, gathered: Array) -> Array:
+    """The sums of all ranks, or the roots of sums of squares, each rounded once."""
+    from pblas.backends.cpu.exact_sums import value
+
+    plan, dtype = prepared.plan, dtype_of_name(prepared.plan.dtype)
+    bins = np.zeros((plan.components, prepared.nresults))
+    for places, parts, _ in _parts(prepared, gathered):
+        bins[:, places] += parts
+    itemsize = dtype.itemsize // (1 + (dtype.kind == "c"))
+    count = plan.components // bins_of(itemsize, squares=plan.operation in ("squares", "dot"))
+    results = [[value(plan.operation, itemsize, part) for part in np.split(column, count)] for column in bins.T]
+    return np.array([complex(*z) if count > 1 else z[0] for z in results])
 
 
 def _scaled_squares(plan: ReductionPlan, arrays: Device, x: Array) -> tuple[Array, Array]:

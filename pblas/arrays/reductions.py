@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 
 from pblas import errors
+from pblas.arrays.reduction_plan import SUMS, ReductionPlan
 from pblas.arrays.reduction_plan import Operation as Reduces
-from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.arrays.reduction_run import PreparedReduction, combined, partial_results
 from pblas.collectives.api import Exchange, Exchanging, stage
 from pblas.core.call import call, checked_call
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Number
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.simulation.hardware import Topology
+    from pblas.simulation.hardware import Topology, Transport
 
 Axis = Literal[0, 1] | None
 _NORMS: dict[str | None, Reduces] = {"fro": "squares", "1": "abs_sum", "inf": "abs_sum", "max": "abs_max"}
@@ -67,6 +67,7 @@ class Reduced(Operation[Any]):
 
     noun: ClassVar[str] = "reduction"
     needs_agreement: ClassVar[bool] = True
+    reproducible: bool = False  # sums are exact and rounded once (global)
 
     @property
     @abstractmethod
@@ -90,17 +91,20 @@ class Reduced(Operation[Any]):
         return True
 
     def plan(self, nprocs: int, topology: Topology) -> ReductionPlan:
+        return self._plan(nprocs, topology.transport(nprocs))
+
+    def _plan(self, nprocs: int, transport: Transport = "message") -> ReductionPlan:
         a, operation, axis, dtype = self.reduces
-        return ReductionPlan(a, operation, axis, name_of(dtype), nprocs, topology.transport(nprocs))
+        exact = self.reproducible and operation in SUMS
+        return ReductionPlan(a, operation, axis, name_of(dtype), nprocs, transport, exact)
 
     def executor(self, plan: ReductionPlan, backend: HostRanks) -> RunReduction:
         return RunReduction(plan, backend, self.values)
 
     def unknown(self, runtime: Runtime) -> Any:
         stage(runtime)
-        a, operation, axis, dtype = self.reduces
-        plan = ReductionPlan(a, operation, axis, name_of(dtype), runtime.nprocs)
-        integral = operation in ("argmax", "argmin")
+        plan = self._plan(runtime.nprocs)
+        integral = plan.operation in ("argmax", "argmin")
         return self.values(np.zeros(plan.nresults, np.intp if integral else plan.partial_dtype))
 
     def arrays(
@@ -124,6 +128,7 @@ class Reduction(Reduced):
     matrix: MatrixDescriptor
     dtype: Dtype
     conjugated: bool  # whether the matrix is a conjugated view (global)
+    reproducible: bool
 
     @classmethod
     def bind(
@@ -145,7 +150,7 @@ class Reduction(Reduced):
         if name in ("max", "min", "argmax", "argmin"):
             _check_extreme(opname, a, checked)
         kind = _checked_ord(ord) if name == "norm" else None
-        form = name, kind, checked, keepdims, a.desc.without_lld, a.dtype, a.conjugated
+        form = name, kind, checked, keepdims, a.desc.without_lld, a.dtype, a.conjugated, sums_exactly(runtime)
         return Bound(cls, form, {}, {"A": a}, None)
 
     @property
@@ -193,11 +198,12 @@ class Dot(Reduced):
     dtype: Dtype
     a_conjugated: bool  # whether A is a conjugated view (global)
     b_conjugated: bool  # whether B is (global)
+    reproducible: bool
 
     @classmethod
     def bind(cls, opname: str, runtime: Runtime, a: DistMatrix, b: DistMatrix) -> Bound[Any]:
         """The operands, which were checked (local)."""
-        form = a.desc.without_lld, b.desc.without_lld, a.dtype, a.conjugated, b.conjugated
+        form = a.desc.without_lld, b.desc.without_lld, a.dtype, a.conjugated, b.conjugated, sums_exactly(runtime)
         return Bound(cls, form, {}, {"a": a, "b": b}, None)
 
     @property
@@ -244,6 +250,11 @@ class ProductWithArray(Reduced):
 
     def values(self, results: Array) -> Array:
         return results.astype(self.dtype, copy=False)
+
+
+def sums_exactly(runtime: Runtime) -> bool:
+    """Whether sums get the same bits for any ranks and layouts (global)."""
+    return bool(runtime.reproducible) and not runtime.topology.gpus
 
 
 def reduction(a: DistMatrix, opname: str, axis: object, keepdims: object) -> Any:

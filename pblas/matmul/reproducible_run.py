@@ -173,12 +173,13 @@ class TreePartials(Partials):
 
     def _add(self, movements: Sequence[Movement], out: Array) -> None:
         """Out := alpha (sum of the partial products of all layers) + beta out, if out has C."""
-        tree = self._tree.tree(out.shape)
-        for movement in movements:
-            # sum[m, n] = partial D[m, n] of a layer, or += with the second of two
-            tree.add(partial(_receive, movement))
-        if out.size:
-            self._backend.arrays.finish_sum(self._x.alpha, tree.total, self._x.beta if self._adds else 0, out)
+        tree, arrays = self._tree.tree(out.shape), self._backend.arrays
+        with arrays.on_side_lane():  # on which partial products arrive
+            for movement in movements:
+                # sum[m, n] = partial D[m, n] of a layer, or += with the second of two
+                tree.add(partial(_receive, movement))
+            if out.size:
+                arrays.finish_sum(self._x.alpha, tree.total, self._x.beta if self._adds else 0, out)
 
     def _added_to_c(self) -> Put:
         return lambda x, out: self._backend.arrays.finish_sum(1, x, self._x.beta, out)
