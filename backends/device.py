@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from pblas.backends.push_engine import EXACT, GemmModes
 from pblas.backends.traced import Kind, product_text, traced, untraced
@@ -265,6 +265,16 @@ def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[s
     return f"{name} {m} x {n} x {k}", {"flops": flops}
 
 
+class PieceSizes(NamedTuple):
+    """The products that a `PieceProducts` forms."""
+
+    width: int  # elements of K in a piece; the last one of a product may have less (local)
+    shape: tuple[int, int]  # the most rows and columns of a product (local)
+    pieces: int  # the most pieces of a product, a power of two (local)
+    dtype: Dtype  # of the sums (local)
+    transposed: bool  # the matrices are transposed ones: D^T = Y^T X^T is computed as D = X Y (local)
+
+
 class PieceProducts(Protocol):
     """Products whose K consists of pieces: each element is the sum of the pieces' products along a binary tree."""
 
@@ -303,24 +313,11 @@ class Level3(Protocol):
         """
 
     @untraced
-    def exact_gemm(
-        self,
-        width: int,
-        shape: tuple[int, int],
-        pieces: int,
-        dtype: Dtype,
-        *,
-        transposed: bool,
-        allocate: Callable[[int], Array],
-    ) -> PieceProducts:
+    def exact_gemm(self, sizes: PieceSizes, allocate: Callable[[int], Array]) -> PieceProducts:
         """Products whose K consists of pieces, each of which is exact and rounded once: with the same bits everywhere.
 
         Args:
-            width: elements of K in a piece; the last one of a product may have less (local).
-            shape: the most rows and columns of a product (local).
-            pieces: the most pieces of a product, a power of two (local).
-            dtype: float64 or float32, of all matrices (local).
-            transposed: the matrices are transposed ones: D^T = Y^T X^T is computed as D = X Y (local).
+            sizes: of the products of float64 or float32 matrices (local).
             allocate: returns memory of so many bytes on this device (local).
         """
 

@@ -11,7 +11,7 @@ from pblas import errors
 from pblas.backends.cpu import blas, elementwise, lapack, pointwise, random, reductions
 from pblas.backends.cpu.blas import syr2k, syrk, trsm
 from pblas.backends.cpu.reproducible import finish
-from pblas.backends.device import Axis, Device, Mark, PieceProducts, Programs, Traits, Uplo
+from pblas.backends.device import Axis, Device, Mark, PieceProducts, PieceSizes, Programs, Traits, Uplo
 from pblas.backends.dtypes import Array, Dtype, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
@@ -143,19 +143,10 @@ class HostArrays(Device):
     ) -> None:
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
-    def exact_gemm(
-        self,
-        width: int,
-        shape: tuple[int, int],
-        pieces: int,
-        dtype: Dtype,
-        *,
-        transposed: bool,
-        allocate: Callable[[int], Array],
-    ) -> PieceProducts:
+    def exact_gemm(self, sizes: PieceSizes, allocate: Callable[[int], Array]) -> PieceProducts:
         from pblas.backends.cpu.exact import ExactGemm
 
-        return ExactGemm(width, shape, pieces, (width,), dtype, transposed=transposed, allocate=allocate)
+        return ExactGemm(sizes, (), allocate)
 
     def finish_sum(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         finish(alpha, x, beta, z)

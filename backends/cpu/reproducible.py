@@ -20,6 +20,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.cpu.blas import gemm
+from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
 
 if TYPE_CHECKING:
@@ -156,33 +157,20 @@ class TreeSum:
         return self._sums[0]
 
 
-class PieceGemm:
+class PieceGemm(PieceProducts):
     """Products whose K consists of pieces: each element is the sum of the pieces' products along a binary tree.
 
     Args:
-        width: elements of K in a piece; the last one of a product may have less.
-        shape: the most rows and columns of a product.
-        pieces: the most pieces of a product, a power of two.
-        depths: widths of all pieces.
-        total: dtype of the sums.
-        transposed: the matrices are transposed ones: D^T = Y^T X^T is computed as D = X Y.
+        sizes: of the products.
+        depths: widths of all pieces, for which the kernel is chosen.
         allocate: returns memory of so many bytes.
     """
 
     _given: ClassVar[Kernel | None] = None
     """The kernel; None for one of this BLAS."""
 
-    def __init__(
-        self,
-        width: int,
-        shape: tuple[int, int],
-        pieces: int,
-        depths: tuple[int, ...],
-        total: Dtype,
-        *,
-        transposed: bool,
-        allocate: Callable[[int], Array],
-    ) -> None:
+    def __init__(self, sizes: PieceSizes, depths: tuple[int, ...], allocate: Callable[[int], Array]) -> None:
+        width, shape, pieces, total, transposed = sizes
         self._width, self._total, self._transposed = width, total, transposed
         self._kernel = chosen = self._given or kernel(total, *depths)
         m, n = shape[::-1] if transposed else shape

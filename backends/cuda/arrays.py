@@ -23,7 +23,7 @@ from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflecto
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise, type_name
 from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
 from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
-from pblas.backends.device import Axis, Device, Mark, PieceProducts, Programs, Staircase, Traits, Uplo
+from pblas.backends.device import Axis, Device, Mark, PieceProducts, PieceSizes, Programs, Staircase, Traits, Uplo
 from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
@@ -330,19 +330,10 @@ class DeviceArrays(Device):
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
-    def exact_gemm(
-        self,
-        width: int,
-        shape: tuple[int, int],
-        pieces: int,
-        dtype: Dtype,
-        *,
-        transposed: bool,
-        allocate: Callable[[int], Array],
-    ) -> PieceProducts:
+    def exact_gemm(self, sizes: PieceSizes, allocate: Callable[[int], Array]) -> PieceProducts:
         from pblas.backends.cuda.exact import ExactGemm
 
-        return ExactGemm(self, width, shape, pieces, dtype, transposed=transposed, allocate=allocate)
+        return ExactGemm(self, sizes, allocate)
 
     def finish_sum(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         self.scale(alpha, x)

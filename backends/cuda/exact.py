@@ -26,7 +26,7 @@ from pblas.backends.cpu.reproducible import TreeSum
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.kernels import expanded
 from pblas.backends.cuda.pointwise import type_name
-from pblas.backends.device import PieceProducts
+from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.backends.engine_limits import SLICE_BITS, exact_nbytes, moduli_of, padded, slices_of
 
 if TYPE_CHECKING:
@@ -38,25 +38,10 @@ _THREADS, _ROWS, _DEPTH, _CHUNK, _WORDS = 256, 32, 64, 1024, 5  # as in exact.cu
 
 
 class ExactGemm(PieceProducts):
-    """Products whose K consists of pieces: the product of a piece is exact and rounded once, and added along the tree.
+    """The products of `Device.exact_gemm`, launched on the lane of `arrays`, the `DeviceArrays` of this GPU."""
 
-    Args:
-        arrays: the `DeviceArrays` of this GPU, on whose lane the products are launched.
-
-    The others are those of `Device.exact_gemm`.
-    """
-
-    def __init__(
-        self,
-        arrays: Any,
-        width: int,
-        shape: tuple[int, int],
-        pieces: int,
-        dtype: Dtype,
-        *,
-        transposed: bool,
-        allocate: Callable[[int], Array],
-    ) -> None:
+    def __init__(self, arrays: Any, sizes: PieceSizes, allocate: Callable[[int], Array]) -> None:
+        width, shape, pieces, dtype, transposed = sizes
         self._arrays, self._width, self._dtype, self._transposed = arrays, width, dtype, transposed
         m, n = shape[::-1] if transposed else shape
         self._tile, lengths = exact_nbytes(m, n, width, dtype.itemsize, TreeSum.depth(pieces) + 1)

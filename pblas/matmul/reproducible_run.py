@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.cpu.reproducible import PieceGemm, TreeSum
+from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.matmul.allgather_gemm_run import RunAllGatherGemm
 from pblas.matmul.local_gemm_run import Operands, Orders, RunLocalGemm, RunScaling
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
@@ -26,7 +27,6 @@ from pblas.redistribution.transfer import own_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.device import PieceProducts
     from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
@@ -216,7 +216,7 @@ def piece_gemm(
     k, (width, parts) = plan.product.k, plan.k_pieces
     last = k - (parts - 1) * width
     allocate: Callable[[int], Any] = partial(own_memory, backend)
-    pieces, transposed = pieces or parts, plan.transposed
+    sizes = PieceSizes(width, shape, pieces or parts, total, plan.transposed)
     if plan.reproducible == "exact":
-        return backend.arrays.exact_gemm(width, shape, pieces, total, transposed=transposed, allocate=allocate)
-    return PieceGemm(width, shape, pieces, (width, last), total, transposed=transposed, allocate=allocate)
+        return backend.arrays.exact_gemm(sizes, allocate)
+    return PieceGemm(sizes, (width, last), allocate)

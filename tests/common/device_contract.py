@@ -17,7 +17,7 @@ import pytest
 
 from pblas import Epilogue
 from pblas.backends.cpu import random
-from pblas.backends.device import Device, Programs, Staircase, Uplo
+from pblas.backends.device import Device, PieceSizes, Programs, Staircase, Uplo
 from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, STORED, Order, accumulator_dtype
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import parse
@@ -339,7 +339,7 @@ def exact_gemm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     x, y = (entries(shape, dtype, seed) for seed, shape in enumerate(((m, 2 * K), (2 * K, N))))
     halves = [expected(x[:, part], y[part]) for part in (slice(K), slice(K, 2 * K))]
     for transposed, other in product(BOTH, ORDERS):
-        products = on.device.exact_gemm(K, (m, N), 2, dtype, transposed=transposed, allocate=on.device.empty)
+        products = on.device.exact_gemm(PieceSizes(K, (m, N), 2, dtype, transposed), on.device.empty)
         z = on.put(np.full((m, N), np.nan, dtype), other)
         products.gemm(1.0, on.put(x, order), on.put(y, other), 0.0, z)
         same(on.get(z), halves[0] + halves[1])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mpi4py import MPI
 
 import pblas
 from tests.common.ranks import COMM, Contexts, open_context
@@ -34,6 +35,19 @@ def contexts(request: pytest.FixtureRequest) -> Iterator[Contexts]:
 @pytest.fixture(scope="module")
 def ctx(contexts: Contexts) -> pblas.Context:
     return contexts["shared"]
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[pblas.Context]:
+    """A reproducible context of this rank alone."""
+    with open_context(comm=MPI.COMM_SELF, reproducible=True) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module", params=["shared", "message"])
+def reproducible(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
+    with open_context(request.param, reproducible=True) as opened:
+        yield opened
 
 
 @pytest.fixture

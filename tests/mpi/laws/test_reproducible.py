@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import pblas
 from pblas import Grid, MatrixDescriptor
@@ -23,13 +21,6 @@ SIZES = (5, 3, 7), (65, 70, 513), (9, 100, 1030), (1100, 9, 1100), (13, 14, 4097
 EXACT = (5, 3, 7), (65, 70, 513), (600, 9, 1100), (3, 4, 16500), (3, 2, 33000), (70, 3, 0)
 TRANS: tuple[Any, ...] = ("N", "T", "C")
 KINDS = "rows", "columns", "all", "grid", "ragged", "small blocks"
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[pblas.Context]:
-    """A context of this rank alone."""
-    with open_context(comm=MPI.COMM_SELF) as ctx:
-        yield ctx
 
 
 def layout(kind: str, shape: tuple[int, ...], order: Any, choice: random.Random) -> MatrixDescriptor:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import pblas
 from pblas import DistMatrix
 from tests.common.gauge import dtype_of, entries
-from tests.common.ranks import open_context
 from tests.mpi.laws.test_reproducible import KINDS, P, layout
 
 pytestmark = pytest.mark.mpi
@@ -31,33 +29,20 @@ VALUES: dict[str, Callable[[DistMatrix], Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def one() -> Iterator[pblas.Context]:
-    """A context of this rank alone."""
-    with open_context(comm=MPI.COMM_SELF, reproducible=True) as ctx:
-        yield ctx
-
-
-@pytest.fixture(scope="module", params=["shared", "message"])
-def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
-    with open_context(request.param, reproducible=True) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "complex64", "bfloat16"])
-def test_reductions_have_the_bits_of_one_rank(ctx: pblas.Context, one: pblas.Context, dtype: str) -> None:
+def test_reductions_have_the_bits_of_one_rank(reproducible: pblas.Context, one: pblas.Context, dtype: str) -> None:
     choice = random.Random(f"{dtype} {P}")
     x = entries((M, N), dtype_of(dtype), 1) * dtype_of(dtype).type(3)
     whole = one.from_global(x)
     expected = {name: np.asarray(value(whole)) for name, value in VALUES.items()}
     for kind in choice.sample(KINDS, 2):
-        a = ctx.from_global(x, layout(kind, x.shape, choice.choice("FC"), choice))
+        a = reproducible.from_global(x, layout(kind, x.shape, choice.choice("FC"), choice))
         for name, value in VALUES.items():
             bits = np.asarray(value(a))
             assert bits.dtype == expected[name].dtype
             assert bits.tobytes() == expected[name].tobytes(), f"{name}, {kind}"
 
 
-def test_sums_are_rounded_once(ctx: pblas.Context) -> None:
+def test_sums_are_rounded_once(reproducible: pblas.Context) -> None:
     large = np.array([[1e16, 1.0, -1e16]] * 4)
-    assert ctx.from_global(large).sum() == 4
+    assert reproducible.from_global(large).sum() == 4

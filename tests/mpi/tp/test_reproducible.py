@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from mpi4py import MPI
 
 import pblas
 from pblas import tp
 from tests.common.gauge import Array, dtype_of, entries
-from tests.common.ranks import COMM, open_context
+from tests.common.ranks import COMM
 from tests.mpi.tp.test_tp import COUNTS, LAYERS, SPREAD, I, O, T, backward, forward
 
 P, RANK = COMM.size, COMM.rank
@@ -20,29 +18,16 @@ P, RANK = COMM.size, COMM.rank
 pytestmark = pytest.mark.mpi
 
 
-@pytest.fixture(scope="module")
-def one() -> Iterator[pblas.Context]:
-    """A context of this rank alone."""
-    with open_context(comm=MPI.COMM_SELF, reproducible=True) as ctx:
-        yield ctx
-
-
-@pytest.fixture(scope="module", params=["shared", "message"])
-def ctx(request: pytest.FixtureRequest) -> Iterator[pblas.Context]:
-    with open_context(request.param, reproducible=True) as opened:
-        yield opened
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
 @pytest.mark.parametrize("kind", [*LAYERS, "replicated"])
-def test_a_layer_and_its_gradients(ctx: pblas.Context, one: pblas.Context, kind: str, dtype: str) -> None:
+def test_a_layer_and_its_gradients(reproducible: pblas.Context, one: pblas.Context, kind: str, dtype: str) -> None:
     spread = SPREAD[kind]()
     x, w, dy = (entries(shape, dtype_of(dtype), seed) for seed, shape in enumerate(((T, I), (O, I), (T, O))))
     own = [array[spread[name]] for name, array in (("x", x), ("w", w), ("y", dy))]
-    y = forward(kind)(own[0], own[1], None, "silu(x)", ctx=ctx, **COUNTS[kind])
+    y = forward(kind)(own[0], own[1], None, "silu(x)", ctx=reproducible, **COUNTS[kind])
     whole = forward(kind)(x, w, None, "silu(x)", ctx=one)
     assert y.tobytes() == whole[spread["y"]].tobytes()
-    gradients = backward(kind)(own[2], own[0], own[1], ctx=ctx, **COUNTS[kind])
+    gradients = backward(kind)(own[2], own[0], own[1], ctx=reproducible, **COUNTS[kind])
     wholes = backward(kind)(dy, x, w, ctx=one)
     assert gradients.x.tobytes() == wholes.x[spread["x"]].tobytes()
     assert gradients.weight.tobytes() == wholes.weight[spread["w"]].tobytes()
@@ -86,11 +71,11 @@ def logits(ctx: pblas.Context, weights: dict[str, Array], x: Array) -> Array:
 
 
 @pytest.mark.ranks(1, 2, 3, 4, 6, reason="heads are split evenly")
-def test_logits_of_a_llama_block(ctx: pblas.Context, one: pblas.Context) -> None:
+def test_logits_of_a_llama_block(reproducible: pblas.Context, one: pblas.Context) -> None:
     width, float32 = HEADS * HEAD, np.dtype("float32")
     shapes = dict.fromkeys(("q", "k", "v"), (width, HIDDEN)) | {"o": (HIDDEN, width)}
     shapes |= {"gate": (1200, HIDDEN), "up": (1200, HIDDEN), "down": (HIDDEN, 1200), "words": (WORDS, HIDDEN)}
     weights = {name: entries(shape, float32, seed) / np.float32(8) for seed, (name, shape) in enumerate(shapes.items())}
     x = entries((TOKENS, HIDDEN), float32, 99)
-    own, whole = logits(ctx, weights, x), logits(one, weights, x)
+    own, whole = logits(reproducible, weights, x), logits(one, weights, x)
     assert own.tobytes() == np.ascontiguousarray(whole[:, tp.local_shard(WORDS, RANK, P)]).tobytes()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
 
 from pblas.backends.cpu import exact
 from pblas.backends.cpu.exact import ExactGemm
+from pblas.backends.device import PieceSizes
 from tests.common.exact import expected, nearest
 from tests.common.gauge import Array
 
@@ -20,8 +20,8 @@ DEEPEST = 16383  # of the pieces that plans make
 def formed(x: Array, y: Array, *, transposed: bool = False) -> Array:
     shape, k = (len(x), y.shape[1]), x.shape[1]
     z = np.full(shape, np.nan, x.dtype, order="C" if transposed else "F")
-    options: dict[str, Any] = {"transposed": transposed, "allocate": lambda nbytes: np.empty(nbytes, np.uint8)}
-    ExactGemm(k, shape, 1, (k,), x.dtype, **options).gemm(1, x, y, 0, z)
+    sizes = PieceSizes(k, shape, 1, x.dtype, transposed)
+    ExactGemm(sizes, (), lambda nbytes: np.empty(nbytes, np.uint8)).gemm(1, x, y, 0, z)
     return z
 
 

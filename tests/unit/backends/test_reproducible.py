@@ -9,6 +9,7 @@ import pytest
 
 from pblas.backends.cpu import blas, reproducible
 from pblas.backends.cpu.reproducible import Kernel, PieceGemm, TreeSum, fingerprint, finish, is_uniform, kernel
+from pblas.backends.device import PieceSizes
 from tests.common.gauge import Array, dtype_of, entries
 
 WIDTH, PIECES, K = 5, 4, 17
@@ -23,8 +24,8 @@ def formed(x: Array, y: Array, *, transposed: bool = False, conj: tuple[bool, bo
     total = total_of(x.dtype.name)
     z = np.full((len(x), y.shape[1]), np.nan, total)
     shape = len(x), y.shape[1]
-    options: dict[str, Any] = {"transposed": transposed, "allocate": lambda nbytes: np.empty(nbytes, np.uint8)}
-    products = PieceGemm(WIDTH, shape, PIECES, (WIDTH, K - WIDTH * (PIECES - 1)), total, **options)
+    sizes, depths = PieceSizes(WIDTH, shape, PIECES, total, transposed), (WIDTH, K - WIDTH * (PIECES - 1))
+    products = PieceGemm(sizes, depths, lambda nbytes: np.empty(nbytes, np.uint8))
     products.gemm(1, x, y, 0, z, conj=conj)
     return z
 
