@@ -362,6 +362,59 @@ class Level3(Protocol):
         """Z += X Y in a part of a Z in Fortran order; X and Y are in host memory; done on return; optional."""
         raise lacking("update_part")
 
+    @traced("gemm", lambda _kind, _alpha, a, x, _beta, _y, z, **_: product_text([(a, x, z)]))
+    def multiply_whole(
+        self,
+        kind: str,
+        alpha: complex,
+        a: Array,
+        x: Array,
+        beta: complex,
+        y: Array | None,
+        z: Array,
+        *,
+        uplo: Uplo,
+        trans: str,
+        unit: bool,
+    ) -> None:
+        """Z := alpha op(A) x + beta y, for a matrix of which one rank has all elements; optional.
+
+        In C-order a complex A has neither kind "hemv" nor trans "C".
+
+        Args:
+            kind: "gemv", "symv", "hemv" or "trmv"; of the last alpha is 1 and beta 0 (global).
+            alpha: scalar (global).
+            a: m x n, or n x n of which one triangle is read (local).
+            x: a column, of any stride (local).
+            beta: scalar (global).
+            y: a column; None if beta is 0 (local).
+            z: a column; it may be memory of any operand (local).
+            uplo: the triangle of A (global).
+            trans: "N", "T" or "C" (global).
+            unit: take the diagonal of a triangular A as ones (global).
+
+        Source: BLAS, xGEMV, xSYMV, xHEMV and xTRMV.
+        """
+        raise lacking("multiply_whole")
+
+    @traced("gemm", lambda _name, _alpha, x, y, a, **_: product_text([(x, y.T, a)]))
+    def update_whole(self, name: str, alpha: complex, x: Array, y: Array, a: Array, *, uplo: Uplo) -> None:
+        """A := A + alpha x y^T, or another update, of a matrix of which one rank has all elements; optional.
+
+        In C-order a complex A has none of the updates "gerc", "her" and "her2".
+
+        Args:
+            name: of the routine (global).
+            alpha: scalar (global).
+            x: a column, of any stride, perhaps of A (local).
+            y: the second column; x if there is none (local).
+            a: m x n, or n x n of which one triangle is written (local).
+            uplo: the triangle of A (global).
+
+        Source: BLAS, xGER, xGERU, xGERC, xSYR, xHER, xSYR2 and xHER2.
+        """
+        raise lacking("update_whole")
+
     @traced(
         "gemm", lambda x, z: _triangle_text("SYRK", z, x.shape[1], (2 * len(x) - z.shape[1]) * z[:1].size * x.shape[1])
     )
@@ -614,13 +667,16 @@ class Lanes(Protocol):
     """Order of operations."""
 
     @untraced
-    def begin(self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
-        """Begin an execution; returns when the caller's stream is idle. The first call loads libraries.
+    def begin(
+        self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False, in_order: bool = False
+    ) -> None:
+        """Begin an execution; returns when the caller's stream is idle, unless `in_order`. The first loads libraries.
 
         Args:
             stream: the caller's CUDA stream; None for the library's current one (local).
             modes: how products are computed where the hardware has a choice (global).
             autotune: try several algorithms for each new product, where there are several (global).
+            in_order: the main lane is the caller's stream until `hand_over`, which ends the execution (global).
 
         Raises:
             ArgumentError: a stream on CPUs; on GPUs an invalid stream, or one that is being captured.
@@ -629,7 +685,14 @@ class Lanes(Protocol):
 
     @traced("wait", "the GPU", on_host=True)
     def synchronize(self) -> None:
-        """Return when both lanes are idle."""
+        """Return when both lanes are idle, and what was handed over is done."""
+
+    @untraced
+    def hand_over(self) -> None:
+        """End an execution `in_order`, whose work may still run: later work of the caller's stream comes after it.
+
+        Other work of this device waits for it.
+        """
 
     @untraced
     def replayed(self, programs: Programs, key: Callable[[], object], body: Callable[[], None]) -> bool:

@@ -35,7 +35,12 @@ class HostArrays(Device):
         packs_blocks=True,
         most_across=64,
         pivot_dtype=np.dtype(np.intc),
-        lacks=frozenset({"trmm", "download", "upload", "check_stream", "multiply_part", "update_part"}),
+        lacks=frozenset(
+            {
+                *("trmm", "download", "upload", "check_stream", "multiply_part", "update_part"),
+                *("multiply_whole", "update_whole"),
+            }
+        ),
     )
     block_copy = None
 
@@ -236,12 +241,17 @@ class HostArrays(Device):
 
     # Order
 
-    def begin(self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
-        del modes, autotune
+    def begin(
+        self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False, in_order: bool = False
+    ) -> None:
+        del modes, autotune, in_order
         if stream is not None:
             raise errors.ArgumentError(f"execute: stream is for GPUs, got {stream!r}; leave it out")
 
     def synchronize(self) -> None:
+        pass
+
+    def hand_over(self) -> None:
         pass
 
     def replayed(self, programs: Programs, key: Callable[[], object], body: Callable[[], None]) -> bool:

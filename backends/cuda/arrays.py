@@ -2,7 +2,8 @@
 
 The lanes are separate streams, "side" with high priority. All operations return after the launch. `begin` waits for the
 caller's stream and `synchronize` for both lanes, so an execution is one blocking call. The caller's stream is often the
-default one, which would wait for streams of other libraries, and they for it.
+default one, which would wait for streams of other libraries, and they for it. An execution that needs nothing but the
+caller's stream runs there, and is handed over to it: the caller's next work comes after it, as after any kernel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cupy.cuda import runtime
 from nvmath.bindings import cublas
 
 from pblas import errors
-from pblas.backends.cuda import level2, random, streams, transfer
+from pblas.backends.cuda import level2, random, reductions, streams, transfer, vectors
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflectors
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise, type_name
@@ -80,6 +81,8 @@ class DeviceArrays(Device):
         self._kept: list[Any] = []
         self._modes, self._autotune = EXACT, False
         self._blas: dict[int, int] = {}
+        self._handed = cupy.cuda.Event(block=False, disable_timing=True)
+        self._pending: int | None = None  # the stream that last got work by `hand_over`, which may still run
 
     @property
     def strided_copy(self) -> StridedCopy:
@@ -224,6 +227,8 @@ class DeviceArrays(Device):
     # Reductions, to arrays in host memory, on the default stream. Elements of 16 bits are converted first, by a copy.
 
     def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
+        if axis is not None and scale is None and reductions.is_across(x, axis) and x.dtype not in FLOAT8:
+            return reductions.across(kind, x, axis, dtype)
         is_mapped = kind in _MAPS and scale is None
         if order == "F" and (axis is None or is_mapped):  # CuPy is slow by columns, but for sums of each
             x, axis = x.T, _OTHER_AXIS[axis]
@@ -238,12 +243,10 @@ class DeviceArrays(Device):
         return transfer.on_host(function(y, axis=axis).reshape(-1))
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
+        if axis is None:
+            return reductions.extreme(kind, x)
         y: GpuArray = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
         first = cupy.argmax if kind == "max" else cupy.argmin
-        if axis is None:
-            flat = int(first(cupy.ascontiguousarray(y).reshape(-1)))
-            row, column = divmod(flat, x.shape[1])
-            return y[row : row + 1, column].get(), np.array([row, column])
         places = first(y, axis=axis)
         values = cupy.take_along_axis(y, cupy.expand_dims(places, axis), axis).squeeze(axis)
         return values.get(), places.get().astype(np.intp)
@@ -255,8 +258,14 @@ class DeviceArrays(Device):
         return transfer.on_host(cupy.sum((left.conj() if conj else left) * right).reshape(-1))
 
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
-        words = transfer.words(x)[transfer.on_gpu(rows), transfer.on_gpu(columns)]
-        return transfer.on_host(words).view(x.dtype)
+        words = transfer.words(x)
+        steps = [_step(places) for places in (rows, columns)]
+        if rows.size and None not in steps:  # a diagonal, or a part of one
+            first = words[int(rows[0]) :, int(columns[0]) :]
+            stride = sum(step * stride for step, stride in zip(steps, words.strides, strict=True))
+            line: Any = cupy.ndarray((rows.size,), words.dtype, first.data, (stride,))
+            return transfer.on_host(cupy.ascontiguousarray(line)).view(x.dtype)
+        return transfer.on_host(words[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         self.synchronize()
@@ -289,6 +298,41 @@ class DeviceArrays(Device):
         self.synchronize()
         level2.update(z, part, x, y)
         cupy.cuda.get_current_stream().synchronize()
+
+    def multiply_whole(
+        self,
+        kind: str,
+        alpha: complex,
+        a: Array,
+        x: Array,
+        beta: complex,
+        y: Array | None,
+        z: Array,
+        *,
+        uplo: Uplo,
+        trans: str,
+        unit: bool,
+    ) -> None:
+        old, target = (x if kind == "trmv" else y), z
+        read = [w for w in (a, x, y) if w is not None and not (w is old and _is_same(w, z))]
+        if any(_overlap(w, z) for w in read):
+            target = self.array(self.empty(z.nbytes), z.shape, z.dtype)
+        if old is not None and not _is_same(old, target):
+            self.assign(old, target)
+        options: Any = {"uplo": uplo, "trans": trans, "unit": unit}
+        vectors.multiply(self._blas_handle, kind, alpha, a, x, beta, target, **options)
+        if target is not z:
+            self.assign(target, z)
+
+    def update_whole(self, name: str, alpha: complex, x: Array, y: Array, a: Array, *, uplo: Uplo) -> None:
+        x, y = (self._copied(w) if _overlap(w, a) else w for w in (x, y))
+        vectors.update(self._blas_handle, name, alpha, x, y, a, uplo=uplo)
+
+    def _copied(self, x: Array) -> Array:
+        """A copy of X."""
+        z = self.like(x, x.dtype)
+        self.assign(x, z)
+        return z
 
     # Host memory, for naive collectives
 
@@ -506,7 +550,9 @@ class DeviceArrays(Device):
 
     # Order
 
-    def begin(self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False) -> None:
+    def begin(
+        self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False, in_order: bool = False
+    ) -> None:
         caller_stream = streams.current_handle(stream)
         if streams.is_capturing(caller_stream):
             raise errors.ArgumentError(
@@ -514,8 +560,12 @@ class DeviceArrays(Device):
                 "capture first"
             )
         self._modes, self._autotune = modes, autotune
-        self._kept.clear()
         try:
+            self.settle(caller_stream)
+            self.stream = caller_stream if in_order else self._main.ptr
+            if in_order:
+                return
+            self._kept.clear()
             runtime.streamSynchronize(caller_stream)
             if self._loaded is None:
                 self._loaded = StridedCopy(), Gemm(lanes=("main", "side"))
@@ -525,7 +575,20 @@ class DeviceArrays(Device):
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
             raise errors.BackendError(f"GPU {self.device}: {type(caught).__name__}: {caught}") from None
 
+    def hand_over(self) -> None:
+        runtime.eventRecord(self._handed.ptr, self.stream)
+        self._pending, self.stream = self.stream, self._main.ptr
+
+    def settle(self, stream: int) -> None:
+        """Wait for work that was handed over to another stream than this one (local)."""
+        if self._pending is not None and self._pending != stream:
+            runtime.eventSynchronize(self._handed.ptr)
+            self._pending = None
+
     def synchronize(self) -> None:
+        if self._pending is not None:
+            runtime.eventSynchronize(self._handed.ptr)
+            self._pending = None
         runtime.streamSynchronize(self.side)
         runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()
@@ -635,6 +698,29 @@ def _divided(y: Any, axis: Axis, scale: object) -> Array:
     parts = (y.real / factor, y.imag / factor) if y.dtype.kind == "c" else (y / factor,)
     squares: Array = sum(part * part for part in parts)
     return squares
+
+
+def _step(places: Array) -> int | None:
+    """The distance of consecutive places, if there is one that is not negative.
+
+    >>> [_step(np.array(places)) for places in ([3], [2, 4, 6], [0, 1, 3], [5, 4])]
+    [0, 2, None, None]
+    """
+    if places.size < 2:
+        return 0
+    step = int(places[1] - places[0])
+    return step if step >= 0 and (places[1:] - places[:-1] == step).all() else None
+
+
+def _overlap(x: GpuArray, z: GpuArray) -> bool:
+    """Whether the memory between the first and the last element of X meets that of Z."""
+    (low, high), (start, stop) = ((int(w.data.ptr), int(w.data.ptr) + transfer.span(w)) for w in (x, z))
+    return low < stop and start < high
+
+
+def _is_same(x: GpuArray, z: GpuArray) -> bool:
+    """Whether X and Z are the same elements of memory."""
+    return bool(x.data.ptr == z.data.ptr) and x.strides == z.strides
 
 
 def _by_columns(x: GpuArray) -> bool:

@@ -12,7 +12,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.backends.cuda.kernels import EARLY_CAPABILITY, Stream, configured, expanded, give
@@ -31,9 +31,13 @@ FOLDER = Path(__file__).parent
 _TYPES = {"float32": "float", "float64": "double", "complex64": "complex<float>", "complex128": "complex<double>"}
 _THREADS = 256
 _CTAS_PER_SM = 1024  # with more packs a thread takes several; with 16, 4 % more time on an H200
+_PACKS = 2  # of each array that a thread loads at once, where packs are whole and aligned
+_MOST_CTAS = (1 << 31) - 1
+_MOST_KNOWN = 1024  # expressions whose kernels are kept
 _ROWS_PER_SM = 16  # CTAs that normalise rows, twice as many as fit at once
 _PACK_NBYTES = 16
 _HEAD_WORDS = 5  # PointwiseArguments before the terms, and the length of a line
+_FAILED = "an expression could not be evaluated on stream {:#x}: {}"
 _DOUBLES = struct.Struct("=2d")
 _WORDS = struct.Struct("=2q")
 
@@ -106,12 +110,15 @@ def number_term(value: complex) -> tuple[int, int, int]:
     return re, im, 0
 
 
-def source(tree: Node, dtypes: Sequence[Dtype | None], x: Dtype, out: Dtype, compute: Dtype | None = None) -> str:
-    """CUDA C++ of the kernel that evaluates an expression."""
+def source(
+    tree: Node, dtypes: Sequence[Dtype | None], x: Dtype, out: Dtype, compute: Dtype | None = None, *, packs: int = 0
+) -> str:
+    """CUDA C++ of the kernel that evaluates an expression; with `packs` of arrays whose packs are whole and aligned."""
     accumulator = f"typename Accumulator<{type_name(x)}>::type" if compute is None else type_name(compute)
     types = f"typedef {type_name(x)} X;\ntypedef {type_name(out)} O;\ntypedef {accumulator} A;\n"
-    types += f"enum {{ NBYTES = {pack_nbytes(dtypes, x, out, compute)} }};\n"
-    return functions(out) + printed(tree, dtypes, 1) + types + expanded(FOLDER / "pointwise.cu")
+    types += f"enum {{ NBYTES = {pack_nbytes(dtypes, x, out, compute)} }};\n#define PACKS {packs}\n"
+    steps = [1] * len(dtypes) if packs else None
+    return functions(out) + printed(tree, dtypes, 1, steps) + types + expanded(FOLDER / "pointwise.cu")
 
 
 def pack_nbytes(dtypes: Sequence[Dtype | None], x: Dtype, out: Dtype, compute: Dtype | None) -> int:
@@ -131,6 +138,62 @@ def functions(dtype: Dtype) -> str:
     return f"#define SHORT_RESULTS {int(dtype.itemsize <= 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
 
 
+class _Kernels(NamedTuple):
+    """What the kernels of an expression depend on."""
+
+    key: tuple[Any, ...]  # the arguments of `source`
+    terms: tuple[tuple[str, bool], ...]  # the operands beside x, and whether each is an array
+    nbytes: int  # of an element, for the length of packs
+
+    @classmethod
+    def of(
+        cls, tree: Node, dtypes: Mapping[str, Dtype | None], x: Dtype, out: Dtype, compute: Dtype | None
+    ) -> _Kernels:
+        names = operand_names(tree)
+        check_count(len(names))
+        used = tuple(dtypes[name] for name in names)
+        terms = tuple((name, dtypes[name] is not None) for name in names)
+        return cls((tree, used, x, out, compute), terms, pack_nbytes(used, x, out, compute))
+
+
+def _is_tight(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
+    """Whether the elements of a matrix follow each other in memory, by rows or by columns.
+
+    >>> [_is_tight((2, 3), strides, 8) for strides in ((24, 8), (8, 16), (8, 24), (32, 8))]
+    [True, True, False, False]
+    """
+    if len(shape) != 2:
+        return shape == () or strides == (itemsize,)
+    (m, n), (down, across) = shape, strides
+    return (across == itemsize and down == n * itemsize) or (down == itemsize and across == m * itemsize)
+
+
+def _lines(arrays: Sequence[GpuArray]) -> tuple[int, int, list[tuple[int, int]]]:
+    """(lines, elements of a line, strides of each array along and across them): as the first array is stored."""
+    first = arrays[0]
+    slow, fast = (0, *first.strides)[-2:]
+    transposed = first.ndim > 1 and abs(slow) < abs(fast)
+    lines, length = (1, *first.shape)[-2:][:: -1 if transposed else 1]
+    places = []
+    for z in arrays:
+        itemsize = z.itemsize
+        steps = [stride // itemsize if n > 1 else 0 for n, stride in zip(z.shape, z.strides, strict=True)]
+        across, along = (0, 0, *steps)[-2:]
+        places.append((across, along) if transposed else (along, across))
+    return lines, length, places
+
+
+def _are_whole(pack: int, length: int, arrays: Sequence[GpuArray], places: Sequence[tuple[int, int]]) -> bool:
+    """Whether all packs of all arrays are whole, aligned, and of neighbours."""
+    if length % pack:
+        return False
+    for z, (fast, slow) in zip(arrays, places, strict=True):
+        itemsize = z.itemsize
+        if fast != 1 or (z.data.ptr | slow * itemsize) % (pack * itemsize):
+            return False
+    return True
+
+
 class Pointwise:
     """Expressions of arrays on this thread's current GPU, each compiled at its first use."""
 
@@ -142,16 +205,24 @@ class Pointwise:
         device = cupy.cuda.Device()
         self._sms: int = device.attributes["MultiProcessorCount"]
         self._early = int(device.compute_capability) >= EARLY_CAPABILITY
-        self._compiled: dict[Any, tuple[Any, Any]] = {}
+        self._compiled: dict[Any, tuple[int, Any]] = {}
+        self._kernels: dict[Any, _Kernels] = {}
+        self._renamed: dict[int, tuple[Any, ...]] = {}
         self._memory = ctypes.create_string_buffer(8 * (_HEAD_WORDS + TERM_WORDS * MAX_TERMS))
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 
     def combine(self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         """Launch Out := the value of an expression of arrays of any dtypes, rounded once."""
-        first = next(name for name, z in operands.items() if isinstance(z, self._cupy.ndarray))
-        names = {name: f"o{number}" for number, name in enumerate(operands)} | {first: RESULT}
+        known = self._renamed.get(id(tree))
+        if known is None or known[0] is not tree or not isinstance(operands.get(known[2]), self._cupy.ndarray):
+            first = next(name for name, z in operands.items() if isinstance(z, self._cupy.ndarray))
+            names = {name: f"o{number}" for number, name in enumerate(operands)} | {first: RESULT}
+            if len(self._renamed) >= _MOST_KNOWN:
+                self._renamed.clear()
+            known = self._renamed[id(tree)] = tree, renamed(tree, names), first, names
+        _, tree, first, names = known
         others = {names[name]: z for name, z in operands.items() if name != first}
-        self.evaluate(stream, renamed(tree, names), operands[first], others, out, compute)
+        self.evaluate(stream, tree, operands[first], others, out, compute)
 
     def evaluate(
         self,
@@ -163,29 +234,34 @@ class Pointwise:
         compute: Dtype | None = None,
     ) -> None:
         """Launch Out := the value of an expression, computed in 32 bits at least and rounded once."""
-        names = operand_names(tree)
-        check_count(len(names))
         if not out.size:
             return
-        arrays = {name: operands[name] for name in names if isinstance(operands[name], self._cupy.ndarray)}
-        dtypes = tuple(arrays[name].dtype if name in arrays else None for name in names)
-        slow, fast = (0, *out.strides)[-2:]
-        transposed = out.ndim > 1 and abs(slow) < abs(fast)
-        lines, length = (1, *out.shape)[-2:][:: -1 if transposed else 1]
-
-        def places(z: GpuArray) -> tuple[int, int]:
-            itemsize = z.itemsize
-            steps = [stride // itemsize if n > 1 else 0 for n, stride in zip(z.shape, z.strides, strict=True)]
-            across, along = (0, 0, *steps)[-2:]
-            return (across, along) if transposed else (along, across)
-
-        words = [out.data.ptr, lines, *places(out), length, x.data.ptr, *places(x)]
-        for name in names:
-            z = arrays.get(name)
-            words += number_term(operands[name]) if z is None else (z.data.ptr, *places(z))
-        key = tree, dtypes, x.dtype, out.dtype, compute
-        packs = lines * -(-length * pack_nbytes(*key[1:]) // _PACK_NBYTES)
-        self._launch(self._function(*key), stream, words, min(-(-packs // _THREADS), _CTAS_PER_SM * self._sms))
+        ndarray = self._cupy.ndarray
+        types = tuple([z.dtype if isinstance(z, ndarray) else None for z in operands.values()])
+        key = id(tree), x.dtype, out.dtype, compute, tuple(operands), types
+        kernels = self._kernels.get(key)
+        if kernels is None:
+            if len(self._kernels) >= _MOST_KNOWN:
+                self._kernels.clear()
+            dtypes = dict(zip(operands, types, strict=True))
+            kernels = self._kernels[key] = _Kernels.of(tree, dtypes, x.dtype, out.dtype, compute)
+        shape, strides = out.shape, out.strides
+        arrays = [x, *[operands[name] for name, is_array in kernels.terms if is_array]]
+        if _is_tight(shape, strides, out.itemsize) and all(z.shape == shape and z.strides == strides for z in arrays):
+            lines, length, places = 1, out.size, [(1, 0)] * (1 + len(arrays))  # all elements, in the order of memory
+        else:
+            lines, length, places = _lines([out, *arrays])
+        words = [out.data.ptr, lines, *places[0], length, x.data.ptr, *places[1]]
+        remaining = iter(places[2:])
+        for name, is_array in kernels.terms:
+            words += (operands[name].data.ptr, *next(remaining)) if is_array else number_term(operands[name])
+        packs = -(-length * kernels.nbytes // _PACK_NBYTES)
+        ctas = lines * -(-packs // (_THREADS * _PACKS))
+        if ctas <= _MOST_CTAS and _are_whole(_PACK_NBYTES // kernels.nbytes, length, [out, *arrays], places):
+            self._launch(self._function(kernels.key, _PACKS), stream, words, ctas)
+        else:
+            ctas = min(-(-lines * packs // _THREADS), _CTAS_PER_SM * self._sms)
+            self._launch(self._function(kernels.key, 0), stream, words, ctas)
 
     def normalise(
         self,
@@ -212,33 +288,39 @@ class Pointwise:
         function = self.load_rows(x.dtype, x.dtype if weight is None else weight.dtype)
         self._launch(function, stream, words, min(rows, _ROWS_PER_SM * self._sms), early=self._early)
 
-    def _launch(self, function: Any, stream: Stream, words: list[int], ctas: int, *, early: bool = False) -> None:
+    def _launch(self, function: int, stream: Stream, words: list[int], ctas: int, *, early: bool = False) -> None:
         def start(handle: int) -> None:
             struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
-            config = configured(handle, ctas, _THREADS, early=early)
-            # The driver copies the arguments before it returns.
-            (status,) = self._driver.cuLaunchKernelEx(config, function, ctypes.addressof(self._pointer), 0)
-            if status:
-                raise errors.BackendError(f"an expression could not be evaluated on stream {handle:#x}: {status.name}")
+            arguments = ctypes.addressof(self._pointer)  # the driver copies the arguments before it returns
+            if early:
+                config = configured(handle, ctas, _THREADS, early=True)
+                (status,) = self._driver.cuLaunchKernelEx(config, self._driver.CUfunction(function), arguments, 0)
+                if status:
+                    raise errors.BackendError(_FAILED.format(handle, status.name))
+                return
+            try:
+                self._cupy.cuda.driver.launchKernel(function, ctas, 1, 1, _THREADS, 1, 1, 0, handle, arguments, 0)
+            except self._cupy.cuda.driver.CUDADriverError as caught:
+                raise errors.BackendError(_FAILED.format(handle, caught)) from None
 
         give(stream, start, words)
 
-    def _function(self, *key: Any) -> Any:
+    def _function(self, key: tuple[Any, ...], packs: int) -> int:
         """The kernel for the arguments of `source`."""
-        return self._loaded("pointwise_all", key, lambda: source(*key))
+        return self._loaded("pointwise_all", (*key, packs), lambda: source(*key, packs=packs))
 
-    def load_rows(self, x: Dtype, weight: Dtype) -> Any:
+    def load_rows(self, x: Dtype, weight: Dtype) -> int:
         """The kernel that normalises rows; compiled at its first use."""
         types = f"typedef {type_name(x)} X;\ntypedef {type_name(weight)} Weight;\n"
         return self._loaded(
             "normalise_rows", (x, weight), lambda: functions(x) + types + expanded(FOLDER / "normalise.cu")
         )
 
-    def _loaded(self, name: str, key: object, code: Callable[[], str]) -> Any:
+    def _loaded(self, name: str, key: object, code: Callable[[], str]) -> int:
         compiled = self._compiled.get((name, key))
         if compiled is None:
             module = self._cupy.RawModule(code=code(), options=OPTIONS)
-            compiled = self._driver.CUfunction(module.get_function(name).kernel.ptr), module
+            compiled = int(module.get_function(name).kernel.ptr), module
             self._compiled[name, key] = compiled
         return compiled[0]
 

@@ -36,7 +36,7 @@ def device_array(x: Any) -> Any:
         check_tensor(x)
         dtype, (address, device) = tensor_dtype(x), (x.data_ptr(), x.device.index)
         strides = tuple(dtype.itemsize * step for step in x.stride())
-        nbytes = _span(x.shape, strides, dtype.itemsize) if x.numel() else 0
+        nbytes = _span(tuple(x.shape), strides, dtype.itemsize) if x.numel() else 0
         memory = cupy.cuda.UnownedMemory(address, nbytes, x, device)
         return new_array(tuple(x.shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
     if hasattr(x, "__cuda_array_interface__"):
@@ -216,6 +216,11 @@ def _settled(x: GpuArray) -> Iterator[None]:
         runtime.deviceSynchronize()
         yield
         runtime.deviceSynchronize()
+
+
+def span(x: GpuArray) -> int:
+    """Bytes from the first element of an array, of positive strides, to the end of its last."""
+    return _span(x.shape, x.strides, x.itemsize)
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:

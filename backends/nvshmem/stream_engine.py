@@ -151,6 +151,7 @@ class StreamEngine:
     def run(self, program: Program, body: Callable[[], None], stream: object) -> None:
         """One execution on the caller's stream: a graph launch if these arrays were seen before (local)."""
         main = self._main(stream)
+        self._resources.ranks.arrays.settle(main)
         if self._resources.has_fault() or self._resources.ranks.agreement.broken is not None:
             self._resources.raise_fault()
         self._executions.run(program, body, main)

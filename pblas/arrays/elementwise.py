@@ -89,6 +89,10 @@ class Elementwise(Operation[DistMatrix]):
         return not self.analysis.moved
 
     @property
+    def in_order(self) -> bool:
+        return self.is_local
+
+    @property
     def result(self) -> tuple[MatrixDescriptor, Dtype]:
         return self.analysis.plan.out, self.analysis.dtype
 

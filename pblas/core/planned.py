@@ -298,7 +298,10 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
             backend.agree(f"{opname}: staged")
         with backend.progressing() if self._overlaps else nullcontext():
             value = executor.run(begun.x)
-            backend.arrays.synchronize()
+            if self.operation.in_order:
+                backend.arrays.hand_over()
+            else:
+                backend.arrays.synchronize()
         if executor.peers_read and backend.shared and runtime.nprocs > 1:
             self._read_since = runtime.next_number()
             if not bound.is_temporary:

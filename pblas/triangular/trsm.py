@@ -126,6 +126,8 @@ class TriangularSolve(Operation[DistMatrix]):
         reads = self.reads and 0 not in self.b.shape
         topology = replace(topology, bandwidth=0.0)  # a measured rate would change the bits of X from run to run
         width = PANEL_ON_GPUS if topology.gpus else PANEL
+        if topology.gpus and nprocs == 1 and 1 in self.b.shape:  # one call of cuBLAS solves for a vector
+            width = max(width, self.a.n)
         return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
 
     def executor(self, plan: TrsmPlan | PipelinedTrsm, backend: HostRanks) -> RunTrsm | RunPipelinedTrsm:

@@ -28,6 +28,7 @@ from pblas.vectors.matrix_vector_run import LocalProduct, absolute_values, multi
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pblas.backends.device import Uplo
     from pblas.backends.dtypes import Array, Dtype, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
@@ -406,10 +407,14 @@ class RunMatrixVector(Exchanging):
     def __init__(self, plan: MatrixVectorPlan, backend: HostRanks, operation: MatrixVector) -> None:
         self._plan, self._backend, self._operation = plan, backend, operation
         x, y, target = operation.x, operation.y, operation.target
+        self._takes_whole = _takes_whole(operation, plan, backend)
         column = None if target is None else target.column
         self._multiplies = operation.reads_x and plan.vector_length > 0 and plan.length > 0
         old = None if y is None or not operation.reads_y else y.column
         self._y_is_local = old is not None and column is not None and old.same_distribution(column)
+        if self._takes_whole:
+            self._vectors = self._exchange = None
+            return
         self._gathers_x = self._multiplies and x.column is not None
         kinds = [x] if self._gathers_x else []
         self._gathers_y = old is not None and not self._y_is_local
@@ -435,6 +440,8 @@ class RunMatrixVector(Exchanging):
         return LocalProduct(self._plan, self._backend.rank)
 
     def publish(self, x: _Operands) -> bool:
+        if self._takes_whole:
+            return False
         if self._vectors is not None:
             columns = [x.x] if self._multiplies and self._operation.x.column is not None else []
             if self._gathers_y:
@@ -451,6 +458,18 @@ class RunMatrixVector(Exchanging):
 
     def run(self, x: _Operands) -> Array | None:
         """**Collective.** The result as an array that all ranks have, or None: it is in the matrix of the result."""
+        if self._takes_whole:
+            operation, put = self._operation, x.put
+            assert isinstance(put, Scaling), "there are no absolute values"
+            assert x.result is not None, "the result is a matrix"
+            uplo: Uplo = "U" if operation.part == "U" else "L"
+            x.runtime.backend.arrays.multiply_whole(
+                *(operation.kind, put.alpha, x.a, x.x, put.beta, x.y, x.result),
+                uplo=uplo,
+                trans=operation.trans,
+                unit=operation.unit,
+            )
+            return None
         # x, and y if its layout is not that of the result   (all their elements, on every rank)
         gathered = iter([] if self._vectors is None else self._vectors.collect())
         vector = self._sizes(next(gathered)) if self._gathers_x else self._sizes(x.x) if self._multiplies else None
@@ -528,6 +547,19 @@ class RunMatrixVector(Exchanging):
         x.put((total if self._plan.stays else total[rows])[:, None], out)
         if out is not part:
             backend.copy(out, part)
+
+
+def _takes_whole(operation: MatrixVector, plan: MatrixVectorPlan, backend: HostRanks) -> bool:
+    """Whether one call of a device that has whole matrices and vectors gives the result (global)."""
+    if plan.nprocs > 1 or "multiply_whole" in backend.arrays.traits.lacks or operation.dtype.char not in "fdFD":
+        return False
+    target, vectors = operation.target, [operation.x, *([operation.y] if operation.y and operation.reads_y else [])]
+    if target is None or target.column is None or any(v.column is None or v.conjugated for v in vectors):
+        return False
+    if operation.absolute or operation.conjugated or not operation.reads_x or 0 in operation.matrix.shape:
+        return False
+    conjugates = operation.kind == "hemv" or operation.trans == "C"
+    return operation.matrix.order == "F" or operation.dtype.kind != "c" or not conjugates
 
 
 def checked_matrix(opname: str, a: Any, runtime: Runtime, *, square: bool) -> DistMatrix:

@@ -22,6 +22,7 @@ from pblas.vectors.matrix_vector_plan import LocalPlan
 from pblas.vectors.matrix_vector_run import LocalUpdate, update
 
 if TYPE_CHECKING:
+    from pblas.backends.device import Uplo
     from pblas.backends.dtypes import Array, Dtype, Real, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -237,20 +238,34 @@ class RunRankUpdate(Exchanging):
         self._updates = operation.reads and 0 not in operation.matrix.shape
         self._moved = [i for i, kind in enumerate(operation.vectors) if kind.column is not None and self._updates]
         kinds = [operation.vectors[i] for i in self._moved]
+        conjugates = operation.dtype.kind == "c" and operation.name in ("gerc", "her", "her2")
+        self._takes_whole: bool = (
+            plan.nprocs == 1
+            and self._updates
+            and "update_whole" not in backend.arrays.traits.lacks
+            and all(kind.column is not None and not kind.conjugated for kind in operation.vectors)
+            and (operation.matrix.order == "F" or not conjugates)
+        )
+        """Whether one call of a device that has the whole matrix and the vectors updates it (global)."""
         self._columns = Columns(kinds, plan.nprocs, backend.rank) if kinds else None
         self._local = LocalUpdate(plan.a, operation.part, backend.rank)
 
     def publish(self, x: _Operands) -> bool:
-        if self._columns is not None:
+        if self._columns is not None and not self._takes_whole:
             self._columns.lay_out(x.runtime, x.opname, [x.vectors[i] for i in self._moved])
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        return self._columns is not None and self._columns.stage()
+        return self._columns is not None and not self._takes_whole and self._columns.stage()
 
     def run(self, x: _Operands) -> None:
         """**Collective.** Update this rank's elements."""
         if not self._updates:
+            return
+        if self._takes_whole:
+            name, first, last = self._operation.name, x.vectors[0], x.vectors[-1]
+            uplo: Uplo = "U" if self._operation.part == "U" else "L"
+            x.runtime.backend.arrays.update_whole(name, x.alpha, first, last, x.a, uplo=uplo)
             return
         elements = list(x.vectors)
         for i, column in zip(self._moved, self._columns.collect() if self._columns else (), strict=True):

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from pblas import Epilogue
 from pblas.backends.cpu import random
-from pblas.backends.device import Device, PieceSizes, Programs, Staircase, Uplo
+from pblas.backends.device import Axis, Device, PieceSizes, Programs, Staircase, Uplo
 from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, STORED, Order, accumulator_dtype
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import parse
@@ -30,6 +30,8 @@ N, K = 5, 3
 UPLO: tuple[Uplo, ...] = ("L", "U")
 ORDERS: tuple[Order, ...] = ("F", "C")
 BOTH = False, True
+AXES: tuple[Axis, Axis] = 0, 1
+EXTREMES: tuple[Literal["max", "min"], ...] = "max", "min"
 LAPACK_DTYPES = DTYPES[:4]
 REAL = tuple(dtype for dtype in DTYPES if dtype.kind != "c")
 CASES: dict[str, list[Any]] = {}
@@ -141,7 +143,8 @@ def like(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 @case(*DTYPES)
 def take(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     host, rows = entries((m, N), dtype, 1), np.arange(m)[::2]
-    same(on.device.take(on.put(host, order), rows, rows % N), host[rows, rows % N])
+    for columns in (rows % N, np.minimum(rows // 2, N - 1), np.zeros_like(rows)):
+        same(on.device.take(on.put(host, order), rows, columns), host[rows, columns])
 
 
 @case(*DTYPES)
@@ -295,6 +298,16 @@ def reduce(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
         if dtype.kind != "c":
             same(on.device.reduce("max", x, axis, order, real), np.atleast_1d(wide.max(axis)))
             same(on.device.reduce("min", x, axis, order, real), np.atleast_1d(wide.min(axis)))
+    across, along = AXES if order == "C" else AXES[::-1]
+    shape = (16, 90) if order == "F" else (90, 16)
+    long = entries(shape, dtype, 2)
+    wide, x = long.astype(accumulator_dtype(dtype)), on.empty(shape, dtype, order)
+    on.write(long, x)
+    for y, expected in ((x, wide), (on.put(long, order), wide), (x[:3, :80].T, wide[:3, :80].T)):
+        axis = across if y.shape == shape else along
+        same(on.device.reduce("sum", y, axis, order, real), expected.sum(axis), 200)
+        same(on.device.reduce("squares", y, axis, order, real), np.square(np.abs(expected)).sum(axis), 200)
+        same(on.device.reduce("abs_max", y, axis, order, real), np.abs(expected).max(axis), 2)
 
 
 @case(*REAL, sizes=(7,))
@@ -309,6 +322,20 @@ def arg_reduce(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     values, places = on.device.arg_reduce("max", x, None, order)
     assert (values.tolist(), places.tolist()) == ([3], [2, 4])
     assert on.device.arg_reduce("min", x, None, order)[0].tolist() == [wide.min()]
+    for shape in ((600, 8), (8, 600), (1, 7), (7, 1)):
+        for special in ({}, {(5, 6): np.nan, (6, 5): np.nan}, {(7, 7): -np.inf, (0, 0): np.inf}):
+            host = np.ones(shape, dtype)
+            for (i, j), value in special.items():
+                host[min(i, shape[0] - 1), min(j, shape[1] - 1)] = value
+            x = on.empty(shape, dtype, order)
+            on.write(host, x)
+            for kind in EXTREMES:
+                wide = host.astype(accumulator_dtype(dtype))
+                flat = int(wide.argmax() if kind == "max" else wide.argmin())
+                for y in (x, on.put(host, order)):
+                    values, places = on.device.arg_reduce(kind, y, None, order)
+                    assert places.tolist() == [*divmod(flat, shape[1])]
+                    assert np.array_equal(values, host.ravel()[flat : flat + 1].astype(values.dtype), equal_nan=True)
 
 
 @case(*DTYPES, sizes=(7,))
@@ -414,6 +441,71 @@ def update_part(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     expected = np.where(mask, old + x @ y, old)
     expected[1:2, 1:2] = expected[1:2, 1:2].real
     np.testing.assert_allclose(on.get(z), expected, rtol=0, atol=100 * eps_of(dtype))
+
+
+def whole_products(dtype: np.dtype[Any], order: Order, m: int) -> Iterator[tuple[str, Uplo, str, bool, Array, Array]]:
+    """The kinds of `multiply_whole` with their options, the array in memory, and the matrix that is multiplied."""
+    for kind, uplo, trans, unit in product(("gemv", "symv", "hemv", "trmv"), UPLO, "NTC", BOTH):
+        t, poisoned = triangle(m, dtype, uplo, unit=unit)
+        flipped = t.conj().T if kind == "hemv" else t.T
+        strict = flipped * (1 - np.eye(m, dtype=dtype))
+        full = {
+            "gemv": entries((m, N), dtype, 4),
+            "trmv": t,
+            "symv": t + strict,
+            "hemv": t - 1j * np.diag(t.diagonal().imag) + strict if dtype.kind == "c" else t + strict,
+        }[kind].astype(dtype)
+        stored = full if kind == "gemv" else poisoned
+        is_plain = kind in ("gemv", "trmv") or (trans == "N" and not unit)
+        conjugates = dtype.kind == "c" and order == "C" and (kind == "hemv" or trans == "C")
+        if is_plain and not conjugates and (kind != "gemv" or (uplo == "L" and not unit)):
+            yield kind, uplo, trans, unit, stored, {"N": full, "T": full.T, "C": full.conj().T}[trans]
+
+
+@case(*LAPACK_DTYPES, sizes=(7, 1))
+def multiply_whole(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    alpha, beta = dtype.type(1.5), dtype.type(-0.5)
+    for kind, uplo, trans, unit, stored, full in whole_products(dtype, order, m):
+        options: Any = {"uplo": uplo, "trans": trans, "unit": unit}
+        x, old = entries((full.shape[1], 1), dtype, 2), entries((len(full), 1), dtype, 3)
+        for place in ("new", "y", "x", "x without y") if len(full) == len(x) else ("new", "y"):
+            right, y = on.put(x, order), on.put(old, ORDERS[place == "y"])
+            out = {"new": on.put(np.full_like(old, np.nan)), "y": y}.get(place, right)
+            if kind == "trmv":
+                on.device.multiply_whole(kind, 1, on.put(stored, order), right, 0, None, out, **options)
+                assert gauge(on.get(out), full, x) <= THRESHOLD
+            elif place == "x without y":
+                on.device.multiply_whole(kind, alpha, on.put(stored, order), right, 0, None, out, **options)
+                assert gauge(on.get(out), full, x, alpha=alpha) <= THRESHOLD
+            else:
+                on.device.multiply_whole(kind, alpha, on.put(stored, order), right, beta, y, out, **options)
+                assert gauge(on.get(out), full, x, old, alpha=alpha, beta=beta) <= THRESHOLD
+
+
+@case(*LAPACK_DTYPES, sizes=(7, 1))
+def update_whole(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    names = ("syr", "syr2") if dtype.kind != "c" else ("geru", "gerc", "syr", "her", "syr2", "her2")
+    for name, uplo, inside in product(("ger", *names), UPLO, BOTH):
+        conj = name in ("gerc", "her", "her2")
+        if (name == "ger" and dtype.kind == "c") or (conj and order == "C") or (name[:2] == "ge" and uplo == "U"):
+            continue
+        n = N if name.startswith("ge") else m
+        x, y, old = entries((m, 1), dtype, 1), entries((n, 1), dtype, 2), entries((m, n), dtype, 3)
+        a = on.put(old, order)
+        left, right = a[:, :1] if inside else on.put(x, order), on.put(y, ORDERS[inside])
+        x, alpha = old[:, :1] if inside else x, dtype.type(0.5)
+        if name in ("syr", "her"):
+            y, right = x, left
+        on.device.update_whole(name, alpha, left, right, a, uplo=uplo)
+        change = alpha * x @ conjugated(y, conj).T
+        if name.endswith("2"):
+            change = change + alpha * y @ conjugated(x, conj).T
+        mask = np.ones((m, n), bool) if name.startswith("ge") else np.tri(m, dtype=bool)
+        mask = mask.T if uplo == "U" else mask
+        expected = np.where(mask, old + change, old)
+        if name.startswith("her"):
+            np.fill_diagonal(expected, expected.diagonal().real)
+        np.testing.assert_allclose(on.get(a), expected, rtol=0, atol=100 * eps_of(dtype))
 
 
 @case(*LAPACK_DTYPES, orders="F")
@@ -680,6 +772,19 @@ def synchronize(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     on.device.assign(on.put(host, order), z)
     on.device.synchronize()
     same(on.read(z), host)
+
+
+@case(FLOAT32)
+def hand_over(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    """Executions in order, one after the other, and one that waits for them."""
+    x, z = on.put(np.ones((m, N), dtype), order), on.put(np.full((m, N), POISON, dtype), order)
+    for tree, operand in ((parse("x + x"), x), (parse("x * x"), z)):
+        on.device.begin(in_order=True)
+        on.device.evaluate(tree, {"x": operand}, dtype, z)
+        on.device.hand_over()
+    on.device.begin()
+    on.device.scale(2.0, z)
+    same(on.get(z), np.full((m, N), 8, dtype))
 
 
 @case(FLOAT32)

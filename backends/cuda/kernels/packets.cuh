@@ -86,12 +86,20 @@ union LLPacket {
     }
 };
 
-// As `store`, but as a volatile access: the compiler must not merge it with the element-wise stores of the other
-// branch.
+// As `store`, but as a volatile access: the compiler must not split it, nor merge it with the element-wise stores of the
+// other branch.
+template <class T, int LENGTH>
+__device__ __forceinline__ void store_vector(T* address, const Pack<T, LENGTH>& pack) {
+    if constexpr (sizeof(pack) > sizeof(typename PacketWord<T>::type))
+        store_words(address, LLPacket<T, LENGTH>(pack).words);
+    else
+        store(address, pack);
+}
+
 template <class T, int LENGTH>
 __device__ __forceinline__ void store_vector(T* address, const Pack<T, LENGTH>& pack, integer n) {
     if constexpr (sizeof(pack) > sizeof(typename PacketWord<T>::type))
-        if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return store_words(address, LLPacket<T, LENGTH>(pack).words);
+        if (n >= LENGTH && is_aligned<T, LENGTH>(address)) return store_vector(address, pack);
     store(address, pack, n);
 }
 

@@ -35,15 +35,23 @@ class HostPointwise(Pointwise):
     """The evaluator with kernels that run on this machine."""
 
     def __init__(self, folder: Path) -> None:
-        self._cupy, self._folder = SimpleNamespace(ndarray=HostArray, broadcast_to=np.broadcast_to), folder
-        self._sms = 1
+        self._cupy, self._folder = SimpleNamespace(ndarray=HostArray), folder
+        self._sms, self._kernels, self._renamed = 1, {}, {}
+        self.packs: list[int] = []
+        self._made: dict[Any, Kernels] = {}
 
-    def _function(self, *key: Any) -> Any:
-        return Kernels(source(*key), ["pointwise_all"], self._folder, "PointwiseArguments")
+    def _function(self, key: Any, packs: int) -> Any:
+        self.packs.append(packs)
+        if (key, packs) not in self._made:
+            folder = self._folder / str(len(self._made))
+            folder.mkdir()
+            self._made[key, packs] = Kernels(source(*key, packs=packs), ["pointwise_all"], folder, "PointwiseArguments")
+        return self._made[key, packs]
 
     def _launch(self, function: Any, stream: Any, words: list[int], ctas: int, *, early: bool = False) -> None:
         del stream, early
-        function.start_words("pointwise_all", min(ctas, 2), words)
+        # CTAs have a quarter of the threads here; they share the elements, unless each has its own packs.
+        function.start_words("pointwise_all", 4 * ctas if self.packs[-1] else min(ctas, 2), words)
 
 
 def placed(x: Array, order: str) -> tuple[Any, Any]:
@@ -98,6 +106,25 @@ def test_the_kernel_computes_what_cpus_compute(
         if dtypes[first] == out and SHAPES[first] == (9, 7):
             pointwise.combine(0, tree, operands, dtype_of(compute), operands[first])
             assert np.array_equal(np.asarray(operands[first]), np.asarray(result))
+
+
+@pytest.mark.parametrize(("shape", "padding"), [((64, 9), 0), ((3, 1032), 8)])
+def test_packs_that_are_whole_are_loaded_together(shape: tuple[int, int], padding: int, tmp_path: Path) -> None:
+    """Tight matrices of one storage order are one line; otherwise lines are multiples of 16 bytes. Also in place."""
+    pointwise = HostPointwise(tmp_path)
+    memory = np.full((3, shape[0], shape[1] + padding), POISON, np.float32)
+    x, y, out = (memory[i, :, : shape[1]].view(HostArray) for i in range(3))
+    x[...], y[...] = entries(shape, dtype_of("float32"), 1), entries(shape, dtype_of("float32"), 2)
+    expected = (2.5 * np.asarray(x) - np.asarray(y)).astype(np.float32)
+    tree = parse("s * x - y")
+    for target in (out, y):
+        pointwise.combine(0, tree, {"s": 2.5, "x": x, "y": y}, np.dtype(np.float32), target)
+        assert np.allclose(np.asarray(target), expected, rtol=4 * eps_of(target.dtype))
+    assert all(pointwise.packs)
+    assert (memory[:, :, shape[1] :] == POISON).all()
+    # The same tree with other operands.
+    pointwise.combine(0, tree, {"s": x, "x": 2.5, "y": 1.0}, np.dtype(np.float32), out)
+    assert np.array_equal(np.asarray(out), (np.float32(2.5) * np.asarray(x) - 1).astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
