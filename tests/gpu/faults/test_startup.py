@@ -260,21 +260,74 @@ SCRIPTS = {
 }
 
 
+def _environment() -> dict[str, str]:
+    """That of a job of its own, on this machine (local)."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
+    environment |= {"OMPI_MCA_plm": "isolated"}  # one process needs neither ssh nor rsh to start others
+    environment |= {"NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
+    return environment | {"NVSHMEM_DISABLE_NVLS": "1", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_library_shuts_down_in_order(name: str, tmp_path: Path) -> None:
     done = None
     if COMM.rank == 0:
         script = tmp_path / "script.py"
         script.write_text(SCRIPTS[name] + "\nprint('the end')\n" if name != "by an exception" else SCRIPTS[name])
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
-        environment |= {"OMPI_MCA_plm": "isolated"}  # one process needs neither ssh nor rsh to start others
-        environment |= {"NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
-        environment |= {"NVSHMEM_DISABLE_NVLS": "1", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
-        run = subprocess.run(
-            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=50, check=False
-        )
+        command = [sys.executable, str(script)]
+        run = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=50, check=False)
         done = run.returncode, run.stdout, run.stderr
     status, out, err = COMM.bcast(done)
     assert status == (3 if name == "by an exception" else 0), (out, err)
     assert ("the end" in out) == (name != "by an exception")
     assert "Error" not in err
+
+
+# A job of two ranks, of which one never starts NVSHMEM
+
+AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+}
+LATE = 12.0  # seconds for the start, in which a rank loads the library first
+JOB = f"""
+import os, signal, sys
+from mpi4py import MPI
+import pblas
+from pblas.backends.nvshmem import startup
+
+pids = MPI.COMM_WORLD.allgather(os.getpid())
+startup.TIMEOUT = startup._LEAST_DEADLINE = {LATE}
+if MPI.COMM_WORLD.rank:
+    startup._core_device = lambda index: os.kill(os.getpid(), signal.SIGSTOP)
+try:
+    pblas.Context(backend="nvshmem", timeout={LATE})
+except pblas.PeerTimeout as error:
+    print("rank", MPI.COMM_WORLD.rank, "says:", error, flush=True)
+    os.kill(pids[1], signal.SIGKILL)
+os._exit(0)
+"""
+
+
+def test_a_rank_that_stops_in_the_start_is_named(tmp_path: Path) -> None:
+    """NVSHMEM itself waits for it for ever."""
+    done = None
+    if COMM.rank == 0:
+        script = tmp_path / "job.py"
+        script.write_text(JOB)
+        launcher = os.environ.get("MPIEXEC") or str(Path(sys.executable).parent / "mpiexec")
+        start = time.monotonic()
+        run = subprocess.run(
+            [launcher, "-n", "2", sys.executable, str(script)],
+            env=_environment() | AS_ROOT | {"PBLAS_SHARE_GPU": "1"},
+            capture_output=True,
+            text=True,
+            timeout=5 * LATE,
+            check=False,
+        )
+        done = run.stdout, run.stderr, time.monotonic() - start
+    out, err, seconds = COMM.bcast(done)
+    assert f"rank 0 says: init_nvshmem: start NVSHMEM: rank 1 of 2 did not arrive within {LATE:g} s" in out, (out, err)
+    assert seconds > LATE
