@@ -110,6 +110,31 @@ class Memory(Protocol):
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
         """The elements X[rows[i], columns[i]] in host memory, in one dimension (local)."""
 
+    @traced("copy", "pick", "x")
+    def pick(self, x: Array, rows: Array, columns: Array) -> Array:
+        """A tight copy of X[rows, columns], in the storage order of X and in the device's memory.
+
+        The row and column numbers are in host memory, in any order.
+        """
+
+    @traced("copy", "place", "x")
+    def place(
+        self, x: Array, z: Array, rows: Array | None = None, columns: Array | None = None, *, conj: bool = False
+    ) -> None:
+        """Z[rows, columns] := X, or conj(X), of Z's dtype, in the device's memory or in the host's, of any strides.
+
+        The row and column numbers are in host memory, and each occurs once; None stands for all.
+        """
+
+    @traced("copy", "select", "x")
+    def select(self, x: Array, flags: Array) -> tuple[Array, Array, Array]:
+        """The rows and columns where flags are not 0, in any order, and the elements of X there, in host memory.
+
+        Args:
+            x: m x n, any strides (local).
+            flags: m x n, of any dtype, in the device's memory or in the host's (local).
+        """
+
     @traced("copy", "fill elements", "rows")
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         """X[rows[i], columns[i]] := value, after all earlier operations of both lanes; done on return.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -113,6 +113,24 @@ class HostArrays(Device):
 
     def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
         random.fill(x, rows, columns, seed, normal=normal)
+
+    def pick(self, x: Array, rows: Array, columns: Array) -> Array:
+        is_turned = abs(x.strides[0]) < abs(x.strides[1])
+        index = _box(columns, rows) if is_turned else _box(rows, columns)
+        chosen = (x.T if is_turned else x)[index]  # which reads lines of neighbours
+        picked: Array = np.ascontiguousarray(chosen) if chosen.base is None else chosen.copy()
+        return picked.T if is_turned else picked
+
+    def place(
+        self, x: Array, z: Array, rows: Array | None = None, columns: Array | None = None, *, conj: bool = False
+    ) -> None:
+        if abs(z.strides[0]) < abs(z.strides[1]):
+            x, z, rows, columns = x.T, z.T, columns, rows
+        z[... if rows is None or columns is None else _box(rows, columns)] = np.conj(x) if conj else x
+
+    def select(self, x: Array, flags: Array) -> tuple[Array, Array, Array]:
+        i, j = np.nonzero(flags)
+        return i, j, x[i, j]
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         x[rows, columns] = value
@@ -269,3 +287,23 @@ class HostArrays(Device):
 
     def close(self) -> None:
         pass
+
+
+def _box(slow: Array, fast: Array) -> tuple[Any, ...]:
+    """The index of a box of elements: with slices where indices have one distance, which read and write in a line.
+
+    >>> _box(np.array([1, 3, 5]), np.array([4, 0, 1]))
+    (slice(1, 6, 2), array([4, 0, 1]))
+    """
+    regular = [_as_slice(indices) for indices in (slow, fast)]
+    return tuple(regular) if any(isinstance(x, slice) for x in regular) else np.ix_(slow, fast)
+
+
+def _as_slice(indices: Array) -> slice | Array:
+    """Ascending indices of one distance as a slice; others as they are."""
+    if not indices.size:
+        return slice(0)
+    first, last = int(indices[0]), int(indices[-1])
+    step = (last - first) // max(1, indices.size - 1) or 1
+    is_regular = step > 0 and np.array_equal(indices, np.arange(first, last + 1, step))
+    return slice(first, last + 1, step) if is_regular else indices

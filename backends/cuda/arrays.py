@@ -22,10 +22,10 @@ from pblas.backends.cuda import level2, random, reductions, streams, transfer, v
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflectors
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise, type_name
-from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied
+from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied, upload
 from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
 from pblas.backends.device import Axis, Device, Mark, PieceProducts, PieceSizes, Programs, Staircase, Traits, Uplo
-from pblas.backends.dtypes import FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, Order, accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
@@ -266,6 +266,66 @@ class DeviceArrays(Device):
             line: Any = cupy.ndarray((rows.size,), words.dtype, first.data, (stride,))
             return transfer.on_host(cupy.ascontiguousarray(line)).view(x.dtype)
         return transfer.on_host(words[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
+
+    def pick(self, x: Array, rows: Array, columns: Array) -> Array:
+        shape = rows.size, columns.size
+        memory = self.empty(rows.size * columns.size * x.dtype.itemsize)
+        z = self.array(memory, shape, x.dtype, "F" if _by_columns(x) else "C")
+        self._copy_places(shape, self._places(x, rows, columns), StridedRegion.of(z), z.dtype, conj=False)
+        return z
+
+    def place(
+        self, x: Array, z: Array, rows: Array | None = None, columns: Array | None = None, *, conj: bool = False
+    ) -> None:
+        if isinstance(x, np.ndarray):
+            x = self._uploaded(x)
+        self._copy_places(x.shape, StridedRegion.of(x), self._places(z, rows, columns), z.dtype, conj=conj)
+
+    def _uploaded(self, host: Array) -> Array:
+        """The elements of a host array in GPU memory, where those that are repeated are stored once."""
+        steps = [size if stride else 1 for size, stride in zip(host.shape, host.strides, strict=True)]
+        once = host[: steps[0], : steps[1]]
+        tight: Any = self.like(once, host.dtype) if once.size else self.array(self.empty(0), (0, 0), host.dtype)
+        self.synchronize()
+        transfer.copy_from_host(once, tight)
+        self._kept.append(tight)
+        strides = [stride if step > 1 else 0 for stride, step in zip(tight.strides, steps, strict=True)]
+        x: Array = transfer.new_array(host.shape, host.dtype, tight.data, tuple(strides))
+        return x
+
+    def _places(self, x: GpuArray, rows: Array | None, columns: Array | None) -> StridedRegion:
+        """The positions of some rows and columns of X; lists of numbers without a distance are copied to the GPU."""
+        address, steps, lists = int(x.data.ptr), [1, 1], [0, 0]
+        for axis, (stride, places) in enumerate(zip(x.strides, (rows, columns), strict=True)):
+            steps[axis] = stride // x.itemsize
+            if places is None or not places.size:
+                continue
+            step = _step(places)
+            if step is None:
+                memory, host = upload(self, places.astype(np.int64))
+                self._kept += memory, host
+                lists[axis] = int(memory.data.ptr)
+            else:
+                address += int(places[0]) * stride
+                steps[axis] *= step
+        return StridedRegion(address, *steps, *lists)
+
+    def _copy_places(
+        self, shape: tuple[int, ...], x: StridedRegion, z: StridedRegion, dtype: Dtype, *, conj: bool
+    ) -> None:
+        size: Any = shape
+        if conj and dtype.kind == "c":
+            self.strided_copy.combine(self.stream, (dtype, dtype), size, x, z, 1, 0, conj=True)
+        else:
+            self.strided_copy.copy(self.stream, dtype, size, x, z)
+
+    def select(self, x: Array, flags: Array) -> tuple[Array, Array, Array]:
+        bits: Any = transfer.words(flags) if isinstance(flags, cupy.ndarray) else transfer.on_gpu(flags)
+        if flags.dtype in FLOAT8 or flags.dtype == BFLOAT16:  # without their signs
+            bits = bits & ((1 << (8 * flags.dtype.itemsize - 1)) - 1)
+        i, j = cupy.nonzero(bits)
+        values = transfer.words(x)[i, j]
+        return transfer.on_host(i), transfer.on_host(j), transfer.on_host(values).view(x.dtype)
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         self.synchronize()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +22,7 @@ from pblas.runtime.arrays import compare_array, converted_array, equal_array
 from pblas.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype, Vector
+    from pblas.backends.dtypes import Array, Dtype, Order, Vector
     from pblas.core.operation import Bound
 
 _TAG = 1012
@@ -71,11 +69,14 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
         text = ""
     runtime.agree(_READ, text)
     with runtime.local_step(_READ):
-        elements = runtime.backend.reading(a.stored(_READ))
-        flags = runtime.backend.reading(mask.stored(_READ)) if is_matrix else part_of(mask, a.desc, runtime.rank)
-        i_loc, j_loc = np.nonzero(flags if holds_first_copy(a.desc, runtime.rank) else flags[:0])
-        rows, columns = global_indices(a.desc, runtime.rank)
-        places, values = rows[i_loc] * a.shape[1] + columns[j_loc], elements[i_loc, j_loc]
+        elements, arrays = a.stored(_READ), runtime.backend.arrays
+        places, values = np.empty(0, np.int64), np.empty(0, a.dtype)
+        if elements.size and holds_first_copy(a.desc, runtime.rank):
+            flags = mask.stored(_READ) if is_matrix else part_of(mask, a.desc, runtime.rank)
+            arrays.begin()
+            i_loc, j_loc, values = arrays.select(elements, flags)
+            rows, columns = global_indices(a.desc, runtime.rank)
+            places = rows[i_loc] * a.shape[1] + columns[j_loc]
     runtime.agree(f"{_READ}: the elements of each rank", "")
     counts = runtime.gathered(places.size)
     with runtime.local_step(_READ):
@@ -114,8 +115,7 @@ def _assign_range(a: DistMatrix, key: object, value: object) -> None:
         step(_WRITE, runtime, bind, agrees=agrees + checked.text)
         return
     part = part_of(_elements(checked, a, agrees, view.shape), view.desc, runtime.rank)
-    with runtime.backend.writing(view.stored(_WRITE)) as target:
-        target[...] = np.conj(part) if view.conjugated else part
+    _place(runtime, part, view)
 
 
 def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
@@ -131,9 +131,17 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
         return
     elements = _elements(checked, a, chosen.text, chosen.shape)
     (rows, i_loc), (columns, j_loc) = _held(a, chosen, runtime.rank)
-    part = elements[np.ix_(rows, columns)]
-    with _rewriting(runtime, a.stored(_WRITE)) as target:
-        target[np.ix_(i_loc, j_loc)] = np.conj(part) if a.conjugated else part
+    _place(runtime, elements[np.ix_(rows, columns)], a, i_loc, j_loc)
+
+
+def _place(
+    runtime: Runtime, part: Array, a: DistMatrix, i_loc: Array | None = None, j_loc: Array | None = None
+) -> None:
+    """Some of this rank's elements of A := a part of the value (local)."""
+    arrays = runtime.backend.arrays
+    arrays.begin()
+    arrays.place(part, a.stored(_WRITE), i_loc, j_loc, conj=a.conjugated)
+    arrays.synchronize()
 
 
 class _Value(NamedTuple):
@@ -166,15 +174,6 @@ def _elements(checked: _Value, a: DistMatrix, agrees: str, shape: tuple[int, int
     return np.broadcast_to(value, shape)
 
 
-@contextmanager
-def _rewriting(runtime: Runtime, x: Array) -> Iterator[Array]:
-    """A with block that yields x in host memory, with its elements, which become those of x at the end (local)."""
-    with runtime.backend.writing(x) as host:
-        if host is not x:
-            host[...] = runtime.backend.reading(x)
-        yield host
-
-
 def _everything(a: DistMatrix) -> Lists:
     return Lists(*map(np.arange, a.shape))
 
@@ -201,26 +200,6 @@ def _held(a: DistMatrix, chosen: Lists, rank: int, *, first_copy: bool = False) 
     return held
 
 
-def _index(slow: Array, fast: Array) -> tuple[Any, ...]:
-    """The index of a box of elements: with slices where indices have one distance, which read and write in a line.
-
-    >>> _index(np.array([1, 3, 5]), np.array([4, 0, 1]))
-    (slice(1, 6, 2), array([4, 0, 1]))
-    """
-    regular = [_as_slice(indices) for indices in (slow, fast)]
-    return tuple(regular) if any(isinstance(x, slice) for x in regular) else np.ix_(slow, fast)
-
-
-def _as_slice(indices: Array) -> slice | Array:
-    """Ascending indices of one distance as a slice; others as they are."""
-    if not indices.size:
-        return slice(0)
-    first, last = int(indices[0]), int(indices[-1])
-    step = (last - first) // max(1, indices.size - 1) or 1
-    is_regular = step > 0 and np.array_equal(indices, np.arange(first, last + 1, step))
-    return slice(first, last + 1, step) if is_regular else indices
-
-
 def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Lists) -> None:
     """**Collective.** out[target] := a[source]: each rank sends its elements to the ranks that store them."""
     runtime, backend = a.runtime, a.runtime.backend
@@ -229,32 +208,36 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
         stored = [_held(out, target, peer) for peer in range(runtime.nprocs)]
 
         def common(sender: int, receiver: int, of: int) -> tuple[Array, Array]:
-            """Local indices at the sender (of=0) or the receiver (of=1) of the elements between them, slow first."""
+            """Local rows and columns at the sender (of=0) or the receiver (of=1) of the elements between them."""
             pairs = zip(held[sender], stored[receiver], strict=True)
             found = [np.intersect1d(x, y, assume_unique=True, return_indices=True)[1 + of] for (x, _), (y, _) in pairs]
             (_, i_loc), (_, j_loc) = stored[receiver] if of else held[sender]
-            rows, columns = i_loc[found[0]], j_loc[found[1]]
-            return (columns, rows) if by_columns else (rows, columns)
+            return i_loc[found[0]], j_loc[found[1]]
 
-        rank, ranks, by_columns = runtime.rank, range(runtime.nprocs), a.desc.order == "F"
-        part = backend.reading(a.stored(opname))
-        part = part.T if by_columns else part
-        packed = [part[_index(*common(rank, peer, 0))].ravel() for peer in ranks]
+        rank, ranks, arrays, part = runtime.rank, range(runtime.nprocs), backend.arrays, a.stored(opname)
+        arrays.begin()
+        picked = [arrays.pick(part, *common(rank, peer, 0)) for peer in ranks]
+        packed = [x if peer == rank else _flat(backend.reading(x), a.desc.order) for peer, x in enumerate(picked)]
         places = [common(peer, rank, 1) for peer in ranks]
-        counts = [slow.size * fast.size for slow, fast in places]
-        blocks = [packed[peer] if peer == rank else np.empty(counts[peer], a.dtype) for peer in ranks]
+        counts = [rows.size * columns.size for rows, columns in places]
+        blocks = [picked[peer] if peer == rank else np.empty(counts[peer], a.dtype) for peer in ranks]
     runtime.agree(f"{opname}: memory", "")
     channel, peers = backend.plain_channel, [(rank + turn) % len(ranks) for turn in range(1, len(ranks))]
     transfers = [channel.receive(blocks[peer][:, None], peer, _TAG) for peer in peers if counts[peer]]
     transfers += [channel.send(packed[peer][:, None], peer, _TAG) for peer in peers if packed[peer].size]
     for transfer in transfers:
         backend.wait(transfer.done, f"{opname}: elements")
-    if a.conjugated != out.conjugated:
-        blocks = [np.conj(block) for block in blocks]
-    with _rewriting(runtime, out.stored(opname)) as local:
-        stored_lines = local.T if by_columns else local
-        for (slow, fast), block in zip(places, blocks, strict=True):
-            stored_lines[_index(slow, fast)] = block.reshape(slow.size, fast.size)
+    for peer, (rows, columns) in enumerate(places):
+        x = blocks[peer]
+        if peer != rank:
+            x = x.reshape((rows.size, columns.size), order=a.desc.order)
+        arrays.place(x, out.stored(opname), rows, columns, conj=a.conjugated != out.conjugated)
+    arrays.synchronize()
+
+
+def _flat(x: Array, order: Order) -> Array:
+    """The elements of a matrix in a storage order (local)."""
+    return np.ravel(x, order=order)
 
 
 def _bind_masked(opname: str, runtime: Runtime, a: DistMatrix, mask: Any, value: object) -> Bound[DistMatrix]:

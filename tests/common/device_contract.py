@@ -147,6 +147,49 @@ def take(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
         same(on.device.take(on.put(host, order), rows, columns), host[rows, columns])
 
 
+@case(*DTYPES, *FLOAT8)
+def pick(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    host = entries((m, N), dtype, 1)
+    for rows, columns in some_places(m):
+        picked = on.device.pick(on.put(host, order), rows, columns)
+        same(on.get(picked), host[np.ix_(rows, columns)])
+
+
+@case(*DTYPES, *FLOAT8)
+def place(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    host = entries((m, N), dtype, 1)
+    values = entries((m, N), dtype, 2)
+    for rows, columns in some_places(m):
+        x, expected, z = values[: rows.size, : columns.size], host.copy(), on.put(host, order)
+        repeated = np.broadcast_to(values[:1, :1], x.shape) if x.size else x
+        for y, other in itertools.product((x, repeated), ORDERS):
+            for source in (y, on.put(np.ascontiguousarray(y), other)):
+                on.device.place(source, z, rows, columns, conj=other == "C")
+                expected[np.ix_(rows, columns)] = conjugated(y, other == "C" and dtype.kind == "c")
+                same(on.get(z), expected)
+    z = on.put(host, order)
+    on.device.place(values[:, :1] + np.zeros((1, N), dtype), z)
+    same(on.get(z), values[:, :1] + np.zeros((1, N), dtype))
+
+
+@case(*DTYPES, *FLOAT8)
+def select(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    host, chosen = entries((m, N), dtype, 1), np.arange(m)[:, None] % 3 == np.arange(N)[None] % 2
+    for kind in (np.dtype(bool), dtype):
+        flags = np.where(chosen, 2, -0.0).astype(kind)
+        for where in (flags, on.put(flags, ORDERS[m % 2])) if kind.kind != "b" else (flags,):
+            rows, columns, values = on.device.select(on.put(host, order), where)
+            found = sorted(zip(rows.tolist(), columns.tolist(), strict=True))
+            assert found == [(i, j) for i, j in np.argwhere(chosen).tolist()]
+            same(values, host[rows, columns])
+
+
+def some_places(m: int) -> list[tuple[Array, Array]]:
+    """Lists of rows and columns, with and without a distance."""
+    every = np.arange(m), np.arange(N)
+    return [every, (every[0][::-1], every[1][1::2]), (every[0][[4, 1, 5][: m // 2]], every[1][[3, 0, 1]])]
+
+
 @case(*DTYPES)
 def fill(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     host, rows = entries((m, N), dtype, 1), np.arange(m)[::2]
