@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pblas
+from pblas.backends.cuda import arrays
 from tests.gpu.products.general import context
 from tests.gpu.products.products import Placed
 from tests.mpi.matrices.test_constructors import (  # noqa: F401 - pytest runs the imported tests on GPUs
@@ -18,12 +20,14 @@ from tests.mpi.matrices.test_constructors import (  # noqa: F401 - pytest runs t
     test_views_are_like_matrices,
 )
 from tests.mpi.matrices.test_indexing import (  # noqa: F401
+    test_a_mask_selects_elements_by_rows,
     test_an_index_selects_what_is_assigned,
     test_an_overlapping_value_is_copied_first,
     test_assignment_is_that_of_numpy,
     test_assignment_promotes_and_converts,
     test_elements_are_read_on_all_ranks,
     test_keys_select_views,
+    test_lists_and_steps_are_those_of_numpy,
     test_triangles_and_stacks_are_those_of_numpy,
 )
 from tests.mpi.matrices.test_reductions import (  # noqa: F401
@@ -63,6 +67,7 @@ from tests.mpi.operations.test_structured import (  # noqa: F401
 )
 from tests.mpi.operations.test_trsv import test_the_backward_error_is_small  # noqa: F401
 
+cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 
@@ -98,3 +103,38 @@ class Guarded(Placed):
 @pytest.fixture(autouse=True)
 def guarded_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_elementwise, "Guarded", Guarded)
+
+
+class Counting:
+    """CuPy's runtime, whose waits are counted."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime, self.waits = runtime, 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.waits += name.endswith("Synchronize")
+        return getattr(self._runtime, name)
+
+
+@pytest.mark.parametrize("transport", ["shared", "message"])
+def test_a_chain_in_one_layout_waits_for_nothing(
+    contexts: dict[str, pblas.Context], transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its calls follow each other on the caller's stream, and calls on another stream wait for them."""
+    ctx = contexts[transport]
+    A, B = (ctx.random((300, 40), seed=seed) for seed in (1, 2))
+    a, b = A.to_global(None), B.to_global(None)
+    streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
+    for _ in range(3):
+        counting = Counting(cupy.cuda.runtime)
+        with monkeypatch.context() as patch, streams[0]:
+            C = abs(2 * (A + B) - A)
+            patch.setattr(arrays, "runtime", counting)
+            C = abs(2 * (C - B) + A)
+        assert counting.waits == 0
+        with streams[1]:
+            D = C + C
+            total = D.sum()
+        expected = 2 * abs(2 * (abs(2 * (a + b) - a) - b) + a)
+        assert np.array_equal(D.to_global(None), expected)
+        assert np.isclose(total, expected.sum())
