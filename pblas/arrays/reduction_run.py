@@ -44,6 +44,7 @@ class PreparedReduction:
         """Numbers in the partial results of each rank (global)."""
         self._shares: list[_Share] | None = None
         self._columns: Index | None = None
+        self._diagonal: tuple[Array, Array] | None = None
         self._keeps = sum(counts) <= _KEPT
 
     @cached_property
@@ -94,6 +95,20 @@ class PreparedReduction:
             self._columns = columns
         return columns
 
+    @property
+    def diagonal(self) -> tuple[Array, Array] | None:
+        """Local rows and columns of this rank's elements of the diagonal; None without any (local)."""
+        if self._diagonal is not None:
+            return self._diagonal
+        plan, ranges = self.plan, self.plan.diagonal_ranges(self.rank)
+        if not ranges:
+            return None
+        g = np.arange(plan.nresults if plan.operation == "diagonal" else min(plan.a.shape))[index_of(ranges)]
+        places = plan.a.local_index(g, g)
+        if self._keeps and g.size <= _KEPT:
+            self._diagonal = places
+        return places
+
     def close(self) -> None:
         """Nothing: it has no memory but indices (local)."""
 
@@ -119,7 +134,7 @@ def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple
     if plan.operation == "squares":
         return np.concatenate(_scaled_squares(plan, arrays, x))
     if plan.operation in ("diagonal", "trace"):
-        elements: Array = _diagonal(plan, arrays, rank, x).astype(dtype, copy=False)
+        elements: Array = _diagonal(prepared, arrays, x).astype(dtype, copy=False)
         return elements if plan.operation == "diagonal" else elements.sum(keepdims=True)
     if plan.operation == "dot":
         result: Array = arrays.dot(x, operands[1], order, dtype, conj=operands[2])
@@ -161,13 +176,10 @@ def _splits(plan: ReductionPlan) -> tuple[Split, Split]:
     return plan.a.rows, plan.a.columns
 
 
-def _diagonal(plan: ReductionPlan, arrays: Device, rank: int, x: Array) -> Array:
+def _diagonal(prepared: PreparedReduction, arrays: Device, x: Array) -> Array:
     """This rank's elements of the diagonal."""
-    ranges = plan.diagonal_ranges(rank)
-    if not ranges:
-        return np.zeros(0, x.dtype)
-    g = np.arange(plan.nresults if plan.operation == "diagonal" else min(plan.a.shape))[index_of(ranges)]
-    elements: Array = arrays.take(x, *plan.a.local_index(g, g))
+    places = prepared.diagonal
+    elements: Array = np.zeros(0, x.dtype) if places is None else arrays.take(x, *places)
     return elements
 
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from pblas import errors
+from pblas.arrays.elementwise import Elementwise
 from pblas.arrays.reductions import described
-from pblas.core.call import call, checked_call
+from pblas.core.call import call, checked_call, step
 from pblas.core.checks import check_matrix, common_dtype
 from pblas.layouts.descriptor import resized
 from pblas.matrices.matrix import DistMatrix
-from pblas.redistribution.api import Redistribution, redistributed
+from pblas.redistribution.api import Redistribution
 from pblas.runtime.runtime import Runtime, fail_without_context
 
 if TYPE_CHECKING:
@@ -125,7 +127,8 @@ def _stacked(opname: str, matrices: object, axis: int) -> DistMatrix:
         desc = resized(desc, (bounds[-1], desc.n) if axis == 0 else (desc.m, bounds[-1]))
         out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, dtype)), runtime)
         for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
-            redistributed(opname, x, out=out[start:stop, :] if axis == 0 else out[:, start:stop])
+            part = out[start:stop, :] if axis == 0 else out[:, start:stop]
+            step(opname, runtime, partial(Elementwise.bind, opname, runtime, "x", {"x": x}, part, None))
         return out
 
 
