@@ -250,6 +250,6 @@ class NoBlocks(Blocks[Window, Block]):
 def call_site() -> str:
     """file:line of the innermost caller outside pblas."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files and costs milliseconds
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "pblas":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "")[:6] in ("pblas", "pblas."):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -27,6 +27,7 @@ from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
 from pblas.backends.device import Axis, Device, Mark, PieceProducts, PieceSizes, Programs, Staircase, Traits, Uplo
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
+from pblas.epilogues import Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -55,6 +56,7 @@ class Program:
             self.graph.close()
 
 
+_VALUE = Name("value")
 _SEEN = object()  # stands for the program of a body that has run once
 
 
@@ -258,14 +260,10 @@ class DeviceArrays(Device):
         return transfer.on_host(cupy.sum((left.conj() if conj else left) * right).reshape(-1))
 
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
-        words = transfer.words(x)
-        steps = [_step(places) for places in (rows, columns)]
-        if rows.size and None not in steps:  # a diagonal, or a part of one
-            first = words[int(rows[0]) :, int(columns[0]) :]
-            stride = sum(step * stride for step, stride in zip(steps, words.strides, strict=True))
-            line: Any = cupy.ndarray((rows.size,), words.dtype, first.data, (stride,))
+        line = _line(x, rows, columns)
+        if line is not None:
             return transfer.on_host(cupy.ascontiguousarray(line)).view(x.dtype)
-        return transfer.on_host(words[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
+        return transfer.on_host(transfer.words(x)[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
 
     def pick(self, x: Array, rows: Array, columns: Array) -> Array:
         shape = rows.size, columns.size
@@ -330,10 +328,19 @@ class DeviceArrays(Device):
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         self.synchronize()
         if rows.size:
-            words = transfer.words(x)
+            words, line = transfer.words(x), _line(x, rows, columns)
             bits = np.array([value], x.dtype).view(words.dtype)
-            words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = bits[0]
+            if line is not None:
+                line.fill(bits[0])
+            else:
+                words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = bits[0]
             cupy.cuda.get_current_stream().synchronize()
+
+    def fill_whole(self, x: Array, value: complex) -> None:
+        """X := value, as its dtype holds it, after all work of the GPU; done on return (local)."""
+        with transfer.settled(x), np.errstate(all="ignore"):
+            element = complex(np.array(value).astype(x.dtype))
+            self.pointwise.evaluate(0, _VALUE, x, {"value": element}, x, accumulator_dtype(x.dtype))
 
     def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
         self.synchronize()
@@ -770,6 +777,17 @@ def _step(places: Array) -> int | None:
         return 0
     step = int(places[1] - places[0])
     return step if step >= 0 and (places[1:] - places[:-1] == step).all() else None
+
+
+def _line(x: GpuArray, rows: Array, columns: Array) -> Any:
+    """The elements X[rows[i], columns[i]] as a view, if these are places with a distance, as those of a diagonal."""
+    steps = [_step(places) for places in (rows, columns)]
+    if not rows.size or None in steps:
+        return None
+    words = transfer.words(x)
+    stride = sum(step * stride for step, stride in zip(steps, words.strides, strict=True) if step)
+    first = words[int(rows[0]) :, int(columns[0]) :]
+    return cupy.ndarray((rows.size,), words.dtype, first.data, (stride,))
 
 
 def _overlap(x: GpuArray, z: GpuArray) -> bool:

@@ -94,7 +94,10 @@ class GpuBackend(HostRanks):
             transfer.copy_from_host(x, z)
 
     def fill(self, x: Array, value: complex = 0) -> None:
-        transfer.fill(x, value)
+        if value and x.size:
+            self.arrays.fill_whole(x, value)
+        else:
+            transfer.fill(x, value)
 
     def conjugated(self, x: Array) -> Array:
         """A copy of conj(X); CuPy has no read-only arrays (local)."""

@@ -8,14 +8,13 @@ kernel, so new values need no compilation.
 
 from __future__ import annotations
 
-import ctypes
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
-from pblas.backends.cuda.kernels import EARLY_CAPABILITY, Stream, configured, expanded, give
+from pblas.backends.cuda.kernels import EARLY_CAPABILITY, Stream, WordArguments, configured, expanded, give
 from pblas.epilogues import RESULT, Name, Node, Number, operand_names, renamed
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ _MOST_KNOWN = 1024  # expressions whose kernels are kept
 _ROWS_PER_SM = 16  # CTAs that normalise rows, twice as many as fit at once
 _PACK_NBYTES = 16
 _HEAD_WORDS = 5  # PointwiseArguments before the terms, and the length of a line
-_FAILED = "an expression could not be evaluated on stream {:#x}: {}"
 _DOUBLES = struct.Struct("=2d")
 _WORDS = struct.Struct("=2q")
 
@@ -208,8 +206,7 @@ class Pointwise:
         self._compiled: dict[Any, tuple[int, Any]] = {}
         self._kernels: dict[Any, _Kernels] = {}
         self._renamed: dict[int, tuple[Any, ...]] = {}
-        self._memory = ctypes.create_string_buffer(8 * (_HEAD_WORDS + TERM_WORDS * MAX_TERMS))
-        self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
+        self._words = WordArguments(_HEAD_WORDS + TERM_WORDS * MAX_TERMS)
 
     def combine(self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         """Launch Out := the value of an expression of arrays of any dtypes, rounded once."""
@@ -290,18 +287,16 @@ class Pointwise:
 
     def _launch(self, function: int, stream: Stream, words: list[int], ctas: int, *, early: bool = False) -> None:
         def start(handle: int) -> None:
-            struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
-            arguments = ctypes.addressof(self._pointer)  # the driver copies the arguments before it returns
-            if early:
-                config = configured(handle, ctas, _THREADS, early=True)
-                (status,) = self._driver.cuLaunchKernelEx(config, self._driver.CUfunction(function), arguments, 0)
-                if status:
-                    raise errors.BackendError(_FAILED.format(handle, status.name))
+            if not early:
+                self._words.launch(function, handle, (ctas, 1), _THREADS, words)
                 return
-            try:
-                self._cupy.cuda.driver.launchKernel(function, ctas, 1, 1, _THREADS, 1, 1, 0, handle, arguments, 0)
-            except self._cupy.cuda.driver.CUDADriverError as caught:
-                raise errors.BackendError(_FAILED.format(handle, caught)) from None
+            self._words.write(words)
+            config = configured(handle, ctas, _THREADS, early=True)
+            kernel = self._driver.CUfunction(function)
+            (status,) = self._driver.cuLaunchKernelEx(config, kernel, self._words.address, 0)
+            if status:
+                text = f"an expression could not be evaluated on stream {handle:#x}: {status.name}"
+                raise errors.BackendError(text)
 
         give(stream, start, words)
 

@@ -13,6 +13,7 @@ import cupy
 import numpy as np
 
 from pblas.backends.cuda import transfer
+from pblas.backends.cuda.kernels import WordArguments
 from pblas.backends.cuda.pointwise import OPTIONS, functions, type_name
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ _CTAS_PER_SM = 8  # as many as fit at once
 _LEAST_HEIGHT = 32  # lines that a thread adds at least
 _MOST_PARTS = 65535  # of the second dimension of a grid
 _LOADS = 4  # packs that a thread compares at a time
+_MOST_WORDS = 9  # arguments of a kernel
 
 
 def is_across(x: GpuArray, axis: int) -> bool:
@@ -51,8 +53,7 @@ def _across(kind: str, x: GpuArray, axis: int, dtype: Dtype) -> Any:
     parts = -(-lines // height)
     results = cupy.empty((parts, length), dtype)
     kernel = _kernel("reduce_across", "reductions.cu", x.dtype, dtype, f"enum {{ KIND = {KINDS.index(kind)} }};\n")
-    words = (np.int64(n) for n in (x.data.ptr, length, lines, ld, height, whole))
-    kernel((wide, parts), (_THREADS,), (*words, results))
+    _launch(kernel, (wide, parts), x.data.ptr, length, lines, ld, height, whole, results.data.ptr)
     return results[0] if parts == 1 else _across(_ADDING[kind], results, 0, dtype)
 
 
@@ -70,8 +71,8 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     dtype = np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.dtype(np.float32)
     candidates = cupy.empty(2 * (ctas + 1), np.int64)
     kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, f"enum {{ IS_MAX = {int(kind == 'max')} }};\n")
-    words = (np.int64(k) for k in (x.data.ptr, length, lines, ld, slow, fast, whole))
-    kernel((ctas,), (_THREADS,), (*words, candidates, _ended()))
+    places = candidates.data.ptr, _ended().data.ptr
+    _launch(kernel, (ctas, 1), x.data.ptr, length, lines, ld, slow, fast, whole, *places)
     result = transfer.on_host(candidates[2 * ctas :])
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
 
@@ -90,6 +91,15 @@ def _multiprocessors() -> int:
 def _ended() -> Any:
     """A counter of CTAs, which each kernel leaves at 0."""
     return cupy.zeros(1, np.uint32)
+
+
+def _launch(kernel: Any, ctas: tuple[int, int], *words: int) -> None:
+    _words().launch(kernel.kernel.ptr, cupy.cuda.get_current_stream().ptr, ctas, _THREADS, words)
+
+
+@cache
+def _words() -> WordArguments:
+    return WordArguments(_MOST_WORDS)
 
 
 @cache

@@ -7,6 +7,7 @@ several threads: a copy engine moves some pieces while other threads copy theirs
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +26,8 @@ _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 _PIECE_NBYTES = 8 << 20  # of a page-locked buffer
 _DIRECT_NBYTES = 1 << 18  # up to this size a matrix travels in one piece, without such a buffer
-_THREADS = 4  # that copy pieces; each has a buffer and a stream
+_THREADS = min(16, len(os.sched_getaffinity(0)))
+"""Threads that copy pieces, each with a buffer and a stream: the pages of a new host array take most of the time."""
 
 
 def device_array(x: Any) -> Any:
@@ -65,7 +67,7 @@ def uploading(x: GpuArray) -> Iterator[Array]:
 
 def copy(x: GpuArray, z: GpuArray) -> None:
     """Z := X for CuPy arrays of one GPU, one shape and one dtype, of any strides (local)."""
-    with _settled(z):
+    with settled(z):
         target, source = _by_rows(words(z), words(x))
         target[...] = source
 
@@ -134,7 +136,7 @@ def _move(x: Any, host: Array, move: Callable[[GpuArray, Array, Array], None]) -
     device = x.data.device_id
 
     if x.nbytes <= _DIRECT_NBYTES:
-        with _settled(x):
+        with settled(x):
             move(x, np.empty(x.shape, x.dtype), host)
         return
 
@@ -144,7 +146,7 @@ def _move(x: Any, host: Array, move: Callable[[GpuArray, Array, Array], None]) -
             move(piece, _own.buffer(piece), host[start : start + height])
             stream.synchronize()
 
-    with _settled(x):
+    with settled(x):
         for _ in _threads().map(move_rows, range(0, len(x), height)):
             pass
 
@@ -189,7 +191,7 @@ def fill(x: GpuArray, value: complex = 0) -> None:
         target = words(x)
         with np.errstate(all="ignore"):
             element = np.array(value).astype(x.dtype).reshape(1).view(target.dtype)[0]
-        with _settled(x):
+        with settled(x):
             target, _ = _by_rows(target, target)
             target.fill(element)
 
@@ -210,7 +212,7 @@ class Shadow:
 
 
 @contextmanager
-def _settled(x: GpuArray) -> Iterator[None]:
+def settled(x: GpuArray) -> Iterator[None]:
     """A with block on the GPU of x, which is idle when the block begins and ends."""
     with cupy.cuda.Device(x.data.device_id):
         runtime.deviceSynchronize()

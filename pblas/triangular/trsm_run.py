@@ -51,6 +51,8 @@ class RunTrsm:
         self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
         self._steps, self._looks_left = list(plan.steps()), plan.looks_left
         self._uplo, self._unit = plan.shape_of_t.uplo, operands.unit
+        # One rank has all of T, and a device solves for a vector by one call.
+        self._is_whole = plan.nprocs == 1 and backend.gpus and operands.right.columns.n == 1
         self._blocks, self._off_diagonal = self._panels(block=True), self._panels(block=False)
 
     def run(self, x: TrsmOperands) -> None:
@@ -65,6 +67,15 @@ class RunTrsm:
             arrays.scale(x.alpha, solutions)
         else:
             self._right.bring(solutions, Scaling(x.alpha, 0.0, x.conj[1]))
+        if self._is_whole:  # X = T^-1 X, of one vector
+            arrays.trsm(x.triangle, solutions, uplo=self._uplo, unit=self._unit, conj=x.conj[0])
+        else:
+            self._solve_by_panels(solutions, x)
+        self._right.deliver(x.result, plan.name)
+        self._triangle.release()
+
+    def _solve_by_panels(self, solutions: Array, x: TrsmOperands) -> None:
+        arrays = self._arrays
         self._begin(0)
         for s, step in enumerate(self._steps):
             self._begin(s + 1)  # lookahead: the next panel travels while this one is used
@@ -84,8 +95,6 @@ class RunTrsm:
                 self._solve(step, t_kk, solutions, x)
         for panels in (self._blocks, self._off_diagonal):
             panels.end()
-        self._right.deliver(x.result, plan.name)
-        self._triangle.release()
 
     def _begin(self, s: int) -> None:
         """Start the messages of a step, if there is one."""

@@ -337,7 +337,7 @@ class MatrixVector(Operation[Any]):
         target = None if out is None else out.column
         return Bound(cls, form, {"alpha": alpha, "beta": beta}, {"A": a, **reads}, target, local=(x, y))
 
-    @property
+    @cached_property
     def target(self) -> VectorKind | None:
         """The vector of the result, a new one divided as the rows of op(A); None for an array (global)."""
         if self.out is not None:

@@ -128,6 +128,31 @@ class Arguments:
             struct.pack_into(f"={len(values)}q", self._memory, offset, *values)
 
 
+class WordArguments:
+    """Memory for the arguments of launches that are 64-bit words: those of a kernel, or of its only struct."""
+
+    def __init__(self, most: int) -> None:
+        import cupy
+
+        self._driver = cupy.cuda.driver
+        self._memory = ctypes.create_string_buffer(8 * most)
+        start = ctypes.addressof(self._memory)
+        self._pointers = (ctypes.c_void_p * most)(*range(start, start + 8 * most, 8))
+        self.address: int = ctypes.addressof(self._pointers)
+
+    def write(self, words: Sequence[int]) -> None:
+        """Write the arguments of the next launch; the driver copies them before the launch returns."""
+        struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
+
+    def launch(self, function: int, stream: int, ctas: tuple[int, int], threads: int, words: Sequence[int]) -> None:
+        """Launch a kernel on a stream."""
+        self.write(words)
+        try:
+            self._driver.launchKernel(function, *ctas, 1, threads, 1, 1, 0, stream, self.address, 0)
+        except self._driver.CUDADriverError as caught:
+            raise errors.BackendError(f"a kernel could not be launched on stream {stream:#x}: {caught}") from None
+
+
 class Ready:
     """A launch with prepared arguments, which costs one call."""
 
