@@ -142,16 +142,25 @@ class _Kernels(NamedTuple):
     key: tuple[Any, ...]  # the arguments of `source`
     terms: tuple[tuple[str, bool], ...]  # the operands beside x, and whether each is an array
     nbytes: int  # of an element, for the length of packs
+    tree: Node  # the expression with the operands' own names
+    functions: dict[bool, int]  # for arrays whose packs are whole, and for all others
+    first: str = RESULT  # the operand that is x
 
     @classmethod
     def of(
-        cls, tree: Node, dtypes: Mapping[str, Dtype | None], x: Dtype, out: Dtype, compute: Dtype | None
+        cls,
+        tree: Node,
+        canonical: Node,
+        dtypes: Mapping[str, Dtype | None],
+        x: Dtype,
+        out: Dtype,
+        compute: Dtype | None,
     ) -> _Kernels:
-        names = operand_names(tree)
+        names = operand_names(canonical)
         check_count(len(names))
         used = tuple(dtypes[name] for name in names)
         terms = tuple((name, dtypes[name] is not None) for name in names)
-        return cls((tree, used, x, out, compute), terms, pack_nbytes(used, x, out, compute))
+        return cls((canonical, used, x, out, compute), terms, pack_nbytes(used, x, out, compute), tree, {})
 
 
 def _is_tight(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
@@ -205,21 +214,24 @@ class Pointwise:
         self._early = int(device.compute_capability) >= EARLY_CAPABILITY
         self._compiled: dict[Any, tuple[int, Any]] = {}
         self._kernels: dict[Any, _Kernels] = {}
-        self._renamed: dict[int, tuple[Any, ...]] = {}
         self._words = WordArguments(_HEAD_WORDS + TERM_WORDS * MAX_TERMS)
 
     def combine(self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         """Launch Out := the value of an expression of arrays of any dtypes, rounded once."""
-        known = self._renamed.get(id(tree))
-        if known is None or known[0] is not tree or not isinstance(operands.get(known[2]), self._cupy.ndarray):
-            first = next(name for name, z in operands.items() if isinstance(z, self._cupy.ndarray))
-            names = {name: f"o{number}" for number, name in enumerate(operands)} | {first: RESULT}
-            if len(self._renamed) >= _MOST_KNOWN:
-                self._renamed.clear()
-            known = self._renamed[id(tree)] = tree, renamed(tree, names), first, names
-        _, tree, first, names = known
-        others = {names[name]: z for name, z in operands.items() if name != first}
-        self.evaluate(stream, tree, operands[first], others, out, compute)
+        ndarray = self._cupy.ndarray
+        types = tuple([z.dtype if isinstance(z, ndarray) else None for z in operands.values()])
+        key = id(tree), tuple(operands), types, out.dtype, compute
+        kernels = self._kernels.get(key)
+        if kernels is None:
+            names = {name: f"o{number}" for number, name in enumerate(operands)}
+            first = next(name for name, dtype in zip(operands, types, strict=True) if dtype is not None)
+            canonical = renamed(tree, names | {first: RESULT})
+            dtypes = dict(zip(names.values(), types, strict=True))
+            kernels = self._keep(key, tree, canonical, dtypes, operands[first].dtype, out.dtype, compute)
+            originals = {new: name for name, new in names.items()}
+            terms = tuple((originals[new], is_array) for new, is_array in kernels.terms)
+            kernels = self._kernels[key] = kernels._replace(terms=terms, first=first)
+        self._evaluate(stream, kernels, operands[kernels.first], operands, out)
 
     def evaluate(
         self,
@@ -235,30 +247,59 @@ class Pointwise:
             return
         ndarray = self._cupy.ndarray
         types = tuple([z.dtype if isinstance(z, ndarray) else None for z in operands.values()])
-        key = id(tree), x.dtype, out.dtype, compute, tuple(operands), types
+        key = id(tree), tuple(operands), types, out.dtype, compute, x.dtype
         kernels = self._kernels.get(key)
         if kernels is None:
-            if len(self._kernels) >= _MOST_KNOWN:
-                self._kernels.clear()
             dtypes = dict(zip(operands, types, strict=True))
-            kernels = self._kernels[key] = _Kernels.of(tree, dtypes, x.dtype, out.dtype, compute)
-        shape, strides = out.shape, out.strides
-        arrays = [x, *[operands[name] for name, is_array in kernels.terms if is_array]]
-        if _is_tight(shape, strides, out.itemsize) and all(z.shape == shape and z.strides == strides for z in arrays):
-            lines, length, places = 1, out.size, [(1, 0)] * (1 + len(arrays))  # all elements, in the order of memory
+            kernels = self._keep(key, tree, tree, dtypes, x.dtype, out.dtype, compute)
+        self._evaluate(stream, kernels, x, operands, out)
+
+    def _keep(
+        self,
+        key: tuple[object, ...],
+        tree: Node,
+        canonical: Node,
+        dtypes: Mapping[str, Dtype | None],
+        x: Dtype,
+        out: Dtype,
+        compute: Dtype | None,
+    ) -> _Kernels:
+        """The kernels of an expression, found again by the place of its tree, which stays there as long as they."""
+        if len(self._kernels) >= _MOST_KNOWN:
+            self._kernels.clear()
+        kernels = self._kernels[key] = _Kernels.of(tree, canonical, dtypes, x, out, compute)
+        return kernels
+
+    def _evaluate(
+        self, stream: Stream, kernels: _Kernels, x: GpuArray, operands: Mapping[str, Any], out: GpuArray
+    ) -> None:
+        """Launch the kernel for arrays of these shapes and strides."""
+        shape, strides, pack = out.shape, out.strides, _PACK_NBYTES // kernels.nbytes
+        arrays = [out, x, *[operands[name] for name, is_array in kernels.terms if is_array]]
+        pointers = [z.data.ptr for z in arrays]
+        if _is_tight(shape, strides, out.itemsize) and all([z.shape == shape and z.strides == strides for z in arrays]):  # noqa: C419 - a list takes less time
+            lines, length, places = 1, out.size, [(1, 0)] * len(arrays)  # all elements, in the order of memory
+            is_whole = not (length % pack or any([pointer % _PACK_NBYTES for pointer in pointers]))  # noqa: C419
         else:
-            lines, length, places = _lines([out, *arrays])
-        words = [out.data.ptr, lines, *places[0], length, x.data.ptr, *places[1]]
-        remaining = iter(places[2:])
+            lines, length, places = _lines(arrays)
+            is_whole = _are_whole(pack, length, arrays, places)
+        words = [pointers[0], lines, *places[0], length, pointers[1], *places[1]]
+        remaining = zip(pointers[2:], places[2:], strict=True)
         for name, is_array in kernels.terms:
-            words += (operands[name].data.ptr, *next(remaining)) if is_array else number_term(operands[name])
-        packs = -(-length * kernels.nbytes // _PACK_NBYTES)
+            if is_array:
+                pointer, place = next(remaining)
+                words += pointer, *place
+            else:
+                words += number_term(operands[name])
+        packs = -(-length // pack)
         ctas = lines * -(-packs // (_THREADS * _PACKS))
-        if ctas <= _MOST_CTAS and _are_whole(_PACK_NBYTES // kernels.nbytes, length, [out, *arrays], places):
-            self._launch(self._function(kernels.key, _PACKS), stream, words, ctas)
-        else:
+        is_whole = is_whole and ctas <= _MOST_CTAS
+        if not is_whole:
             ctas = min(-(-lines * packs // _THREADS), _CTAS_PER_SM * self._sms)
-            self._launch(self._function(kernels.key, 0), stream, words, ctas)
+        function = kernels.functions.get(is_whole)
+        if function is None:
+            function = kernels.functions[is_whole] = self._function(kernels.key, _PACKS if is_whole else 0)
+        self._launch(function, stream, words, ctas)
 
     def normalise(
         self,

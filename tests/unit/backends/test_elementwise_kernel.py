@@ -36,22 +36,23 @@ class HostPointwise(Pointwise):
 
     def __init__(self, folder: Path) -> None:
         self._cupy, self._folder = SimpleNamespace(ndarray=HostArray), folder
-        self._sms, self._kernels, self._renamed = 1, {}, {}
+        self._sms, self._kernels = 1, {}
         self.packs: list[int] = []
         self._made: dict[Any, Kernels] = {}
 
     def _function(self, key: Any, packs: int) -> Any:
-        self.packs.append(packs)
         if (key, packs) not in self._made:
             folder = self._folder / str(len(self._made))
             folder.mkdir()
-            self._made[key, packs] = Kernels(source(*key, packs=packs), ["pointwise_all"], folder, "PointwiseArguments")
+            kernels: Any = Kernels(source(*key, packs=packs), ["pointwise_all"], folder, "PointwiseArguments")
+            kernels.packs, self._made[key, packs] = packs, kernels
         return self._made[key, packs]
 
     def _launch(self, function: Any, stream: Any, words: list[int], ctas: int, *, early: bool = False) -> None:
         del stream, early
         # CTAs have a quarter of the threads here; they share the elements, unless each has its own packs.
-        function.start_words("pointwise_all", 4 * ctas if self.packs[-1] else min(ctas, 2), words)
+        self.packs.append(function.packs)
+        function.start_words("pointwise_all", 4 * ctas if function.packs else min(ctas, 2), words)
 
 
 def placed(x: Array, order: str) -> tuple[Any, Any]:
