@@ -38,7 +38,7 @@ def device_array(x: Any) -> Any:
         check_tensor(x)
         dtype, (address, device) = tensor_dtype(x), (x.data_ptr(), x.device.index)
         strides = tuple(dtype.itemsize * step for step in x.stride())
-        nbytes = _span(tuple(x.shape), strides, dtype.itemsize) if x.numel() else 0
+        nbytes = _span(x.shape, strides, dtype.itemsize) if x.numel() else 0
         memory = cupy.cuda.UnownedMemory(address, nbytes, x, device)
         return new_array(tuple(x.shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
     if hasattr(x, "__cuda_array_interface__"):
@@ -221,8 +221,9 @@ def settled(x: GpuArray) -> Iterator[None]:
 
 
 def span(x: GpuArray) -> int:
-    """Bytes from the first element of an array, of positive strides, to the end of its last."""
-    return _span(x.shape, x.strides, x.itemsize)
+    """Bytes from the first element of a matrix, of positive strides, to the end of its last."""
+    (m, n), (down, across) = x.shape, x.strides
+    return int((m - 1) * down + (n - 1) * across + x.itemsize)
 
 
 def _span(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> int:

@@ -6,6 +6,7 @@ cuBLAS lacks conjugates without a transposition, so those operations do not come
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,14 +41,14 @@ def multiply(
         trans = "T" if trans == "N" else "N"
     if kind == "trmv":
         diagonal = cublas.DiagType.UNIT if unit else cublas.DiagType.NON_UNIT
-        _routine(kind, a)(handle, side, _FLAGS[trans], diagonal, len(a), matrix, lda, *_vector(y))
+        _routine(kind, a.dtype.char)(handle, side, _FLAGS[trans], diagonal, len(a), matrix, lda, *_vector(y))
         return
     scalars = np.array([alpha, beta], a.dtype)
-    first, second = (scalars.ctypes.data + i * a.itemsize for i in (0, 1))
+    first = scalars.ctypes.data
     leading: tuple[int, ...] = side, len(a)
     if kind == "gemv":
         leading = _FLAGS[trans], *(a.shape[::-1] if is_turned else a.shape)
-    _routine(kind, a)(handle, *leading, first, matrix, lda, *_vector(x), second, *_vector(y))
+    _routine(kind, a.dtype.char)(handle, *leading, first, matrix, lda, *_vector(x), first + a.itemsize, *_vector(y))
 
 
 def update(handle: int, name: str, alpha: complex, x: Array, y: Array, a: Array, *, uplo: Uplo) -> None:
@@ -60,12 +61,13 @@ def update(handle: int, name: str, alpha: complex, x: Array, y: Array, a: Array,
         leading = a.shape[::-1] if is_turned else a.shape
         if is_turned:  # A^T += alpha y x^T
             vectors = [*_vector(y), *_vector(x)]
-    _routine(name, a)(handle, *leading, factor.ctypes.data, *vectors, matrix, lda)
+    _routine(name, a.dtype.char)(handle, *leading, factor.ctypes.data, *vectors, matrix, lda)
 
 
-def _routine(name: str, a: GpuArray) -> Any:
-    is_complex = a.dtype.kind == "c"
-    return getattr(cublas, f"{_LETTERS[a.dtype.char]}{name if is_complex else _REAL_NAMES.get(name, name)}_64")
+@cache
+def _routine(name: str, letter: str) -> Any:
+    """The routine for a dtype, by NumPy's letter."""
+    return getattr(cublas, f"{_LETTERS[letter]}{name if letter in 'FD' else _REAL_NAMES.get(name, name)}_64")
 
 
 def _by_columns(a: GpuArray) -> bool:

@@ -201,6 +201,9 @@ def _arg_extremes(plan: ReductionPlan, arrays: Device, rank: int, x: Array) -> A
 
 def _combined_indices(prepared: PreparedReduction, gathered: Array) -> Array:
     """Indices of the extremes: the lowest index of equal values."""
+    if len(prepared.shares) == 1:  # a rank has all elements
+        start, stop = prepared.shares[0].spans[1]
+        return gathered[start:stop].astype(np.intp)
     kind = prepared.plan.operation.removeprefix("arg")
     values, indices = np.zeros(prepared.nresults), np.full(prepared.nresults, np.inf)
     for places, (value, index), _ in _parts(prepared, gathered):
