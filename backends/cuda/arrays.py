@@ -321,7 +321,7 @@ class DeviceArrays(Device):
         bits: Any = transfer.words(flags) if isinstance(flags, cupy.ndarray) else transfer.on_gpu(flags)
         if flags.dtype in FLOAT8 or flags.dtype == BFLOAT16:  # without their signs
             bits = bits & ((1 << (8 * flags.dtype.itemsize - 1)) - 1)
-        i, j = cupy.nonzero(bits)
+        i, j = map(cupy.ascontiguousarray, cupy.nonzero(bits))
         values = transfer.words(x)[i, j]
         return transfer.on_host(i), transfer.on_host(j), transfer.on_host(values).view(x.dtype)
 
