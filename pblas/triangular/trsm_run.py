@@ -51,8 +51,7 @@ class RunTrsm:
         self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
         self._steps, self._looks_left = list(plan.steps()), plan.looks_left
         self._uplo, self._unit = plan.shape_of_t.uplo, operands.unit
-        # One rank has all of T, and a device solves for a vector by one call.
-        self._is_whole = plan.nprocs == 1 and backend.gpus and operands.right.columns.n == 1
+        self._takes_whole = plan.nprocs == 1 and plan.stays and backend.gpus and operands.right.columns.n == 1
         self._blocks, self._off_diagonal = self._panels(block=True), self._panels(block=False)
 
     def run(self, x: TrsmOperands) -> None:
@@ -61,21 +60,19 @@ class RunTrsm:
         if not plan.reads:
             arrays.scale(0, x.result)
             return
+        if self._is_whole(x):
+            if not x.in_place:
+                arrays.add_scaled(x.alpha, x.right, 0, x.result)
+            else:
+                arrays.scale(x.alpha, x.result)
+            arrays.trsm(x.triangle, x.result, uplo=self._uplo, unit=self._unit, conj=x.conj[0])
+            return
         solutions = x.result if self._right.x is None else self._right.x
         # X = alpha B, from the ranks that have B
         if x.in_place and self._right.x is None:
             arrays.scale(x.alpha, solutions)
         else:
             self._right.bring(solutions, Scaling(x.alpha, 0.0, x.conj[1]))
-        if self._is_whole:  # X = T^-1 X, of one vector
-            arrays.trsm(x.triangle, solutions, uplo=self._uplo, unit=self._unit, conj=x.conj[0])
-        else:
-            self._solve_by_panels(solutions, x)
-        self._right.deliver(x.result, plan.name)
-        self._triangle.release()
-
-    def _solve_by_panels(self, solutions: Array, x: TrsmOperands) -> None:
-        arrays = self._arrays
         self._begin(0)
         for s, step in enumerate(self._steps):
             self._begin(s + 1)  # lookahead: the next panel travels while this one is used
@@ -95,6 +92,12 @@ class RunTrsm:
                 self._solve(step, t_kk, solutions, x)
         for panels in (self._blocks, self._off_diagonal):
             panels.end()
+        self._right.deliver(x.result, plan.name)
+        self._triangle.release()
+
+    def _is_whole(self, x: TrsmOperands) -> bool:
+        """Whether this rank has all of T, and a vector, for which a GPU solves by one call (global)."""
+        return self._takes_whole and not x.conj[1]
 
     def _begin(self, s: int) -> None:
         """Start the messages of a step, if there is one."""
@@ -114,7 +117,9 @@ class RunTrsm:
         return self._right.workspace_nbytes + self._triangle.workspace_nbytes + panels
 
     def publish(self, x: TrsmOperands) -> bool:
-        return self._plan.reads and any([self._triangle.publish(x.triangle), self._right.publish(x.right)])
+        if not self._plan.reads or self._is_whole(x):
+            return False
+        return any([self._triangle.publish(x.triangle), self._right.publish(x.right)])
 
     def prepare(self, *, scratch: bool) -> bool:
         if self._plan.reads:
