@@ -50,6 +50,9 @@ def cases(ctx: pblas.Context, n: int, dtype: str) -> dict[str, tuple[Call, Call]
     plain, straight = cublas.DiagType.NON_UNIT, cublas.Operation.N
     rows, columns = slice(n // 4, None), slice(n // 2)
     part = A[rows, columns]
+    some = np.random.default_rng(0).permutation(n)[: n // 2]
+    some_there, M = cupy.asarray(some), A > 0.99
+    m = a > 0.99
     scalar = one.ctypes.data
     T = ctx.random(shape, dtype, seed=4)
     pblas.elementwise("t / n + e", t=T, n=float(n), e=ctx.eye(shape, dtype), out=T)
@@ -76,6 +79,10 @@ def cases(ctx: pblas.Context, n: int, dtype: str) -> dict[str, tuple[Call, Call]
         "norm(1)": (lambda: linalg.matrix_norm(A, ord=1), lambda: float(abs(a).sum(axis=0).max())),
         "norm(max)": (lambda: linalg.matrix_norm(A, ord="max"), lambda: float(abs(a).max())),
         "submatrix": (part.copy, a[rows, columns].copy),
+        "A[list]": (lambda: A[some], lambda: a[some_there]),
+        "A[list] = 2": (lambda: B.__setitem__(some, 2.0), lambda: b.__setitem__(some_there, 2.0)),
+        "A[mask]": (lambda: A[M], lambda: cupy.asnumpy(a[m])),
+        "A[:] = 2": (lambda: D.__setitem__(slice(None), 2.0), lambda: d.fill(2.0)),
         "A[:] = B": (lambda: pblas.elementwise("b", b=B, out=D), lambda: cupy.copyto(d, b)),
         "tril": (lambda: pblas.tril(A), lambda: cupy.tril(a)),
         "diagonal": (A.diagonal, lambda: cupy.diag(a).get()),
@@ -93,7 +100,7 @@ def cases(ctx: pblas.Context, n: int, dtype: str) -> dict[str, tuple[Call, Call]
         ),
         "from_function": (
             lambda: ctx.from_function(lambda i, j: i + 2.0 * j, shape, dtype),
-            lambda: cupy.fromfunction(lambda i, j: i + 2.0 * j, shape, dtype=dtype),
+            lambda: (cupy.arange(n)[:, None] + 2.0 * cupy.arange(n)).astype(dtype, copy=False),
         ),
         "to_global": (A.to_global, lambda: a.get(out=pinned)),
         "from_global": (lambda: ctx.from_global(host), lambda: d.set(pinned)),
