@@ -125,14 +125,26 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
     with runtime.local_step(_WRITE):
         chosen = lists(a.shape, key)
         checked = _checked_value(value, a, chosen.shape)
+        last = Lists(*map(_last, chosen))
+        once = Lists(chosen.rows[last.rows], chosen.columns[last.columns])
     if isinstance(value, DistMatrix) and value.shape == chosen.shape:
         runtime.agree(_WRITE, chosen.text + checked.text)
-        last = Lists(*map(_last, chosen))
-        _copy(_WRITE, value, last, a, Lists(chosen.rows[last.rows], chosen.columns[last.columns]))
+        _copy(_WRITE, value, last, a, once)
         return
     elements = _elements(checked, a, chosen.text, chosen.shape)
-    (rows, i_loc), (columns, j_loc) = _held(a, chosen, runtime.rank)
-    _place(runtime, elements[np.ix_(rows, columns)], a, i_loc, j_loc)
+    (rows, i_loc), (columns, j_loc) = _held(a, once, runtime.rank)
+    _place(runtime, _at(elements, last.rows[rows], last.columns[columns]), a, i_loc, j_loc)
+
+
+def _at(x: Array, rows: Array, columns: Array) -> Array:
+    """Some rows and columns of an array, which are not copied where they are repeated.
+
+    >>> _at(np.broadcast_to(2.5, (3, 4)), np.array([0, 2]), np.array([1])).strides
+    (0, 0)
+    """
+    x = x[rows] if x.strides[0] else x[:1]
+    x = x[:, columns] if x.strides[1] else x[:, :1]
+    return np.broadcast_to(x, (rows.size, columns.size))
 
 
 def _place(
