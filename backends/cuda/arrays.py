@@ -57,6 +57,7 @@ class Program:
 
 
 _VALUE = Name("value")
+_NO_STREAM = -1
 _SEEN = object()  # stands for the program of a body that has run once
 
 
@@ -653,9 +654,7 @@ class DeviceArrays(Device):
             self._pending = None
 
     def synchronize(self) -> None:
-        if self._pending is not None:
-            runtime.eventSynchronize(self._handed.ptr)
-            self._pending = None
+        self.settle(_NO_STREAM)
         runtime.streamSynchronize(self.side)
         runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()
@@ -709,6 +708,8 @@ class DeviceArrays(Device):
             runtime.streamWaitEvent(self.stream, mark.ptr, 0)
 
     def close(self) -> None:
+        with suppress(runtime.CUDARuntimeError):  # a failed GPU
+            self.settle(_NO_STREAM)
         self._kept.clear()
         if self._loaded is not None:
             self._gemm.close()
