@@ -71,6 +71,7 @@ class GemmModes:
 
     tf32: bool = False  # float32 and complex64 may be multiplied in TF32 (global)
     fast_accumulate: bool = False  # products of 8 bits may be added with fewer bits (global)
+    float16: bool = False  # float32 and complex64 may be rounded to float16, and added in float32 (global)
 
 
 EXACT = GemmModes()  # the modes of a product that is to be as precise as its dtypes allow

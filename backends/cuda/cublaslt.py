@@ -82,7 +82,8 @@ class Product:
         self._alpha = int(self._scalars.ctypes.data)
         self._beta = self._alpha + scalar.itemsize
         self._values: tuple[complex, complex] = (0, 0)
-        compute = ComputeType.COMPUTE_32F_FAST_TF32 if problem.tf32 else compute
+        if problem.tf32 or problem.float16:
+            compute = ComputeType.COMPUTE_32F_FAST_TF32 if problem.tf32 else ComputeType.COMPUTE_32F_FAST_16F
         self._operation = cublasLt.matmul_desc_create(compute, _TYPES[scalar.name][0])
         names = cublasLt.MatmulDescAttribute
         for attribute, value in (

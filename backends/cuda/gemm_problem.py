@@ -51,6 +51,7 @@ class Problem:
     tf32: bool = False  # whether float32 may be multiplied in TF32
     dtype_b: str = ""  # of B, if it is another one of 8 bits
     fast_accumulate: bool = False  # whether 8 bits may be added with fewer bits
+    float16: bool = False  # whether float32 may be rounded to float16
 
     @property
     def stored_a(self) -> tuple[int, int]:
@@ -126,6 +127,7 @@ def read(
         tf32=modes.tf32 and name_a in ("float32", "complex64"),
         dtype_b="" if name_b == name_a else name_b,
         fast_accumulate=modes.fast_accumulate and x.dtype in FLOAT8,
+        float16=modes.float16 and name_a in ("float32", "complex64"),
     )
     return Reading(problem, swapped)
 
@@ -293,5 +295,5 @@ def _entry(plain: dict[str, Any]) -> tuple[Problem, Choice]:
 
 def _types() -> dict[str, type]:
     """Type of each field of a problem."""
-    text, flag = {"transa", "transb", "dtype", "dtype_b", "dtype_z"}, {"tf32", "fast_accumulate"}
+    text, flag = {"transa", "transb", "dtype", "dtype_b", "dtype_z"}, {"tf32", "fast_accumulate", "float16"}
     return {name: str if name in text else bool if name in flag else int for name in Problem.__slots__}

@@ -10,6 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.local_step import agreed
+from pblas.backends.push_engine import EXACT, GemmModes
 from pblas.core.call import made, step
 from pblas.core.checks import check_like_planned, enough_ranks, is_writeable
 from pblas.core.linalg_errors import not_positive_definite
@@ -134,6 +135,7 @@ class Factorization(Operation[Factored]):
 
     chosen: FactorizationPlan
     dtype: Dtype
+    modes: GemmModes = EXACT
 
     @property
     def result(self) -> tuple[MatrixDescriptor, Dtype]:
@@ -155,6 +157,7 @@ class Factorization(Operation[Factored]):
         self, opname: str, runtime: Runtime, executor: RunFactorization, bound: Bound[Factored], result: DistMatrix
     ) -> Array:
         executor.progress, _ = bound.local
+        runtime.backend.arrays.begin(modes=self.modes)
         return result.stored(opname)
 
     def finish(
@@ -237,7 +240,8 @@ KEPT = Overwriting(result=False, in_place=False)
 class Factoring(NamedTuple):
     """A factorization whose arguments are checked, and agreed on unless the text for the first step is in `agrees`.
 
-    `planned` is an operation of the user that runs it; without `check` nobody looks at INFO at the end.
+    `planned` is an operation of the user that runs it; without `check` nobody looks at INFO at the end. `modes`
+    says how GPUs multiply.
     """
 
     opname: str
@@ -247,6 +251,7 @@ class Factoring(NamedTuple):
     agrees: str = ""
     progress: StageReport = None
     check: bool = True
+    modes: GemmModes = EXACT
 
     def agreed(self, runtime: Runtime) -> Factoring:
         """**Collective.** Agree on the arguments, and on the use of the memory of A."""
@@ -269,7 +274,7 @@ class Factoring(NamedTuple):
         """**Collective.** W := its factor."""
 
         def bind() -> Bound[Factored]:
-            form = self.plan, w.dtype
+            form = self.plan, w.dtype, self.modes
             return Bound(Factorization, form, {}, {}, w, local=(self.progress, self.check))
 
         if self.planned is None:

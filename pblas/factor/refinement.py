@@ -1,23 +1,30 @@
-"""Solutions of float64 accuracy from factors in half the bits, by iterative refinement.
+"""Solutions of float64 accuracy from factors in fewer bits, by iterative refinement and GMRES.
 
-    L U = A                         (in 32 bits, half of the time)
+    L U = A                         (M = L U in 32 bits or fewer, in less time)
     X = 0, R = B
-    X := X + (L U)^-1 R             (in 32 bits, each column of R scaled)
+    X := X + M^-1 R                 (in 32 bits, each column of R scaled)
     R := B - A X                    (in 64 bits), until norm(R[:, j]) <= sqrt(n) eps norm(A) norm(X[:, j])
 
+A refinement that leaves half of a residual, or more, is followed by GMRES, which takes M^-1 as its preconditioner. All
+columns are iterated together, each with a Krylov space of its own:
+
+    V[0] = R / norm(R), Z[j] = M^-1 V[j], W = A Z[j] - V[0] H[0, j] - ... - V[j] H[j, j], V[j+1] = W / H[j+1, j]
+    X := X + Z y,  y = argmin norm(R - A Z y) = argmin norm(norm(R) e_0 - H y)
+
 Source: LAPACK xSGESV, xSPOSV; Carson, Higham, Accelerating the solution of linear systems by iterative refinement in
-    three precisions, 2018.
+    three precisions, 2018; Saad, A flexible inner-outer preconditioned GMRES algorithm, 1993.
 """
 
 from __future__ import annotations
 
 from math import inf, sqrt
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from pblas.arrays.elementwise import elementwise
 from pblas.backends import log
+from pblas.backends.push_engine import GemmModes
 from pblas.core.linalg_errors import NotPositiveDefiniteError
 from pblas.factor.cholesky import PlannedCholesky
 from pblas.factor.factorization import PlannedFactorization, prepared
@@ -31,59 +38,203 @@ from pblas.symmetric.api import hemm
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
+RefineDtype = Literal["float32", "tf32", "float16"]
+"""How matrices are multiplied where A is factored."""
+
 HALF = {"float64": "float32", "complex128": "complex64"}
 """The dtype of half the bits, for those that can be refined."""
+MODES: dict[RefineDtype, GemmModes] = {
+    "float32": GemmModes(),
+    "tf32": GemmModes(tf32=True),
+    "float16": GemmModes(float16=True),
+}
+_LARGEST = {"float32": 2.0**60, "tf32": 2.0**60, "float16": 1.0}
+"""Sizes of A, and the inverses of those, up to which it is factored as it is; otherwise a multiple of it."""
 _MOST = 30  # refinements, as in LAPACK
 _SLOWEST = 0.5  # of a residual's size that a refinement may leave: otherwise the factors are too inaccurate
+_KRYLOV = 40  # dimensions of a Krylov space at most
+_WORK = 8
+"""The Krylov spaces of all columns have n / _WORK vectors at most: they take a fraction of the memory of A, and of the
+time of its factorization."""
+_FEW = 2048  # vectors that are few for any n
+_CYCLES = 3  # Krylov spaces, one after the other, at most
+_REDUCTION = 1e-12  # of a residual, which rounding allows in one Krylov space
 
 
 def refined(
-    opname: str, a: DistMatrix, b: DistMatrix, assume_a: Literal["gen", "pos"], size: float, progress: StageReport
+    opname: str,
+    a: DistMatrix,
+    b: DistMatrix,
+    assume_a: Literal["gen", "pos"],
+    refine: RefineDtype,
+    size: float,
+    progress: StageReport,
 ) -> DistMatrix | None:
     """**Collective.** X with A X = B, of checked arguments; None if A is too ill-conditioned for its factors.
 
     `size` is a norm of A.
     """
-    rank, n = a.runtime.rank, a.shape[0]
-    factor = _factor(opname, a, assume_a, progress)
-    eps = float(np.finfo(a.dtype).eps)
-    x, r, last = None, b, inf
-    for count in range(_MOST + 1 if factor is not None else 0):
-        assert factor is not None, "there is one"
-        # X := X + (L U)^-1 R
-        sizes = r.norm("max", axis=0)
-        units = np.where((sizes > 0) & np.isfinite(sizes), sizes, 1)
-        low = elementwise("x / s", x=r, s=units).astype(HALF[a.dtype.name])
-        d: Any = factor.solution(opname, low)
-        d = d.astype(a.dtype)
-        x = elementwise("y * s" if x is None else "x + y * s", y=d, s=units, **({} if x is None else {"x": x}))
-        # R := B - A X
-        r = pmatmul(a, x, b, alpha=-1, beta=1) if assume_a == "gen" else hemm(a, x, b, alpha=-1, beta=1)
-        errors, of_x = r.norm("max", axis=0), x.norm("max", axis=0)
-        if (errors <= sqrt(n) * eps * size * of_x).all():
-            backward = _largest(errors, size * of_x)
-            log.write(log.INFO, rank, "%s: %d refinements, backward error %.1e", opname, count, backward)
+    rank, factor = a.runtime.rank, _factor(opname, a, assume_a, refine, size, progress)
+    if factor is not None:
+        x, *counts = _solved(_Equations(opname, a, b, assume_a, size, *factor))
+        if x is not None:
+            text = "%s: factors in %s, %d refinements, %d iterations of GMRES, backward error %.1e"
+            log.write(log.INFO, rank, text, opname, refine, *counts)
             return x
-        now = _largest(errors, size * of_x)
-        if not now <= _SLOWEST * last:
-            break
-        last = now
     text = "%s: A is too ill-conditioned for factors in %s; it is factored in %s"
-    log.write(log.INFO, rank, text, opname, HALF[a.dtype.name], a.dtype.name)
+    log.write(log.INFO, rank, text, opname, refine, a.dtype.name)
     return None
 
 
-def _factor(opname: str, a: DistMatrix, assume_a: str, progress: StageReport) -> Factor | None:
-    """**Collective.** The factor of A in half the bits; None if there is none."""
-    low = a.astype(HALF[a.dtype.name])
+def _factor(
+    opname: str, a: DistMatrix, assume_a: str, refine: RefineDtype, size: float, progress: StageReport
+) -> tuple[Factor, float] | None:
+    """**Collective.** The factor of a multiple of A in half the bits, and that multiple; None if there is none."""
+    most, unit = _LARGEST[refine], 1.0
+    if np.isfinite(size) and size and not 1 / most <= size <= most:
+        unit = float(np.ldexp(1.0, -int(np.frexp(size)[1])))
+    low = (a if unit == 1 else elementwise("x * s", x=a, s=unit)).astype(HALF[a.dtype.name])
     kind: type[PlannedFactorization] = PlannedCholesky if assume_a == "pos" else PlannedLu
     try:
-        others = {"assume_a": assume_a, "refine": low.dtype.name}
-        factored = prepared(kind, opname, low, progress=progress, others=others).factored(low)
+        factoring = prepared(kind, opname, low, progress=progress, others={"assume_a": assume_a, "refine": refine})
+        factored = factoring._replace(modes=MODES[refine]).factored(low)
     except NotPositiveDefiniteError:
         return None
     factor: Factor = (CholeskyFactor if assume_a == "pos" else LuFactor)(factored, low.desc.without_lld)
-    return None if factor.info else factor
+    return None if factor.info else (factor, unit)
+
+
+class _Equations(NamedTuple):
+    """A X = B, and the factor M of `unit` A (global)."""
+
+    opname: str
+    a: DistMatrix
+    b: DistMatrix
+    assume_a: str
+    size: float
+    factor: Factor
+    unit: float
+
+    def preconditioned(self, r: DistMatrix) -> tuple[DistMatrix, Array]:
+        """**Collective.** M^-1 of the columns of R divided by their sizes, and the sizes that belong to A^-1 R."""
+        sizes = r.norm("max", axis=0)
+        units = np.where((sizes > 0) & np.isfinite(sizes), sizes, 1)
+        low = elementwise("x / s", x=r, s=units).astype(HALF[self.a.dtype.name])
+        d: Any = self.factor.solution(self.opname, low)
+        return d.astype(self.a.dtype), units * self.unit
+
+    def product(self, x: DistMatrix, c: DistMatrix | None = None) -> DistMatrix:
+        """**Collective.** A X, or C - A X."""
+        multiply = pmatmul if self.assume_a == "gen" else hemm
+        return multiply(self.a, x) if c is None else multiply(self.a, x, c, alpha=-1, beta=1)
+
+    def error(self, x: DistMatrix, r: DistMatrix) -> tuple[float, Array]:
+        """**Collective.** The largest backward error, and the least residuals; infinity for columns that have them."""
+        errors, sizes = r.norm("max", axis=0), self.size * x.norm("max", axis=0)
+        least = sqrt(len(self.a)) * float(np.finfo(self.a.dtype).eps) * sizes
+        return (0.0 if not errors.size else _largest(errors, sizes)), np.where(errors <= least, inf, least)
+
+    @property
+    def dimensions(self) -> int:
+        """Vectors of a Krylov space at most."""
+        return min(_KRYLOV, max(len(self.a), _FEW) // (_WORK * max(self.b.shape[1], 1)))
+
+
+def _solved(equations: _Equations) -> tuple[DistMatrix | None, int, int, float]:
+    """**Collective.** X, or None; the numbers of refinements and of iterations of GMRES; the backward error."""
+    b, x, r, last, least = equations.b, None, equations.b, inf, np.zeros(0)
+    for count in range(_MOST + 1):
+        # X := X + M^-1 R
+        d, s = equations.preconditioned(r)
+        next_x = elementwise("y * s" if x is None else "x + y * s", y=d, s=s, **({} if x is None else {"x": x}))
+        # R := B - A X
+        next_r = equations.product(next_x, b)
+        error, next_least = equations.error(next_x, next_r)
+        if np.isinf(next_least).all():
+            return next_x, count, 0, error
+        if not error <= _SLOWEST * last:
+            break
+        x, r, last, least = next_x, next_r, error, next_least
+    iterations = 0
+    for _ in range(_CYCLES if x is not None and equations.dimensions > 1 else 0):
+        assert x is not None, "of a refinement"
+        x, added = _improved(equations, x, r, least)
+        r, iterations = equations.product(x, b), iterations + added
+        error, least = equations.error(x, r)
+        if np.isinf(least).all():
+            return x, count, iterations, error
+        if not error <= _SLOWEST * last:
+            break
+        last = error
+    return None, count, iterations, error
+
+
+def _improved(equations: _Equations, x: DistMatrix, r: DistMatrix, least: Array) -> tuple[DistMatrix, int]:
+    """**Collective.** X of smaller residuals than R, if possible of these lengths, by GMRES; number of iterations."""
+    beta = r.norm(axis=0)
+    least = np.maximum(least, _REDUCTION * beta)
+    squares = _LeastSquares(beta)
+    v, z = [elementwise("x * s", x=r, s=_inverse(beta))], list[DistMatrix]()
+    for j in range(equations.dimensions):
+        # Z[j] = M^-1 V[j], W = A Z[j]
+        d, s = equations.preconditioned(v[j])
+        z.append(elementwise("x * s", x=d, s=s))
+        w = equations.product(z[j])
+        # W := W - V[i] H[i, j], H[i, j] = V[i]^H W
+        h = []
+        for u in v:
+            h.append(elementwise("conj(x) * y", x=u, y=w).sum(axis=0))
+            w = elementwise("y - x * s", x=u, y=w, s=h[-1], out=w)
+        length = w.norm(axis=0)
+        if (squares.added([*h, length]) <= least).all():
+            break
+        # V[j+1] H[j+1, j] = W
+        v.append(elementwise("x * s", x=w, s=_inverse(length), out=w))
+    # X := X + Z y
+    for u, y in zip(z, squares.solution(), strict=True):
+        x = elementwise("x + y * s", x=x, y=u, s=y)
+    return x, len(z)
+
+
+class _LeastSquares:
+    """min norm(beta e_0 - H y) for an upper Hessenberg H of each right-hand side, by Givens rotations (global)."""
+
+    def __init__(self, beta: Array) -> None:
+        self._r: list[list[Array]] = []  # columns of R of H = Q R
+        self._g: list[Array] = [beta]  # Q^H beta e_0
+        self._rotations: list[tuple[Array, Array]] = []
+
+    def added(self, h: list[Array]) -> Array:
+        """The lengths of the residuals with one more column of H."""
+        for i, (c, s) in enumerate(self._rotations):
+            h[i], h[i + 1] = c * h[i] + s * h[i + 1], c * h[i + 1] - np.conj(s) * h[i]
+        x, y = h[-2], h[-1]
+        size = np.abs(x)
+        length = np.sqrt(size**2 + y**2)
+        phase = np.where(size > 0, x * _inverse(size), 1)
+        c, s = size * _inverse(length), phase * y * _inverse(length)
+        self._rotations.append((c, s))
+        self._r.append([*h[:-2], phase * length])
+        last = self._g[-1]
+        self._g[-1:] = [c * last, -np.conj(s) * last]
+        return np.abs(self._g[-1])
+
+    def solution(self) -> list[Array]:
+        """y; 0 where a column of H adds nothing."""
+        n = len(self._r)
+        y = self._g[:n]
+        for j in reversed(range(n)):
+            y[j] = y[j] * _inverse(self._r[j][j])
+            for i in range(j):
+                y[i] = y[i] - self._r[j][i] * y[j]
+        return y
+
+
+def _inverse(x: Array) -> Array:
+    """1 / x, and 0 where x is 0."""
+    result = np.zeros_like(x)
+    np.divide(1, x, out=result, where=x != 0)
+    return result
 
 
 def _largest(errors: Array, sizes: Array) -> float:

@@ -26,7 +26,7 @@ from pblas.factor.factors import (
 )
 from pblas.factor.lu import PlannedLu, lu_of
 from pblas.factor.qr import factored
-from pblas.factor.refinement import HALF, refined
+from pblas.factor.refinement import HALF, MODES, RefineDtype, refined
 from pblas.factor.with_factor import in_range, range_scale, zeros
 from pblas.layouts.descriptor import resized
 from pblas.matmul.with_arrays import replicated_matrix
@@ -50,7 +50,7 @@ def solve(
     assume_a: Literal["gen", "pos"] = "gen",
     overwrite_a: bool = False,
     check: bool = True,
-    refine: Literal["float32"] | None = None,
+    refine: RefineDtype | None = None,
     progress: ProgressTarget = False,
 ) -> MatrixOrArray:
     """**Collective.** X with A X = B.
@@ -68,10 +68,12 @@ def solve(
         check: warn of an ill-conditioned A. The norm of A and about five solves with one right-hand side tell, if the
             pivots of A differ by 3/4 of the digits; otherwise it costs a look at the pivots, and with `overwrite_a`
             the norm of A (global).
-        refine: "float32": factor a float64 A in float32, a complex128 one in complex64, and refine X to the backward
-            error of a factorization in A's dtype. If A is too ill-conditioned for that, it is factored in its dtype
-            after all. The log has the number of refinements and the backward error, or says so. `overwrite_a` and
-            `check` then concern the second factorization only (global).
+        refine: factor a float64 A in float32, a complex128 one in complex64, and refine X to the backward error of a
+            factorization in A's dtype, by GMRES if A is ill-conditioned. "tf32" and "float16" multiply on GPUs in these
+            formats while A is factored by panels, with 11 bits in place of 24; CPUs have no such products, and take
+            float32. If A is too ill-conditioned for that, it is factored in its dtype after all. The log has the
+            numbers of iterations and the backward error, or says so. `overwrite_a` and `check` then concern the second
+            factorization only (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
             function: rank 0 calls it instead, with the stage, "factor" or "solve", and that share, 0 to 1 (global).
 
@@ -110,7 +112,7 @@ def solved(
     check: bool,
     progress: ProgressTarget,
     screens: bool = True,
-    refine: object = None,
+    refine: Any = None,
 ) -> tuple[MatrixOrArray, float]:
     """**Collective.** The result of `solve`, and `Factor.condition` of A if it is checked, else 1."""
     opname, runtime = "solve", arguments.runtime_of("solve", a)
@@ -129,7 +131,7 @@ def solved(
         is_pos = assume_a == "pos"
         if refine is not None:
             runtime.agree(opname, {**others, "overwrite_a": overwrite_a, **a.signature()})
-            x = _refined(opname, a, b, assume_a, stage)
+            x = _refined(opname, a, b, assume_a, refine, stage)
             if x is not None:
                 return x, 1.0
         kind: type[PlannedFactorization] = PlannedCholesky if is_pos else PlannedLu
@@ -145,20 +147,26 @@ def solved(
 
 def _check_refinement(opname: str, refine: object, a: DistMatrix) -> None:
     """Check the argument of that name (local)."""
-    if not is_one_of(refine, None, "float32"):
-        raise errors.ArgumentError(f"{opname}: refine must be None or 'float32', got {refine!r}")
+    if not is_one_of(refine, None, *MODES):
+        names = ", ".join(map(repr, MODES))
+        raise errors.ArgumentError(f"{opname}: refine must be None or one of {names}, got {refine!r}")
     if refine is not None and a.dtype.name not in HALF:
         raise errors.DTypeError(f"{opname}: refine={refine!r} is for float64 and complex128, A is {a.dtype.name}")
 
 
 def _refined(
-    opname: str, a: DistMatrix, b: MatrixOrArray, assume_a: Literal["gen", "pos"], progress: StageReport
+    opname: str,
+    a: DistMatrix,
+    b: MatrixOrArray,
+    assume_a: Literal["gen", "pos"],
+    refine: RefineDtype,
+    progress: StageReport,
 ) -> MatrixOrArray | None:
-    """**Collective.** X by factors in half the bits; None if A is too ill-conditioned."""
-    size = one_norm(a, is_pos=assume_a == "pos")
+    """**Collective.** X by factors in fewer bits; None if A is too ill-conditioned."""
+    options = assume_a, refine, one_norm(a, is_pos=assume_a == "pos"), progress
     if isinstance(b, DistMatrix):
-        return refined(opname, a, b, assume_a, size, progress)
-    x = refined(opname, a, replicated_matrix(opname, a, arguments.columns_of(b)), assume_a, size, progress)
+        return refined(opname, a, b, *options)
+    x = refined(opname, a, replicated_matrix(opname, a, arguments.columns_of(b)), *options)
     if x is None:
         return None
     array = x.to_global(None)

@@ -805,6 +805,7 @@ def fix_signs(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 @case(FLOAT32, orders="F")
 def begin(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     on.device.begin(modes=GemmModes(tf32=True, fast_accumulate=True), autotune=True)
+    on.device.begin(modes=GemmModes(float16=True))
     on.device.begin()
     gemm(on, dtype, order, m)
 

@@ -282,7 +282,7 @@ FACTORS = [
         called(linalg.solve),
         residual=solves,
         values={"a": DEFINITE, "b": B, "dtype": "float64", "assume_a": "gen", "refine": "float32"},
-        options={"assume_a": ("pos",)},
+        options={"assume_a": ("pos",), "refine": ("tf32", "float16")},
         dtypes=("complex128",),
     ),
     Operation(

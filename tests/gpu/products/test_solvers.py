@@ -40,6 +40,7 @@ from tests.mpi.operations.test_qr import (  # noqa: F401
 from tests.mpi.operations.test_solve import (  # noqa: F401
     test_inverses_and_numbers,
     test_progress_is_told_on_rank_0_only,
+    test_refined_solutions,
     test_solutions,
 )
 

@@ -191,9 +191,11 @@ def test_each_operand_has_its_own_alignment(offset: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_tf32_applies_to_single_precision_only(name: str) -> None:
+def test_fewer_bits_are_for_single_precision_only(name: str) -> None:
     x, y, z = (stored((2, 2), dtype_of(name), ("C", 0)) for _ in range(3))
-    assert read(x, y, z, modes=GemmModes(tf32=True)).problem.tf32 == (name in {"float32", "complex64"})
+    is_single = name in {"float32", "complex64"}
+    assert read(x, y, z, modes=GemmModes(tf32=True)).problem.tf32 == is_single
+    assert read(x, y, z, modes=GemmModes(float16=True)).problem.float16 == is_single
 
 
 @pytest.fixture
