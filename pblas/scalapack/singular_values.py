@@ -8,7 +8,7 @@ from pblas.core.linalg_errors import ConvergenceError
 from pblas.redistribution.api import redistributed
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call, of_types, without_operands
-from pblas.spectral.svd_steps import check_on_cpus, singular_system
+from pblas.spectral.svd_steps import singular_system
 
 if TYPE_CHECKING:
     from pblas.scalapack.arguments import Findings
@@ -49,7 +49,6 @@ def pxgesvd(call: SvdCall) -> int:
     """
     if call.answers_query() or call.is_empty:
         return 0
-    check_on_cpus(call.opname, call.runtime)
     a, *outputs = call.operands()
     try:
         s, u, vh = singular_system(call.opname, a, vectors=bool(outputs))

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Generic, NamedTuple
 import numpy as np
 
 from pblas.arrays.elementwise import elementwise
-from pblas.backends.local_step import agreed
 from pblas.core.options import MatrixOrArray
 from pblas.factor import arguments
-from pblas.factor.solvers import ScaledFactor, full_rank_solution, negligible, not_of_full_rank, scaled_factor
+from pblas.factor.solvers import ScaledFactor, full_rank_solution, negligible, scaled_factor
 from pblas.factor.with_factor import in_range, zeros
 from pblas.layouts.descriptor import resized
 from pblas.matmul.api import pmatmul
@@ -54,7 +53,7 @@ def lstsq(
     """**Collective.** X for which the columns of B - A X are shortest; of several such X the shortest one.
 
     If A has full rank, X is R^-1 Q^H B with A = Q R for m >= n, and Q R^-H B with A^H = Q R for m < n. Otherwise, and
-    if rcond is given, the singular values of R decide on the rank, on CPUs. A and B are scaled if their largest
+    if rcond is given, the singular values of R decide on the rank. A and B are scaled if their largest
     elements are close to the limits of the dtype.
 
     Args:
@@ -73,8 +72,6 @@ def lstsq(
         The singular values, or None.
 
     Raises:
-        SingularMatrixError: on GPUs, A does not have full rank: `info` is the first element of the diagonal of R, from
-            1, whose size is at most eps max(m, n) times that of the largest.
         ConvergenceError: as `svd`.
         ArgumentError, BackendError, DescriptorError, DTypeError: wrong arguments; the same error on every rank.
         MismatchError: ranks that passed different arguments.
@@ -102,8 +99,6 @@ def lstsq(
         runtime.agree(opname, {"overwrite_a": overwrite_a, "rcond": rcond})
         scaled = scaled_factor(opname, a, overwrite_a, reports.stage("factor"), signature)
         stage, dependent = reports.stage("solve"), negligible(scaled.diagonal, a.shape)
-        if dependent and runtime.backend.gpus:
-            raise agreed(not_of_full_rank(opname, dependent))
         if isinstance(b, DistMatrix):
             return LstsqResult(*_solved(opname, scaled, a, b, rcond, is_full=not dependent, progress=stage))
         columns = replicated_matrix(opname, a, arguments.columns_of(b))

@@ -13,7 +13,7 @@ from pblas.factor.solvers import lu_factored
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.spectral.eigh import Options, eigensystem
-from pblas.spectral.svd_steps import check_on_cpus, singular_system
+from pblas.spectral.svd_steps import singular_system
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Real
@@ -38,7 +38,6 @@ def check_rank_arguments(opname: str, a: Any, runtime: Runtime, rtol: Any, hermi
     if checked_flag(opname, "hermitian", hermitian):
         arguments.check_square(opname, a.desc)
         return True
-    check_on_cpus(opname, runtime)
     return False
 
 
@@ -72,8 +71,6 @@ def matrix_norm(a: DistMatrix, *, ord: Ord | Literal["nuc"] = "fro") -> Real:  #
     with runtime.call(opname):
         with runtime.local_step(opname):
             arguments.check_matrix(opname, "A", a, runtime)
-            if _is_spectral(ord):
-                check_on_cpus(opname, runtime)
         runtime.agree(opname, {"ord": ord, **a.signature()})
         if not _is_spectral(ord):
             kind: Any = ord
@@ -114,8 +111,6 @@ def cond(a: DistMatrix, p: float | None = None) -> Real:
             if not is_one_of(p, None, 1, 2, -2, inf):
                 raise errors.ArgumentError(f"{opname}: p must be None, 1, 2, -2 or inf, got {p!r}")
             arguments.check_matrix(opname, "A", a, runtime)
-            if p not in (1, inf):
-                check_on_cpus(opname, runtime)
         runtime.agree(opname, {"p": p})
         if p in (1, inf):
             return _by_inverse(opname, a, p)

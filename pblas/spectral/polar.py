@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-
-import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise import elementwise
-from pblas.arrays.stacking import vstack
-from pblas.backends.local_step import agreed
-from pblas.core.linalg_errors import SingularMatrixError
 from pblas.factor import arguments
-from pblas.factor.cholesky import cho_factor
 from pblas.factor.qr_matrices import qr
-from pblas.factor.solvers import lu_factored
-from pblas.factor.with_factor import identity, in_range
+from pblas.factor.with_factor import in_range
 from pblas.layouts.descriptor import resized
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.progress import Progress, ProgressTarget, StageReport
 from pblas.runtime.runtime import is_one_of
-from pblas.spectral.qdwh import qdwh_steps
-from pblas.spectral.svd_steps import check_on_cpus, finite_size, singular_system
+from pblas.spectral.svd_steps import finite_size, singular_system
+from pblas.spectral.unitary import unitary_factor
 
 if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
@@ -55,8 +47,8 @@ def polar(
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         side: "right" for A = U P, "left" for A = P U (global).
         algorithm: "qdwh" consists of QR and Cholesky factorizations and products: from two to six iterations, as many
-            as the estimated condition of A needs. "svd" takes U and P from singular values, on CPUs; a matrix
-            that is singular to rounding is decomposed so in any case there. "auto" takes "svd" on CPUs, otherwise
+            as the estimated condition of A needs. "svd" takes U and P from singular values; a matrix that is
+            singular to rounding is decomposed so in any case. "auto" takes "svd" on CPUs, otherwise
             "qdwh" (global).
         progress: as in `svd`; the stages are those of `svd`, or "iterate" (global).
 
@@ -66,7 +58,6 @@ def polar(
     Raises:
         ArgumentError: a wrong argument; NaN or infinite elements.
         BackendError, ConvergenceError, DTypeError: as `svd`.
-        SingularMatrixError: on GPUs, A is singular to rounding.
 
     Source: Nakatsukasa, Bai, Gygi, Optimizing Halley's iteration for computing the matrix polar decomposition, 2010;
         scipy.linalg.polar.
@@ -105,53 +96,20 @@ def _check(opname: str, a: Any, runtime: Runtime, side: Any, algorithm: Any) -> 
         raise errors.ArgumentError(f"{opname}: side must be 'right' or 'left', got {side!r}")
     if not is_one_of(algorithm, "auto", "qdwh", "svd"):
         raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'qdwh' or 'svd', got {algorithm!r}")
-    if algorithm == "svd":
-        check_on_cpus(opname, runtime)
 
 
 def _by_qdwh(opname: str, a: DistMatrix, progress: StageReport) -> DistMatrix | None:
-    """**Collective.** U by QDWH; None if A is singular to rounding, on CPUs."""
+    """**Collective.** U by QDWH; None if A is singular to rounding."""
     finite_size(opname, a)
-    x, eps = in_range(a)[0], float(np.finfo(a.dtype).eps)
-    tall = x if a.shape[0] >= a.shape[1] else x.H
-    n, q = tall.shape[1], None
-    if not n:
+    if not min(a.shape):
         return a.copy()
-    if tall.shape[0] > n:  # A = Q R
-        q, tall = qr(tall)
-    # X := R / alpha, alpha >= norm2(R); l <= its least singular value
-    alpha = sqrt(float(tall.norm(1)) * float(tall.norm(np.inf)))
-    least = 0.0
-    if alpha:
-        tall = elementwise("x / s", x=tall, s=alpha)
-        factor, size = lu_factored(opname, tall), float(tall.norm(1))
-        reciprocal = 0.0 if factor.info else factor.condition(opname, size)
-        least = 0.9 * reciprocal * size / sqrt(n)
-    if least < n * eps:
-        if not a.runtime.backend.gpus:
-            return None
-        text = f"{opname}: A is singular to rounding, so its polar factor is not unique; use Context(backend='mpi')"
-        raise agreed(SingularMatrixError(text))
-    x, steps = tall, qdwh_steps(min(least, 1.0), eps)
-    for k, step in enumerate(steps):
-        w, b, c = step
-        if step.by_qr:
-            # [sqrt(c) X; I] = [Q1; Q2] R, X := b/c X + (a - b/c) / sqrt(c) Q1 Q2^H
-            one = identity(opname, resized(x.desc, (n, n)), x)
-            q12 = qr(vstack((elementwise("x * s", x=x, s=sqrt(c)), one))).Q
-            product, weight = pmatmul(q12[:n], q12[n:].H), (w - b / c) / sqrt(c)
-        else:
-            # I + c X^H X = L L^H, X := b/c X + (a - b/c) X L^-H L^-1
-            one = identity(opname, resized(x.desc, (n, n)), x)
-            z = pmatmul(x.H, x, one, alpha=c, beta=1, out=one)
-            product, weight = cho_factor(z, overwrite_a=True).solve(x.H).H, w - b / c
-        x = elementwise("s * x + t * y", x=x, y=product, s=b / c, t=weight)
-        if progress is not None:
-            progress((k + 1) / (len(steps) + 1))
-    # X := X (3 I - X^H X) / 2   (Newton and Schulz, for the last digits)
-    x = pmatmul(x, pmatmul(x.H, x), x, alpha=-0.5, beta=1.5)
-    u = x if q is None else pmatmul(q, x)
-    if progress is not None:
-        progress(1.0)
     is_wide = a.shape[0] < a.shape[1]
+    x, q = in_range(a)[0], None
+    x = x.H if is_wide else x
+    if a.shape[0] != a.shape[1]:  # A = Q R
+        q, x = qr(x)
+    u, is_singular = unitary_factor(opname, x, progress)
+    if is_singular:
+        return None
+    u = u if q is None else pmatmul(q, u)
     return redistributed(opname, u, a.desc.without_lld, trans="C" if is_wide else "N", is_temporary=True)

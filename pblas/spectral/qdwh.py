@@ -13,6 +13,9 @@ from math import sqrt
 from typing import NamedTuple
 
 _MOST_OF_CHOLESKY = 100.0  # c up to which the Cholesky factor of I + c X^H X is accurate enough
+_NEAR = 0.9
+"""The least singular value from which on products alone, four steps of them at most, take less time: two steps with
+Cholesky factorizations take as long, and a last step without loses fewer digits."""
 
 
 class QdwhStep(NamedTuple):
@@ -24,7 +27,7 @@ class QdwhStep(NamedTuple):
 
     @property
     def by_qr(self) -> bool:
-        """Whether the iteration takes a QR factorization; otherwise a Cholesky factorization."""
+        """Whether the iteration takes a QR factorization; otherwise a Cholesky factorization, or with c = 0 none."""
         return self.c > _MOST_OF_CHOLESKY
 
     def of(self, x: float) -> float:
@@ -32,14 +35,18 @@ class QdwhStep(NamedTuple):
         return x * (self.a + self.b * x * x) / (1 + self.c * x * x)
 
 
-def qdwh_steps(l: float, eps: float) -> list[QdwhStep]:
-    """The iterations for singular values in [l, 1], after which all are 1 up to a few eps.
+LAST = QdwhStep(1.5, -0.5, 0.0)
+"""The step of Newton and Schulz for singular values close to 1, which corrects the last digits."""
 
-    >>> [sum(step.by_qr == qr for step in qdwh_steps(l, 2.0**-52)) for l in (1e-16, 1e-8, 1e-2, 0.1) for qr in (1, 0)]
-    [2, 4, 2, 3, 1, 3, 0, 3]
+
+def qdwh_steps(l: float, eps: float) -> list[QdwhStep]:
+    """The iterations for singular values in [l, 1], after which all are 1 up to a few eps; the last one is `LAST`.
+
+    >>> for l in (1e-16, 1e-8, 1e-2, 0.5):
+    ...     "".join("S" if not step.c else "Q" if step.by_qr else "C" for step in qdwh_steps(l, 2.0**-52))
     """
     steps = list[QdwhStep]()
-    while abs(1 - l) > 10 * eps:
+    while l < _NEAR:
         square = l * l
         d = (4 * (1 - square) / square**2) ** (1 / 3)
         root = sqrt(1 + d)
@@ -47,4 +54,9 @@ def qdwh_steps(l: float, eps: float) -> list[QdwhStep]:
         b = (a - 1) ** 2 / 4
         steps.append(QdwhStep(a, b, a + b - 1))
         l = min(steps[-1].of(l), 1.0)
-    return steps
+    while l < 1 - sqrt(eps) / 2:
+        # X := X (3 - s^2 X^H X) s / 2, with the s for which l and 1 become the same number
+        s = sqrt(3 / (1 + l + l * l))
+        steps.append(QdwhStep(1.5 * s, -0.5 * s**3, 0.0))
+        l = steps[-1].of(l)
+    return [*steps, LAST]

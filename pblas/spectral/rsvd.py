@@ -17,7 +17,7 @@ from pblas.layouts.descriptor import resized
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import global_indices
-from pblas.spectral.svd_steps import check_on_cpus, finite_size, singular_system
+from pblas.spectral.svd_steps import finite_size, singular_system
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -71,7 +71,6 @@ def rsvd(a: DistMatrix, k: int, *, oversample: int = 10, power: int = 2, seed: i
     with runtime.call(opname):
         with runtime.local_step(opname):
             arguments.check_matrix(opname, "A", a, runtime)
-            check_on_cpus(opname, runtime)
             if not is_integer(k, 1) or k > min(a.shape):
                 raise errors.ArgumentError(
                     f"{opname}: k must be an integer from 1 to min(m, n) = {min(a.shape)}, got {k!r}"

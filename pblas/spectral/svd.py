@@ -15,8 +15,9 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.progress import Progress, ProgressTarget
 from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.simulation.hardware import Topology
+from pblas.spectral.choose import EighAlgorithm
 from pblas.spectral.svd_plan import SvdAlgorithm, choose_svd
-from pblas.spectral.svd_steps import check_on_cpus, singular_system
+from pblas.spectral.svd_steps import singular_system
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -50,14 +51,15 @@ class SvdResult(NamedTuple):
 def _check_matrix(opname: str, a: Any, runtime: Runtime, algorithm: Any) -> None:
     """Check the matrix and the algorithm (local)."""
     arguments.check_matrix(opname, "A", a, runtime)
-    check_on_cpus(opname, runtime)
-    _check_algorithm(opname, algorithm)
+    _check_algorithm(opname, algorithm, "polar")
 
 
-def _check_algorithm(opname: str, algorithm: Any) -> None:
-    """Raise ArgumentError for an unknown algorithm."""
-    if not is_one_of(algorithm, "auto", "blocked", "local"):
-        raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'blocked' or 'local', got {algorithm!r}")
+def _check_algorithm(opname: str, algorithm: Any, *others: str) -> None:
+    """Raise ArgumentError for an algorithm that is neither planned nor one of the others."""
+    names = "auto", "blocked", "local", *others
+    if not is_one_of(algorithm, *names):
+        text = f"{', '.join(map(repr, names[:-1]))} or {names[-1]!r}"
+        raise errors.ArgumentError(f"{opname}: algorithm must be {text}, got {algorithm!r}")
 
 
 def svd(
@@ -78,12 +80,13 @@ def svd(
         full_matrices: compute all m columns of U and all n rows of Vh; by default the first min(m, n) of them. NumPy's
             default is True (global).
         algorithm: "local" reduces A to a bidiagonal matrix on rank 0, with the cores of all ranks of its host;
-            "blocked" on all ranks; "auto" takes the one that is expected to be faster (global).
+            "blocked" on all ranks; "auto" takes the one that is expected to be faster. "polar" takes the eigenvalues of
+            the H of A = U H, and is the only one on GPUs (global).
         overwrite_a: A is not needed any more. If it is not square, the QR factorization takes its memory where
             `qr_factor` does so (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
             function: rank 0 calls it instead, with the name of the stage, "factor" (if A is not square), "reduce" or
-            "transform", and that share, 0 to 1 (global).
+            "transform", and that share, 0 to 1. By way of H, "iterate" is followed by the stages of `eigh` (global).
 
     Returns:
         U, new, in the layout of A or on its grid; S, a real NumPy array equal on all ranks; Vh, new, as U.
@@ -185,7 +188,7 @@ def plan_svd(
     a: DistMatrix | MatrixDescriptor,
     *,
     full_matrices: bool = False,
-    algorithm: SvdAlgorithm = "auto",
+    algorithm: EighAlgorithm = "auto",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedSvd:
@@ -194,7 +197,7 @@ def plan_svd(
     Args:
         a: the m x n matrix, or its descriptor (global).
         full_matrices: as in `svd` (global).
-        algorithm: as in `svd` (global).
+        algorithm: as in `svd`, without "polar" (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
 
@@ -222,7 +225,11 @@ def plan_svd(
     runtime = arguments.runtime_of(opname, a)
     with runtime.call(opname):
         with runtime.local_step(opname):
-            _check_matrix(opname, a, runtime, algorithm)
+            arguments.check_matrix(opname, "A", a, runtime)
+            if runtime.backend.gpus:
+                raise errors.BackendError(
+                    f"{opname}: singular values on GPUs have no plan, since their steps depend on A; call svd"
+                )
             options = checked()
         asked = {"full_matrices": options["full"], "algorithm": options["algorithm"]}
         runtime.agree(opname, {**asked, **a.signature()})

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pblas.factor.choose import apart, choose_qr
 from pblas.factor.factorization_plan import Panel, columns_from, panels
@@ -31,7 +31,8 @@ from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, Traffic, View
 from pblas.spectral.choose import EighAlgorithm, working_matrix
 
-SvdAlgorithm = EighAlgorithm
+SvdAlgorithm = Literal[EighAlgorithm, "polar"]
+"""The reduction to a bidiagonal matrix as that of `EighAlgorithm`; or by way of the polar decomposition."""
 
 _PRODUCTS: dict[type[QrPlan | GridQrPlan | TsqrPlan], type[ReflectorsPlan]] = {
     QrPlan: PanelReflectorsPlan,
@@ -267,7 +268,7 @@ def choose_svd(
     *,
     vectors: bool = True,
     full: bool = False,
-    algorithm: SvdAlgorithm = "auto",
+    algorithm: EighAlgorithm = "auto",
 ) -> SvdPlan:
     """The plan for a matrix with the distribution `a`, with all columns of U and rows of Vh if `full`.
 
@@ -285,5 +286,12 @@ def choose_svd(
         factor = chosen
     w, why = working_matrix(k, dtype, nprocs, transport, algorithm)
     z = apart(MatrixDescriptor.column_wise(k, k, nprocs), dtype)
+    return SvdPlan(a, factor, w, z, *placements(a, full=full), why, dtype, nprocs, transport, vectors)
+
+
+def placements(a: MatrixDescriptor, *, full: bool) -> tuple[MatrixDescriptor, MatrixDescriptor]:
+    """The distributions of U and Vh."""
+    a = a.without_lld
+    (m, n), k = a.shape, min(a.shape)
     u, vh = (a if a.shape == shape else resized(a, shape) for shape in ((m, m if full else k), (n if full else k, n)))
-    return SvdPlan(a, factor, w, z, u, vh, why, dtype, nprocs, transport, vectors)
+    return u, vh

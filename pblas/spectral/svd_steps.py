@@ -16,13 +16,17 @@ from pblas.core.call import step
 from pblas.core.linalg_errors import ConvergenceError
 from pblas.core.operation import Bound, Operation
 from pblas.factor.qr import factored
+from pblas.factor.qr_matrices import qr
 from pblas.factor.with_factor import Reflectors, empty, identity, multiplied, range_scale, zeros
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.progress import StageReport
 from pblas.spectral.bidiagonalization_run import Reflected, RunBidiagonalization
-from pblas.spectral.svd_plan import SvdAlgorithm, SvdPlan, choose_svd
+from pblas.spectral.eigh import Options, eigensystem
+from pblas.spectral.svd_plan import SvdAlgorithm, SvdPlan, choose_svd, placements
+from pblas.spectral.unitary import unitary_factor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -80,14 +84,6 @@ class SingularSystem(NamedTuple):
     vh: DistMatrix | None
 
 
-def check_on_cpus(opname: str, runtime: Runtime) -> None:
-    """Raise BackendError if matrices are in GPU memory (local)."""
-    if runtime.backend.gpus:
-        raise errors.BackendError(
-            f"{opname}: singular values are computed on CPUs, this context is on GPUs; use Context(backend='mpi')"
-        )
-
-
 def finite_size(opname: str, a: DistMatrix) -> Any:
     """**Collective.** The size of the largest element of A; ArgumentError on all ranks if A is not finite."""
     size = a.norm("max")
@@ -110,6 +106,11 @@ def singular_system(
     runtime = a.runtime
     scale = range_scale(finite_size(opname, a), 0.5)
     scaled = a if scale == 1 else elementwise("x * s", x=a, s=scale)
+    if algorithm == "polar" or runtime.backend.gpus:
+        system = _by_polar(
+            opname, scaled, vectors=vectors, full=full, overwrite_a=overwrite_a and scale == 1, stage=stage
+        )
+        return system._replace(s=system.s / system.s.dtype.type(scale))
     plan = choose_svd(
         a.desc, a.dtype.name, runtime.nprocs, runtime.transport, vectors=vectors, full=full, algorithm=algorithm
     )
@@ -135,7 +136,42 @@ def singular_system(
     if right is None or ub is None:
         return SingularSystem(values, None, None)
     z, zv = _back_transformed(opname, plan, ub, w, right, stage("transform"))
-    return SingularSystem(values, *_placed(opname, plan, z, zv, factor))
+    return SingularSystem(values, *_placed(opname, (plan.u, plan.vh), z, zv, factor, wide=plan.is_wide))
+
+
+def _by_polar(
+    opname: str, a: DistMatrix, *, vectors: bool, full: bool, overwrite_a: bool, stage: Callable[[str], StageReport]
+) -> SingularSystem:
+    """**Collective.** The singular system by eigenvalues of a polar factor.
+
+    Q1, R of A, or of A^H        (if A is not square)
+    R = U H                      (QDWH)
+    H = V diag(s) V^H            (by eigenvalues of -H, which ascend as s descends)
+    Z := U V                     (orthonormal by QR, if A is singular to rounding)
+
+    Source: Higham, Papadimitriou, A parallel algorithm for computing the polar decomposition, 1994; Nakatsukasa,
+        Higham, Stable and efficient spectral divide and conquer algorithms, 2013.
+    """
+    (m, n), factor, square, k = a.shape, None, a, min(a.shape)
+    if m != n:
+        factor, _ = factored(opname, a.H if m < n else a, overwrite_a=overwrite_a, progress=stage("factor"))
+        square = factor.upper(opname, k, is_last=not vectors)
+    u, is_singular = unitary_factor(opname, square, stage("iterate"))
+    h = pmatmul(u.H, square)
+    # H := -(H + H^H) / 2
+    h = elementwise("(x + y) * s", x=h, y=h.H, s=-0.5)
+    options = Options("L", None, None, vectors=vectors, algorithm="auto")
+    w, v = eigensystem(opname, h, options, stage, overwrite_a=True)
+    s = np.maximum(-w, 0)
+    if v is None:
+        return SingularSystem(s, None, None)
+    z = pmatmul(u, v)
+    if is_singular:
+        z, r = qr(z)
+        diagonal = r.diagonal()
+        size = np.abs(diagonal)
+        z = elementwise("x * s", x=z, s=np.where(size > 0, diagonal / np.where(size > 0, size, 1), 1))
+    return SingularSystem(s, *_placed(opname, placements(a.desc, full=full), z, v, factor, wide=m < n))
 
 
 def _solved(opname: str, plan: SvdPlan, b: Bidiagonal, w: DistMatrix) -> tuple[Array, DistMatrix | None]:
@@ -178,20 +214,26 @@ def _back_transformed(
 
 
 def _placed(
-    opname: str, plan: SvdPlan, z: DistMatrix, zv: DistMatrix, factor: QrFactor | None
+    opname: str,
+    targets: tuple[MatrixDescriptor, MatrixDescriptor],
+    z: DistMatrix,
+    zv: DistMatrix,
+    factor: QrFactor | None,
+    *,
+    wide: bool,
 ) -> tuple[DistMatrix, DistMatrix]:
-    """**Collective.** U and Vh, of R = Z diag(s) Zv^H."""
-    n, wide = plan.order, plan.is_wide
+    """**Collective.** U and Vh in their layouts, of R = Z diag(s) Zv^H."""
+    n, (of_u, of_vh) = z.shape[0], targets
     if factor is None:
-        return redistributed(opname, z, plan.u, is_temporary=True), redistributed(
-            opname, zv, plan.vh, trans="C", is_temporary=True
+        return redistributed(opname, z, of_u, is_temporary=True), redistributed(
+            opname, zv, of_vh, trans="C", is_temporary=True
         )
     # the long vectors: Q1 [Z; 0], or all of Q1 diag(Z, I)
-    long = plan.vh.T if wide else plan.u
+    long = of_vh.T if wide else of_u
     c = (identity if long.n > n else zeros)(opname, long, z)
     redistributed(opname, z, out=c[:n, :n], is_temporary=True)
     c = factor.applied(opname, c, "N")
     if wide:
-        u = redistributed(opname, zv, plan.u, is_temporary=True)
-        return u, redistributed(opname, c, plan.vh, trans="C", is_temporary=True)
-    return c, redistributed(opname, zv, plan.vh, trans="C", is_temporary=True)
+        u = redistributed(opname, zv, of_u, is_temporary=True)
+        return u, redistributed(opname, c, of_vh, trans="C", is_temporary=True)
+    return c, redistributed(opname, zv, of_vh, trans="C", is_temporary=True)

@@ -439,7 +439,7 @@ FACTORS = [
         called(linalg.svd),
         residual=svd,
         values={"a": TALL, "full_matrices": False},
-        options={"a": (DEFINITE,), "full_matrices": (True,), "algorithm": ("blocked", "local"), **OVERWRITE},
+        options={"a": (DEFINITE,), "full_matrices": (True,), "algorithm": ("blocked", "local", "polar"), **OVERWRITE},
         views=("a",),
         least=2,
     ),
@@ -448,7 +448,7 @@ FACTORS = [
         called(linalg.svdvals),
         residual=svdvals,
         values={"a": DEFINITE},
-        options={"algorithm": ("blocked", "local")},
+        options={"algorithm": ("blocked", "local", "polar")},
         views=("a",),
     ),
     Operation(

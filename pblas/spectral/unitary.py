@@ -1,0 +1,111 @@
+"""The unitary factor U of A = U H for a square A, by the QDWH iteration and Newton-Schulz steps.
+
+X := A / alpha, l <= its least singular value          (alpha and l estimated by products and solves with vectors)
+X := X (a + b X^H X) (1 + c X^H X)^-1                  (QR or Cholesky: singular values in [l, 1] get closer to 1)
+X := X (a + b X^H X)                                   (where they are close to 1: products alone)
+"""
+
+from __future__ import annotations
+
+from math import inf, sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from pblas.arrays.elementwise import elementwise
+from pblas.arrays.stacking import vstack
+from pblas.core.progress import StageReport
+from pblas.factor.cholesky import cho_factor
+from pblas.factor.qr_matrices import qr
+from pblas.factor.solvers import lu_factored
+from pblas.factor.with_factor import identity
+from pblas.layouts.descriptor import resized
+from pblas.matmul.api import pmatmul
+from pblas.matmul.with_arrays import replicated_matrix
+from pblas.matrices.matrix import DistMatrix
+from pblas.spectral.qdwh import LAST, QdwhStep, qdwh_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SOLVES = 4  # of inverse iterations for the least singular value, twice as many of power iterations for the largest
+_LESS, _MORE = 0.25, 1.1  # the estimates are within these factors almost always; the last steps see it if not
+_EXTRA = 4  # steps more than planned at most
+
+
+class UnitaryFactor(NamedTuple):
+    """U with A = U H, and whether A is singular to rounding: U is unitary then only where A is not (global)."""
+
+    u: DistMatrix
+    is_singular: bool
+
+
+def unitary_factor(opname: str, a: DistMatrix, progress: StageReport = None) -> UnitaryFactor:
+    """**Collective.** U of a square matrix, finite and in range, inside another call."""
+    n, eps = a.shape[0], float(np.finfo(a.dtype).eps)
+    x, least = _scaled(opname, a)
+    is_singular = least < n * eps
+    steps, error = qdwh_steps(min(max(least, eps), 1.0), eps), 0.0
+    for k, step in enumerate(steps if least >= 0 else ()):
+        x, error = _stepped(opname, x, step)
+        if progress is not None:
+            progress((k + 1) / (len(steps) + 1))
+    # The estimates were wrong if singular values are not close to 1 before the last step
+    for _ in range(_EXTRA if least >= 0 and not is_singular else 0):
+        if error <= sqrt(eps):
+            break
+        last = error
+        x, error = _stepped(opname, x, LAST)
+        if not error < last / 2:
+            break
+    if progress is not None:
+        progress(1.0)
+    return UnitaryFactor(x, is_singular)
+
+
+def _scaled(opname: str, a: DistMatrix) -> tuple[DistMatrix, float]:
+    """**Collective.** A / alpha with a largest singular value of about 1 at most, and its least one; -1 if A is 0."""
+    bound = sqrt(float(a.norm(1)) * float(a.norm(inf)))
+    if not bound:
+        return a, -1.0
+    largest = _largest(opname, a, lambda v: pmatmul(a.H, pmatmul(a, v)), 2 * _SOLVES)
+    x = elementwise("x / s", x=a, s=min(bound, _MORE * sqrt(largest)) if largest else bound)
+    factor = lu_factored(opname, x)
+    if factor.info:
+        return x, 0.0
+    size = _largest(opname, x, lambda v: factor.solution(opname, factor.solution(opname, v, "C")), _SOLVES)
+    return x, _LESS / sqrt(size) if 0 < size < inf else 0.0
+
+
+def _largest(opname: str, a: DistMatrix, apply: Callable[[DistMatrix], DistMatrix], count: int) -> float:
+    """**Collective.** About the largest eigenvalue of a semidefinite operator, by power iterations."""
+    n, real = a.shape[0], np.zeros(0, a.dtype).real.dtype
+    start = np.random.default_rng(n).standard_normal((n, 1))
+    v, size = replicated_matrix(opname, a, np.asfortranarray(start / np.linalg.norm(start)).astype(a.dtype)), 0.0
+    for _ in range(count):
+        v = apply(v)
+        size = float(v.norm())
+        if not 0 < size < inf:
+            break
+        v = elementwise("x / s", x=v, s=real.type(size))
+    return size
+
+
+def _stepped(opname: str, x: DistMatrix, step: QdwhStep) -> tuple[DistMatrix, float]:
+    """**Collective.** X after a step; without a factorization also norm(X^H X - I) before it."""
+    n, (a, b, c) = x.shape[0], step
+    one = identity(opname, resized(x.desc, (n, n)), x)
+    if not c:
+        # X := X (a + b X^H X)
+        g = pmatmul(x.H, x)
+        error = float(elementwise("x - y", x=g, y=one, out=one).norm())
+        return pmatmul(x, g, x, alpha=b, beta=a), error
+    if step.by_qr:
+        # [sqrt(c) X; I] = [Q1; Q2] R, X := b/c X + (a - b/c) / sqrt(c) Q1 Q2^H
+        q = qr(vstack((elementwise("x * s", x=x, s=sqrt(c)), one))).Q
+        product, weight = pmatmul(q[:n], q[n:].H), (a - b / c) / sqrt(c)
+    else:
+        # I + c X^H X = L L^H, X := b/c X + (a - b/c) X L^-H L^-1
+        z = pmatmul(x.H, x, one, alpha=c, beta=1, out=one)
+        product, weight = cho_factor(z, overwrite_a=True).solve(x.H).H, a - b / c
+    return elementwise("s * x + t * y", x=x, y=product, s=b / c, t=weight), inf
