@@ -89,7 +89,7 @@ def qr(
         mode: "reduced": Q is m x k and R is k x n, k = min(m, n); "complete": Q is m x m, R is m x n; "r": R is k x n
             and is returned alone (global).
         pivoting: A[:, P] = Q R, where the longest of the columns that remain comes next, so that the diagonal of R
-            descends in size. Column by column; it takes no mode "r", algorithm or overwrite_a (global).
+            descends in size. It takes no mode "r", algorithm or overwrite_a (global).
         algorithm: as in `qr_factor` (global).
         overwrite_a: A is not needed any more, and is factored in place where `qr_factor` does so. Otherwise a Q of the
             shape of A takes the memory of A, and is A, unless A is conjugated or read-only (global).

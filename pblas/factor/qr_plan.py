@@ -13,6 +13,7 @@ from pblas.redistribution.redistribution_plan import described
 from pblas.simulation.phase import Phase, Traffic, View
 
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
+_BLOCK = 32  # reflectors of QR with pivoting after which the other columns are updated
 _INNER = 32  # columns of a block of reflectors in TSQR: T has this many rows
 _CHUNK = 8  # rows of a chunk, over its columns, that a rank factors at a time, so that they stay in cache
 _SHORTEST = 512  # rows of a chunk at least
@@ -292,11 +293,12 @@ class CholeskyQrPlan(FactorizationWithoutPanels):
 class PivotedQrPlan(FactorizationWithoutPanels):
     """A P = Q R: in step i the longest column from i on changes places with column i, and becomes a reflector.
 
-    All ranks get both columns, and multiply their own columns after i with the reflector.
+    All ranks get both columns, and multiply their own columns after i with the reflector; they update them after a
+    block of reflectors.
 
     >>> w = MatrixDescriptor.column_wise(8, 3, 2, nb=1)
     >>> PivotedQrPlan(w, w, "by columns already", "float64", 2).panel_elements(0)
-    45
+    48
     """
 
     name: ClassVar[str] = "PivotedQrPlan"
@@ -311,14 +313,21 @@ class PivotedQrPlan(FactorizationWithoutPanels):
         return min(self.a.shape)
 
     def panel_elements(self, rank: int) -> int:
-        """In step i the m elements of column i, and the m - i of the reflector, at most."""
+        """In step i the m elements of column i and its row of G, and the m - i of the reflector, at most."""
         m, k = self.w.m, self.count
-        return (2 * m * k - k * (k - 1) // 2) * (self.w.nprocs > 1)
+        of_g = sum(i % self.width for i in range(k))
+        return (2 * m * k - k * (k - 1) // 2 + of_g) * (self.w.nprocs > 1)
+
+    @property
+    def width(self) -> int:
+        """Columns of a block at most."""
+        return min(_BLOCK, self.count)
 
     sent_panel_elements = panel_elements
     phases = Plan.phases  # the time of its messages, of one column each, is not modelled
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
-        yield "algorithm", f"column by column, each the longest that remains, on {ranks_text(self.w.nprocs)}"
+        how = f"blocks of {self.width} columns, each column the longest that remains"
+        yield "algorithm", f"{how}, on {ranks_text(self.w.nprocs)}"
         if self.on_copies:
             yield "memory", "each rank's CPU factors a copy of W in host memory, and brings it back to the GPU"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from scipy.linalg import get_blas_funcs, get_lapack_funcs
 
+from pblas.backends.cpu.blas import gemm
 from pblas.backends.cpu.lapack import larfg
 from pblas.factor.factorization_run import RunFactorization, RunWithoutPanels
 
@@ -188,11 +189,25 @@ class RunCholeskyQr(RunWithoutPanels):
 
 
 class RunPivotedQr(RunWithoutPanels):
-    """Runs a PivotedQrPlan on one rank, which has whole columns and keeps the norms of their rows from i on."""
+    """Runs a PivotedQrPlan on one rank, which has whole columns and keeps the norms of their rows from i on.
+
+    For each column i of a block, with the reflectors V of the columns before it, the matrix at that time is C - V G:
+
+        p = argmax of norm(W[i:, j]) over j >= i;  columns i and p of W and G change places
+        v, tau: the reflector of W[i:, i] - V[i:] G[:, i]                     (on all ranks)
+        G[i, j] := conj(tau) (v^H W[i:, j] - (v^H V[i:]) G[:, j])     for j > i
+        W[i, j] -= V[i] G[:, j]
+        C -= V G                                                      (trailing update, after the block)
+
+    A block ends early if a norm has lost its digits, since it is computed from the updated elements.
+
+    Source: LAPACK xLAQPS; Quintana-Orti, Sun, Bischof, A BLAS-3 version of the QR factorization with column pivoting,
+        1998.
+    """
 
     def __init__(self, plan: PivotedQrPlan, backend: HostRanks, dtype: Dtype) -> None:
         super().__init__(plan, backend, dtype)
-        self._count = plan.count
+        self._count, self._width = plan.count, plan.width
         self._nrm2 = get_blas_funcs("nrm2", dtype=dtype)
         self._tolerance = sqrt(float(np.finfo(dtype).eps) / 2)
         _, columns = plan.w.global_ranges(backend.rank)
@@ -206,62 +221,100 @@ class RunPivotedQr(RunWithoutPanels):
         host = self._backend.reading(w)
         self.order = np.arange(self._w.n)
         norms = np.array([self._nrm2(column) if len(column) else 0.0 for column in host.T])
-        exact = norms.copy()
-        for i in range(self._count):
-            # p = argmax of norm(W[i:, j]) over j >= i
-            p = self._longest(norms, i)
-            # W[:, i], W[:, p] = W[:, p], W[:, i];  v, tau: the reflector of W[i:, i]   (broadcast)
-            column = self._exchange(host, i, p, norms, exact)
-            self.order[[i, p]] = self.order[[p, i]]
-            first = int(np.searchsorted(self._columns, i + 1))
-            c = host[i:, first:]
-            if c.size:
-                v = column[i:]
-                v[0] = 1
-                # C -= conj(tau) v (v^H C), C = W[i:, i+1:]   (trailing update)
-                c -= np.outer(v * self.tau[i].conj(), v.conj() @ c)
-                self._update_norms(c, norms[first:], exact[first:])
+        state = _Pivoting(host, norms, norms.copy(), np.zeros(len(norms), bool))
+        start = 0
+        while start < self._count:
+            start = self._factor_block(state, start, min(start + self._width, self._count))
         if host is not w:
             self._backend.copy(host, w)
 
-    def _longest(self, norms: Array, i: int) -> int:
-        """The longest column from i on: of equal ones the first, and before all a NaN."""
+    def _factor_block(self, state: _Pivoting, start: int, stop: int) -> int:
+        """Factor a block that ends before column `stop`; the first column after it."""
+        w, stale, i = state.w, state.stale, start
+        v, g = (np.zeros(shape, self._dtype, "F") for shape in ((self._w.m, stop - start), (stop - start, w.shape[1])))
+        while i < stop:
+            p = self._longest(state.norms, i, is_stale=bool(stale.any()))
+            if p < 0:
+                break
+            # W[:, i], W[:, p] = W[:, p], W[:, i];  v, tau: the reflector of W[i:, i]   (broadcast)
+            k = i - start
+            v[i:, k] = self._exchange(state, i, p, v[:, :k], g[:k])[i:]
+            v[i, k] = 1
+            self.order[[i, p]] = self.order[[p, i]]
+            first = int(np.searchsorted(self._columns, i + 1))
+            c, of_c, u = w[i:, first:], g[: k + 1, first:], v[i:, k].conj()
+            if c.size:
+                # G[i, j] := conj(tau) (v^H W[i:, j] - (v^H V[i:]) G[:, j])
+                of_c[k] = self.tau[i].conj() * (u @ c - (u @ v[i:, :k]) @ of_c[:k])
+                # W[i, j] -= V[i] G[:, j]
+                c[0] -= v[i, : k + 1] @ of_c
+                self._update_norms(c[0], state, first)
+            i += 1
+        # C -= V G   (trailing update)
+        first, k = int(np.searchsorted(self._columns, i)), i - start
+        c = w[i:, first:]
+        if c.size:
+            gemm(-1, v[i:, :k], g[:k, first:], 1, c)
+        for j in np.flatnonzero(stale):
+            state.norms[j] = state.exact[j] = self._nrm2(w[i:, j]) if len(w) > i else 0
+        stale[...] = False
+        return i
+
+    def _longest(self, norms: Array, i: int, *, is_stale: bool) -> int:
+        """The longest column from i on: of equal ones the first, before all a NaN; -1 if a rank lacks a norm."""
         first, mine = int(np.searchsorted(self._columns, i)), None
         if first < len(norms):
             k = first + int(norms[first:].argmax())
             mine = norms[k], int(self._columns[k])
-        found = (x for x in self._backend.gather(mine) if x is not None)
+        parts = self._backend.gather((is_stale, mine))
+        if any(stale for stale, _ in parts):
+            return -1
+        found = (x for _, x in parts if x is not None)
         return min(found, key=lambda x: (not np.isnan(x[0]), -x[0], x[1]))[1]
 
-    def _exchange(self, w: Array, i: int, p: int, norms: Array, exact: Array) -> Array:
-        """Columns i and p change places, with their norms; the new column i, with its reflector, on all ranks."""
-        mine: dict[int, Any] = {}
+    def _exchange(self, state: _Pivoting, i: int, p: int, v: Array, g: Array) -> Array:
+        """Columns i and p of W and G change places, with norms; the new column i, with its reflector, on all ranks."""
+        w, mine = state.w, dict[int, Any]()
         at = {j: int(np.searchsorted(self._columns, j)) for j in (i, p) if j in self._columns}
         if p in at:
             column = w[:, at[p]].copy()
+            column[i:] -= v[i:] @ g[:, at[p]]
             mine[p] = column, larfg(column[i:])
         if i in at and i != p:
-            mine[i] = w[:, at[i]].copy(), (norms[at[i]], exact[at[i]])
+            mine[i] = w[:, at[i]].copy(), g[:, at[i]].copy(), state.of_column(at[i])
         both = {j: found for part in self._backend.gather(mine) for j, found in part.items()}
         column, self.tau[i] = both[p]
+        if p in at and i != p:
+            w[:, at[p]], g[:, at[p]], (state.norms[at[p]], state.exact[at[p]]) = both[i]
         if i in at:
             w[:, at[i]] = column
-        if p in at and i != p:
-            w[:, at[p]], (norms[at[p]], exact[at[p]]) = both[i]
         return np.array(column)
 
-    def _update_norms(self, c: Array, norms: Array, exact: Array) -> None:
-        """The norms of C[1:], from those of C: computed from the elements where cancellation would spoil them.
+    def _update_norms(self, row: Array, state: _Pivoting, first: int) -> None:
+        """The norms without their first elements `row`; stale are those whose digits cancel.
 
         `exact` has the norms that were last computed from the elements: LAPACK's vn2, where `norms` is its vn1.
         Source: Drmac and Bujanovic, On the failure of rank-revealing QR factorization software, 2008; LAPACK, xLAQP2.
         """
+        norms, exact = state.norms[first:], state.exact[first:]
         nonzero = norms != 0
         left = np.zeros_like(norms)
-        np.divide(np.abs(c[0]), norms, out=left, where=nonzero)
+        np.divide(np.abs(row), norms, out=left, where=nonzero)
         left = np.maximum(1 - left**2, 0)
         lost = np.zeros_like(norms)
         np.divide(norms, exact, out=lost, where=nonzero)
         norms *= np.sqrt(left)
-        for k in np.flatnonzero(nonzero & ~(left * lost**2 > self._tolerance)):
-            norms[k] = exact[k] = self._nrm2(c[1:, k]) if len(c) > 1 else 0
+        state.stale[first:] |= nonzero & ~(left * lost**2 > self._tolerance)
+
+
+class _Pivoting(NamedTuple):
+    """This rank's columns, the norms of their rows that remain, those last computed, and which are needed anew."""
+
+    w: Array
+    norms: Array
+    exact: Array
+    stale: Array
+
+    def of_column(self, j: int) -> tuple[Any, Any]:
+        """Both norms of a column."""
+        return self.norms[j], self.exact[j]
