@@ -237,18 +237,19 @@ def fix_signs(x: Array, *others: Array) -> None:
 
 
 def gebrd(x: Array, d: Array, e: Array, tauq: Array, taup: Array) -> None:
-    """X := V and U^H with B = Q^H X P bidiagonal, of which D is the diagonal and E the one above; X is square.
+    """X := V and U^H with B = Q^H X P bidiagonal, of which D is the diagonal and E the one above; below it if m < n.
 
     Q = H_1 H_2 ... H_n, H_j = I - tauq_j v_j v_j^H, and P likewise; v_j is stored below the diagonal of column j, the
-    conjugate of u_j right of the second diagonal in row j, without their ones.
+    conjugate of u_j right of the second diagonal in row j, without their ones. If m < n, v_j is below the second
+    diagonal, and u_j right of the first.
 
     >>> x, d, e, tau = np.array([[3.0, 1.0], [4.0, 2.0]], order="F"), np.zeros(2), np.zeros(1), np.zeros(2)
     >>> gebrd(x, d, e, tau, tau.copy()); d.round(9).tolist(), e.round(9).tolist()
     ([-5.0, 0.4], [-2.2])
     """
-    n, nb = len(x), 64
-    if n:
-        _call(x, "gebrd", n, n, x, _lda(x), d, e, tauq, taup, np.empty(nb * n, x.dtype), nb * n, ctypes.c_int())
+    if x.size:
+        work = np.empty(64 * sum(x.shape), x.dtype)
+        _call(x, "gebrd", *x.shape, x, _lda(x), d, e, tauq, taup, work, len(work), ctypes.c_int())
 
 
 def bdsdc(d: Array, e: Array, vectors: tuple[Array, Array] | None = None) -> int:

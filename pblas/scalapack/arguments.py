@@ -42,7 +42,8 @@ EITHER, COLUMNS, ROWS = 0, 1, 2
 """The storage orders in which a local array can be read in place: both, by columns only ("F"), by rows only ("C")."""
 ROUTINES: dict[str, Callable[..., object]] = {}  # the routines of all types by their names; each module adds its own
 
-_OWN = {"TOP", *RETURNED, "NOUT", "ICTXT", "IPIV", "D", "E", "TAU", "W", "S", "R", "C", "SR", "SC", "FERR", "BERR"}
+_OWN = {"TOP", *RETURNED, "NOUT", "ICTXT", "IPIV", "D", "E", "W", "S", "R", "C", "SR", "SC", "FERR", "BERR"}
+_OWN |= {"TAU", "TAUQ", "TAUP"}
 _OWN |= {"IFAIL", "ICLUSTR", "GAP", *WORKSPACES}
 """Arguments that may differ between ranks."""
 

@@ -28,6 +28,7 @@ OPTIONS = {
     "JOBZ": "NV",
     "JOBU": "NV",
     "JOBVT": "NV",
+    "VECT": "QP",
     "RANGE": "AVI",
     "FACT": "FNE",
     "EQUED": "NRCBY",
@@ -45,7 +46,7 @@ _SIZES = tuple(f"L{name}" for name in WORKSPACES)
 _TYPES = {
     **dict.fromkeys((*OPTIONS, "TOP", "CMATNM"), "str"),
     **dict.fromkeys(("ALPHA", "BETA"), "complex"),
-    **dict.fromkeys((*"ABCDERSUXY", "AF", "VT", "SR", "SC", "FERR", "BERR", "IPIV", "TAU"), "Array"),
+    **dict.fromkeys((*"ABCDERSUXY", "AF", "VT", "SR", "SC", "FERR", "BERR", "IPIV", "TAU", "TAUQ", "TAUP"), "Array"),
     **dict.fromkeys((*WORKSPACES, "RA", "CA"), "Array | None"),
     **dict.fromkeys(_SIZES, "int | None"),
     **dict.fromkeys(("ANORM", "VL", "VU"), "float"),
@@ -61,6 +62,7 @@ _DEFAULTS: dict[str, object] = {
     "NOUT": 6,
 }
 
+_MULTIPLYING = tuple(f"{kind}m{of}" for kind in ("or", "un") for of in ("qr", "lq", "tr", "br"))
 _OPERATION = '"N", "T" or "C": sub({}) is used as it is, transposed, conjugate transposed (global)'
 _TEXTS = {
     "TRANSA": _OPERATION.format("A"),
@@ -181,7 +183,7 @@ class Routine:
                 return "NT"
             if self.name in ("herk", "her2k"):
                 return "NC"
-        if option == "TRANS" and self.name in ("ormqr", "ormlq", "ormtr", "unmqr", "unmlq", "unmtr", "gels"):
+        if option == "TRANS" and self.name in ("gels", *_MULTIPLYING):
             return "NC" if is_complex else "NT"
         return OPTIONS[option]
 
@@ -566,6 +568,31 @@ ORMTR, UNMTR = (
         C="M N",
     )
     for name, types in (("ormtr", _REAL), ("unmtr", _COMPLEX))
+)
+
+_BIDIAGONAL = {
+    "D": "NumPy array of real numbers, distributed as the columns of A, with a copy in each process row, or if M < N "
+    "as its rows, with a copy in each process column: the diagonal of B (local)",
+    "E": "NumPy array of real numbers, distributed as the rows of A, or if M < N as its columns: the diagonal of B "
+    "above it, or if M < N below it (local)",
+    "TAUQ": f"NumPy array of the type of A, {_TIED}: the factors of the reflectors of Q (local)",
+    "TAUP": f"NumPy array of the type of A, {_OF_ROWS_OF_A}: the factors of the reflectors of P (local)",
+}
+GEBRD = _routine("gebrd", "M N A D E TAUQ TAUP WORK LWORK", _BIDIAGONAL, outputs="A", A="M N")
+ORMBR, UNMBR = (
+    _routine(
+        *(name, "VECT SIDE TRANS M N K A TAU C WORK LWORK"),
+        {
+            "VECT": '"Q": multiply with Q; "P": with P (global)',
+            **_APPLIED,
+            "K": 'columns of the matrix that p?gebrd reduced, or with VECT "P" its rows (global)',
+            "TAU": "TAUQ or TAUP of p?gebrd (local)",
+        },
+        prefixes=types,
+        A="SIDE K",
+        C="M N",
+    )
+    for name, types in (("ormbr", _REAL), ("unmbr", _COMPLEX))
 )
 
 _SVD = {

@@ -1,4 +1,4 @@
-"""Singular values and vectors, without restrictions on blocks."""
+"""Singular values and vectors, and the reduction to a bidiagonal matrix, without restrictions on blocks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pblas.core.linalg_errors import ConvergenceError
 from pblas.redistribution.api import redistributed
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call, of_types, without_operands
+from pblas.scalapack.tied_vectors import BidiagonalCall
+from pblas.spectral import in_place
 from pblas.spectral.svd_steps import singular_system
 
 if TYPE_CHECKING:
@@ -61,3 +63,36 @@ def pxgesvd(call: SvdCall) -> int:
         call["S"][: len(s)] = s
     call.runtime.agree(f"{call.opname}: S", {})
     return 0
+
+
+@of_types(routines.GEBRD, call=BidiagonalCall)
+def pxgebrd(call: BidiagonalCall) -> None:
+    """**Collective.** sub(A) := B, V and U^H with B = Q^H sub(A) P bidiagonal: upper if M >= N, otherwise lower.
+
+    Q and P are products of reflectors H_i = I - tauq_i v_i v_i^H and G_i = I - taup_i u_i u_i^H. If M >= N, v_i(i) is
+    1, and what is below it in column i of sub(A); u_i(i+1) is 1, and the conjugates of the elements after it are in row
+    i. If M < N, v_i(i+1) and u_i(i) are 1. On GPUs a CPU reduces a copy in host memory.
+
+    Source: ScaLAPACK, p?gebrd.
+    """
+    if call.answers_query() or call.is_empty:
+        return
+    diagonals = in_place.bidiagonalize(call.opname, call.operands()[0])
+    with call.local_step():
+        call.store(diagonals)
+    call.runtime.agree(f"{call.opname}: D, E, TAUQ and TAUP", {})
+
+
+@of_types(routines.ORMBR, routines.UNMBR, call=BidiagonalCall)
+def pxormbr(call: BidiagonalCall) -> None:
+    """**Collective.** sub(C) := op(Q) sub(C) or sub(C) op(Q), or with P, of p?gebrd in sub(A) and TAU.
+
+    Source: ScaLAPACK, p?ormbr and p?unmbr.
+    """
+    if call.answers_query() or call.is_empty:
+        return
+    tau = call.collected_tau()
+    if len(tau):
+        a, c = call.operands()
+        options = call["SIDE"], call["TRANS"]
+        in_place.multiply_q_or_p(call.opname, a, tau, c, *options, is_q=call["VECT"] == "Q", shift=call.shift)

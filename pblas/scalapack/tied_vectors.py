@@ -22,6 +22,7 @@ from pblas.vectors.matrix_vector import real_of
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
+    from pblas.scalapack.routines import Operand
 
 INTEGERS = ("int32", "int64")  # dtypes of IPIV
 
@@ -303,3 +304,54 @@ class TridiagonalCall(ReflectorsCall):
     def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
         vectors, real = super()._vectors(), (real_of(self.dtype).name,)
         return [("D", self._diagonal(), real), ("E", self._tau(), real), *vectors] if "D" in self._values else vectors
+
+
+class BidiagonalCall(TiedCall):
+    """A call of p?gebrd with D, E, TAUQ and TAUP, or one with the reflectors of Q or P and their TAU."""
+
+    @property
+    def shift(self) -> int:
+        """Rows below the diagonal with which the first reflector begins; of P columns right of it (global)."""
+        return int(self._order <= self["K"] - (self["VECT"] == "Q"))
+
+    def store(self, values: tuple[Array, ...]) -> None:
+        """Write D, E, TAUQ and TAUP (local)."""
+        for (name, vector, _), of_name in zip(self._vectors(), values, strict=True):
+            vector.store(self[name], of_name)
+
+    def collected_tau(self) -> Array:
+        """**Collective.** TAU of the reflectors that there are, on all processes."""
+        count = min(self._order - self.shift, self["K"])
+        vector = self._tied(1 if self["VECT"] == "Q" else 0, count)
+        return vector.collect(self.opname, "TAU", self["TAU"], count)
+
+    @property
+    def _order(self) -> int:
+        """The order of Q or P (global)."""
+        return int(self["M" if self["SIDE"] == "L" else "N"])
+
+    def _extents(self, operand: Operand) -> tuple[int, int]:
+        """Also of sub(A) with the reflectors of Q in its columns, or those of P in its rows."""
+        if operand.name != "A" or "VECT" not in self._values:
+            return super()._extents(operand)
+        columns = min(self._order, int(self["K"]))
+        return (self._order, columns) if self["VECT"] == "Q" else (columns, self._order)
+
+    def _tied(self, axis: int, count: int) -> TiedVector:
+        """The elements from the first column of sub(A) on, or from the first row on for axis 0 (local)."""
+        return TiedVector.of(self._grids["A"], self._entries["A"], axis, 0, self["JA" if axis else "IA"], count)
+
+    def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
+        own, real = (self.dtype.name,), (real_of(self.dtype).name,)
+        if "VECT" in self._values:
+            return [("TAU", self._tied(1 if self["VECT"] == "Q" else 0, min(self._order, self["K"])), own)]
+        k, along = min(self["M"], self["N"]), int(self["M"] >= self["N"])
+        return [
+            ("D", self._tied(along, k), real),
+            ("E", self._tied(1 - along, max(0, k - 1)), real),
+            ("TAUQ", self._tied(1, k), own),
+            ("TAUP", self._tied(0, k), own),
+        ]
+
+    def _is_written(self, name: str) -> bool:
+        return name != "TAU"

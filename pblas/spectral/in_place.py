@@ -1,10 +1,11 @@
-"""The reduction to a tridiagonal matrix, and products with its Q, in the memory of a matrix, as ScaLAPACK has them.
+"""Reductions to tridiagonal and bidiagonal matrices, and products with their Q, in the memory of a matrix.
 
-All arguments are checked and agreed on before.
+They are as in ScaLAPACK. All arguments are checked and agreed on before.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,34 +17,54 @@ from pblas.redistribution.api import redistributed
 from pblas.vectors.matrix_vector import real_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.dtypes import Array
     from pblas.core.options import Side, Trans, Uplo
     from pblas.matrices.matrix import DistMatrix
 
 
-def tridiagonalize(opname: str, a: DistMatrix, uplo: Uplo) -> tuple[Array, Array, Array]:
+def tridiagonalize(opname: str, a: DistMatrix, uplo: Uplo) -> tuple[Array, ...]:
     """**Collective.** One triangle of A := T and V with T = Q^H A Q. The diagonals of T, and TAU, on all ranks.
-
-    Rank 0 does it, with the cores of all ranks of its host, since those are no faster together.
 
     Source: LAPACK xSYTRD, xHETRD.
     """
-    runtime, n = a.runtime, a.shape[0]
-    w = redistributed(opname, a, MatrixDescriptor.column_wise(n, n, 1), uplo=uplo)
-    real = real_of(a.dtype)
-    d, e, tau = np.zeros(n, real), np.zeros(n - 1, real), np.zeros(n - 1, a.dtype)
+    n, real = a.shape[0], real_of(a.dtype)
+    outputs = np.zeros(n, real), np.zeros(n - 1, real), np.zeros(n - 1, a.dtype)
+    return _reduced_on_one_rank(opname, a, partial(lapack.sytrd, uplo=uplo), outputs, uplo)
+
+
+def bidiagonalize(opname: str, a: DistMatrix) -> tuple[Array, ...]:
+    """**Collective.** A := B, V and U^H with B = Q^H A P. The diagonals of B, TAUQ and TAUP, on all ranks.
+
+    Source: LAPACK xGEBRD.
+    """
+    k, real = min(a.shape), real_of(a.dtype)
+    outputs = np.zeros(k, real), np.zeros(k - 1, real), np.zeros(k, a.dtype), np.zeros(k, a.dtype)
+    return _reduced_on_one_rank(opname, a, lapack.gebrd, outputs)
+
+
+def _reduced_on_one_rank(
+    opname: str, a: DistMatrix, reduce: Callable[..., None], outputs: tuple[Array, ...], uplo: Uplo | None = None
+) -> tuple[Array, ...]:
+    """**Collective.** A, or one triangle of it, reduced by a routine of LAPACK; its outputs on all ranks.
+
+    Rank 0 does it, with the cores of all ranks of its host, since those are no faster together.
+    """
+    runtime, (m, n) = a.runtime, a.shape
+    w = redistributed(opname, a, MatrixDescriptor.column_wise(m, n, 1), uplo=uplo)
     with runtime.local_step(opname):
         if runtime.rank == 0:
             local = w.stored(opname)
             host = runtime.backend.reading(local)  # a copy of the memory of a GPU
-            with runtime.backend.all_threads(n**3):
-                lapack.sytrd(host, d, e, tau, uplo)
+            with runtime.backend.all_threads(max(m, n) * min(m, n) ** 2):
+                reduce(host, *outputs)
             if host is not local:
                 runtime.backend.copy(host, local)
-    runtime.agree(f"{opname}: T", {})
-    d, e, tau = runtime.backend.broadcast_object((d, e, tau), 0)
+    runtime.agree(f"{opname}: reduced", {})
+    outputs = runtime.backend.broadcast_object(outputs, 0)
     redistributed(opname, w, out=a, uplo=uplo, is_temporary=True)
-    return d, e, tau
+    return outputs
 
 
 def multiply_q(opname: str, a: DistMatrix, tau: Array, c: DistMatrix, uplo: Uplo, side: Side, trans: Trans) -> None:
@@ -66,3 +87,17 @@ def multiply_q(opname: str, a: DistMatrix, tau: Array, c: DistMatrix, uplo: Uplo
         with_factor.exchange_rows(opname, x, reversal)
     in_place.multiply_q(opname, v, tau[::-1].copy(), c, side, trans)
     with_factor.exchange_rows(opname, rows, reversal)
+
+
+def multiply_q_or_p(
+    opname: str, a: DistMatrix, tau: Array, c: DistMatrix, side: Side, trans: Trans, *, is_q: bool, shift: int
+) -> None:
+    """**Collective.** C := op(Q) C or C op(Q), or with P, whose reflectors `bidiagonalize` has left in A.
+
+    They begin `shift` rows below the diagonal, or for P as many columns right of it.
+
+    Source: LAPACK xORMBR, xUNMBR.
+    """
+    v = (a if is_q else a.H)[shift:, : len(tau)]
+    c = c[shift:] if side == "L" else c[:, shift:]
+    in_place.multiply_q(opname, v, tau, c, side, trans)

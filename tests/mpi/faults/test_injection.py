@@ -216,6 +216,7 @@ CALLS: dict[str, Callable[[Cast], object]] = {
         *("L", "T", N, 2, 2, dominant(), 1, 1, x.desc, np.zeros(N), x.blocks[2], 1, 1, x.desc)
     ),
     "pdgeqpf": lambda x: scalapack.pdgeqpf(N, 2, dominant(), 1, 1, x.desc, np.zeros(N, np.intc), np.zeros(N)),
+    "pdgebrd": lambda x: scalapack.pdgebrd(N, N, dominant(), 1, 1, x.desc, *np.zeros((4, N))),
     "pdsytrd": lambda x: scalapack.pdsytrd("U", N, dominant(), 1, 1, x.desc, *np.zeros((3, N))),
     "pdormtr": lambda x: scalapack.pdormtr(
         *("L", "U", "T", N, 2, dominant(), 1, 1, x.desc, np.zeros(N), x.blocks[2], 1, 1, x.desc)

@@ -133,6 +133,7 @@ def test_b_that_is_not_positive_definite(ictxt: int) -> None:
 def test_reductions_of_few_rows_and_their_errors(ictxt: int) -> None:
     """T of one row is A, and Q of it is 1; D, E and TAU are checked on this process."""
     (a, c), t = (Placed(ictxt, np.full((N, N), 3.0)) for _ in "AC"), np.full(N + 2, -7.0)
+    gebrd: Any = scalapack.pdgebrd
     for uplo in "LU":
         d, e = t.copy(), t.copy()
         scalapack.pdsytrd(uplo, 1, *a.at, d, e, e)
@@ -140,15 +141,36 @@ def test_reductions_of_few_rows_and_their_errors(ictxt: int) -> None:
         assert (e == -7).all()
         scalapack.pdormtr("L", uplo, "N", 1, N, *a.at, e, *c.at)
         scalapack.pdormtr("L", uplo, "N", 0, N, *a.at, e, *c.at)
+    for m, n in ((0, 3), (1, 1)):
+        d, e = t.copy(), t.copy()
+        scalapack.pdgebrd(m, n, *a.at, d, e, e, e)
+        assert set(d) <= {-7, 3}
+        assert set(e) <= {-7, 0}
+        work = np.zeros(1)
+        scalapack.pdgebrd(3, 3, *a.at, t[:0], t[:0], t[:0], t[:0], work, -1)
+        assert work[0] == 1
+    for vect, k in (("P", 0), ("Q", 0), ("P", 1), ("Q", 5)):
+        scalapack.pdormbr(vect, "L", "N", 1, N, k, *a.at, t, *c.at)
     assert a.operand.is_untouched()
     assert c.operand.is_untouched()
     for wrong, position in (((t[:0], t, t), 7), ((t, t[:0], t), 8), ((t, t, t.astype("f4")), 9)):
         with pytest.raises(PblasArgumentError) as caught:
             scalapack.pdsytrd("L", N, *a.at, *wrong)
         assert caught.value.info == -position
-    with pytest.raises(PblasArgumentError) as caught:
-        scalapack.pdormtr("L", "L", "C", N, N, *a.at, t, *c.at)
-    assert caught.value.info == -3
+        with pytest.raises(PblasArgumentError) as caught:
+            gebrd(N, N, *a.at, *wrong, t)
+        assert caught.value.info == -position
+    for call, position in (
+        (partial(scalapack.pdormtr, "L", "L", "C", N, N, *a.at, t, *c.at), 3),
+        (partial(scalapack.pdormbr, "X", "L", "N", N, N, N, *a.at, t, *c.at), 1),
+        (partial(scalapack.pdormbr, "Q", "L", "C", N, N, N, *a.at, t, *c.at), 3),
+        (partial(scalapack.pdormbr, "P", "R", "T", N, N, -1, *a.at, t, *c.at), 6),
+        (partial(scalapack.pdormbr, "P", "R", "T", N, N, N, *a.at, t[:0], *c.at), 11),
+        (partial(scalapack.pdgebrd, N, N + 90, *a.at, t, t, t, t), 5),
+    ):
+        with pytest.raises(PblasArgumentError) as caught:
+            call()
+        assert caught.value.info == -position
 
 
 @pytest.mark.parametrize(

@@ -338,6 +338,43 @@ def tied(a: Placed, axis: int, dtype: Any) -> tuple[np.ndarray[Any, Any], np.nda
     return np.full(a.operand.part().shape[axis], -7, dtype), place, numbers
 
 
+def check_bidiagonal(letter: str, ictxt: int) -> None:
+    """Q^H A P = B by p?ormbr from both sides; D and E are in A too, in the order of ScaLAPACK; Q and P are unitary."""
+    dtype = np.dtype(DTYPES[letter])
+    reduce, adjoint = getattr(scalapack, f"p{letter}gebrd"), "C" if dtype.kind == "c" else "T"
+    multiply = getattr(scalapack, f"p{letter}{'un' if dtype.kind == 'c' else 'or'}mbr")
+    for m, n in ((N, N - 3), (N - 3, N), (N, N)):
+        x, k, eps = general(m, n, dtype), min(m, n), 30 * N * float(np.finfo(dtype).eps)
+        a, c = Placed(ictxt, x), Placed(ictxt, x)
+        axis = int(m >= n)
+        tied_to = (
+            tied(a, i, kind) for i, kind in ((axis, x.real.dtype), (1 - axis, x.real.dtype), (1, dtype), (0, dtype))
+        )
+        (d, *of_d), (e, *of_e), (tauq, *_), (taup, *_) = tied_to
+        assert reduce(m, n, *a.at, d, e, tauq, taup) is None
+        assert a.operand.is_untouched_outside((m, n))
+        multiply("Q", "L", adjoint, m, n, n, *a.at, tauq, *c.at)
+        multiply("P", "R", "N", m, n, m, *a.at, taup, *c.at)
+        v = a.collected()
+        right_d, right_e = np.diagonal(v).real, np.diagonal(v, 1 if axis else -1).real[: k - 1]
+        b = np.zeros((m, n))
+        b[range(k), range(k)] = right_d
+        above = range(k - 1), range(1, k)
+        b[above if axis else above[::-1]] = right_e
+        assert np.abs(c.collected() - b).max() <= eps * np.abs(x).sum(0).max()
+        for vector, (places, numbers), right in ((d, of_d, right_d), (e, of_e, right_e)):
+            mine = numbers < len(right)
+            assert np.array_equal(vector[places[mine]], right[numbers[mine]])
+            assert (vector != -7).sum() == mine.sum()
+        for vect, order, other, tau in (("Q", m, n, tauq), ("P", n, m, taup)):
+            one = Placed(ictxt, np.eye(order, dtype=dtype))
+            multiply(vect, "R", "N", order, order, other, *a.at, tau, *one.at)
+            q = one.collected()
+            assert np.abs(q.conj().T @ q - np.eye(order)).max() <= eps
+            multiply(vect, "L", adjoint, order, order, other, *a.at, tau, *one.at)
+            assert np.abs(one.collected() - np.eye(order)).max() <= eps
+
+
 def check_scales(routine: str, letter: str, ictxt: int) -> None:
     """As LAPACK's: the largest elements of the scaled rows and columns are 1; a row or a column of zeros is INFO."""
     dtype = np.dtype(DTYPES[letter])
@@ -477,6 +514,7 @@ CHECKS_BY_TYPE: dict[str, Callable[[str, int], None]] = {
     **{name: partial(check_pencil, name) for name in ("sygst", "hegst")},
     **{name: partial(check_generalized, name) for name in ("sygvx", "hegvx")},
     "gesvd": check_singular_values,
+    **dict.fromkeys(("gebrd", "ormbr", "unmbr"), check_bidiagonal),
     **{name: partial(check_scales, name) for name in ("geequ", "poequ")},
     **{name: partial(check_refinement, name) for name in ("gerfs", "porfs")},
     **{name: partial(check_expert, name) for name in ("gesvx", "posvx")},
