@@ -15,7 +15,7 @@ import numpy as np
 from pblas.arrays.elementwise import elementwise
 from pblas.arrays.stacking import vstack
 from pblas.core.progress import StageReport
-from pblas.factor.cholesky import cho_factor
+from pblas.factor.cholesky import cho_factor, cholesky
 from pblas.factor.qr_matrices import qr
 from pblas.factor.solvers import lu_factored
 from pblas.factor.with_factor import identity
@@ -24,11 +24,14 @@ from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.spectral.qdwh import LAST, QdwhStep, qdwh_steps
+from pblas.symmetric.api import herk
+from pblas.triangular.trsm import solve_triangular
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SOLVES = 4  # of inverse iterations for the least singular value, twice as many of power iterations for the largest
+_HARMLESS = 1 / 64  # eps c n up to which Cholesky factors of Gram matrices, two of them, give an orthonormal Q
+_SOLVES = 3  # of inverse iterations for the least singular value, twice as many of power iterations for the largest
 _LESS, _MORE = 0.25, 1.1  # the estimates are within these factors almost always; the last steps see it if not
 _EXTRA = 4  # steps more than planned at most
 
@@ -100,12 +103,28 @@ def _stepped(opname: str, x: DistMatrix, step: QdwhStep) -> tuple[DistMatrix, fl
         g = pmatmul(x.H, x)
         error = float(elementwise("x - y", x=g, y=one, out=one).norm())
         return pmatmul(x, g, x, alpha=b, beta=a), error
-    if step.by_qr:
+    if step.by_qr and c * n * float(np.finfo(x.dtype).eps) > _HARMLESS:
         # [sqrt(c) X; I] = [Q1; Q2] R, X := b/c X + (a - b/c) / sqrt(c) Q1 Q2^H
         q = qr(vstack((elementwise("x * s", x=x, s=sqrt(c)), one))).Q
         product, weight = pmatmul(q[:n], q[n:].H), (a - b / c) / sqrt(c)
     else:
         # I + c X^H X = L L^H, X := b/c X + (a - b/c) X L^-H L^-1
-        z = pmatmul(x.H, x, one, alpha=c, beta=1, out=one)
-        product, weight = cho_factor(z, overwrite_a=True).solve(x.H).H, a - b / c
+        z, weight = herk(x, one, trans="C", alpha=c, beta=1, out=one), a - b / c
+        product = _twice_factored(x, z, c) if step.by_qr else cho_factor(z, overwrite_a=True).solve(x.H).H
     return elementwise("s * x + t * y", x=x, y=product, s=b / c, t=weight), inf
+
+
+def _twice_factored(x: DistMatrix, z: DistMatrix, c: float) -> DistMatrix:
+    """**Collective.** X Z^-1 with Z = I + c X^H X, as accurate as by a QR factorization of [sqrt(c) X; I].
+
+    Z = L L^H
+    Y := L^-1 X^H, W := L^-1             ([sqrt(c) Y, W]^H is orthonormal but for errors of eps c)
+    G = c Y Y^H + W W^H, X Z^-1 := Y^H G^-1 W
+
+    Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, Roundoff error analysis of the CholeskyQR2 algorithm, 2015.
+    """
+    factor = cholesky(z, overwrite_a=True)
+    y = solve_triangular(factor, x.H, lower=True)
+    w = solve_triangular(factor, identity("polar", factor.desc.without_lld, factor), lower=True)
+    g = herk(y, herk(w), alpha=c, beta=1)
+    return pmatmul(y.H, cho_factor(g, overwrite_a=True).solve(w))
