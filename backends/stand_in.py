@@ -72,6 +72,7 @@ class StandIn(np.ndarray[Any, Any]):
         self.values = getattr(source, "values", None)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        options = {name: _plain(x) for name, x in options.items()}  # as `where`
         if out is not None:
             options["out"] = tuple(map(_plain, out))
         with np.errstate(all="ignore"):

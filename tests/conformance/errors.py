@@ -22,6 +22,7 @@ _OPTIONS |= {
     "JOBZ": "V",
     "JOBU": "V",
     "JOBVT": "V",
+    "VECT": "Q",
     "RANGE": "A",
     "FACT": "N",
     "EQUED": "N",
@@ -54,7 +55,7 @@ def right(routine: str, letter: str, ictxt: int) -> list[Any]:
             arguments.append(np.ones(2, np.intc))
         elif name in ("W", "D", "E", "S", "R", "C", "SR", "SC", "FERR", "BERR"):
             arguments.append(np.ones(2, DTYPES[letter]).real.copy())
-        elif name == "TAU":
+        elif name in ("TAU", "TAUQ", "TAUP"):
             arguments.append(np.ones(2, DTYPES[letter]))
         elif name in WORKSPACES or name[1:] in WORKSPACES:
             arguments.append(None)

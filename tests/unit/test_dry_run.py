@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 import pblas
+from pblas import linalg
 from pblas.backends.settings import DRY_RUN
 from pblas.cli import main
 from pblas.dry import _run
 from pblas.simulation.dry_run import least_ranks
 from pblas.simulation.hardware import FAT_TREE
+from pblas.spectral.svd_plan import SvdAlgorithm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 WITH_MAIN = "conjugate_gradients", "matmul", "membrane", "power_iteration"
@@ -49,6 +51,23 @@ def test_values_decide_how_often_a_loop_runs() -> None:
     with pytest.raises(pblas.ArgumentError, match=r"test_dry_run.py:\d+ has read values 10000 times"):
         pblas.dry_run(lambda: program(64), ranks=4, values={"norm": 1.0})
     assert pblas.dry_run(lambda: program(64), ranks=4).value == -1.0
+
+
+def test_singular_values_and_refined_solutions() -> None:
+    """Decisions by values that a dry run does not know take the way of a matrix of zeros."""
+
+    def program() -> None:
+        with pblas.Context() as ctx:
+            a, b = ctx.random((400, 400)), ctx.random((400, 2))
+            algorithms: tuple[SvdAlgorithm, ...] = ("local", "polar")
+            for algorithm in algorithms:
+                linalg.svd(a[:, :50], algorithm=algorithm, full_matrices=True)
+                linalg.svdvals(a, algorithm=algorithm)
+            linalg.solve(a, b, refine="tf32")
+            linalg.qr(a, pivoting=True)
+
+    called = {entry.call for entry in pblas.dry_run(program, ranks=4).operations}
+    assert {"svd", "svdvals", "solve", "qr"} <= called
 
 
 def test_mistakes_raise_the_errors_of_a_run() -> None:
