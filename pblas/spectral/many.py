@@ -26,7 +26,6 @@ from pblas.runtime.runtime import fail_without_context, spelled
 from pblas.spectral.functions import inverse_root, not_positive
 from pblas.spectral.newton_schulz import MUON, checked_weights, iterated
 from pblas.spectral.polar import polar
-from pblas.spectral.svd_steps import check_on_cpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -134,8 +133,9 @@ def _checked(
         names = ", ".join(map(repr, get_args(ManyFunction)))
         raise errors.ArgumentError(f"{opname}: function must be one of {names}, got {function!r}")
     is_iteration = function == "newton_schulz"
-    if not is_iteration:
-        check_on_cpus(opname, runtime)
+    if not is_iteration and runtime.backend.gpus:
+        text = f"{opname}: {function} of many matrices runs on CPUs, this context is on GPUs; call it for each matrix"
+        raise errors.BackendError(text)
     for name, x in parts.items():
         (check_matrix if is_iteration else arguments.check_matrix)(opname, name, x, runtime)
         if function == "inverse_root":
