@@ -30,8 +30,12 @@ from pblas.factor.cholesky import PlannedCholesky
 from pblas.factor.factorization import PlannedFactorization, prepared
 from pblas.factor.factors import CholeskyFactor, Factor, LuFactor
 from pblas.factor.lu import PlannedLu
+from pblas.factor.with_factor import empty
+from pblas.layouts.descriptor import MatrixDescriptor, resized
 from pblas.matmul.api import pmatmul
+from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.api import redistributed
 from pblas.runtime.progress import StageReport
 from pblas.symmetric.api import hemm
 
@@ -171,29 +175,43 @@ def _solved(equations: _Equations) -> tuple[DistMatrix | None, int, int, float]:
 
 def _improved(equations: _Equations, x: DistMatrix, r: DistMatrix, least: Array) -> tuple[DistMatrix, int]:
     """**Collective.** X of smaller residuals than R, if possible of these lengths, by GMRES; number of iterations."""
+    opname, a, (n, k) = equations.opname, equations.a, r.shape
     beta = r.norm(axis=0)
     least = np.maximum(least, _REDUCTION * beta)
-    squares = _LeastSquares(beta)
-    v, z = [elementwise("x * s", x=r, s=_inverse(beta))], list[DistMatrix]()
-    for j in range(equations.dimensions):
+    squares, most = _LeastSquares(beta), equations.dimensions
+    # The vectors of all columns side by side, V = [V[0], V[1], ...]
+    rows = MatrixDescriptor.row_wise(n, k * (most + 1), a.runtime.nprocs)
+    v, z = (empty(rows, a) for _ in range(2))
+    elementwise("x * s", x=r, s=_inverse(beta), out=v[:, :k])
+    for j in range(most):
+        own, before = slice(j * k, (j + 1) * k), v[:, : (j + 1) * k]
         # Z[j] = M^-1 V[j], W = A Z[j]
-        d, s = equations.preconditioned(v[j])
-        z.append(elementwise("x * s", x=d, s=s))
-        w = equations.product(z[j])
-        # W := W - V[i] H[i, j], H[i, j] = V[i]^H W
-        h = []
-        for u in v:
-            h.append(elementwise("conj(x) * y", x=u, y=w).sum(axis=0))
-            w = elementwise("y - x * s", x=u, y=w, s=h[-1], out=w)
+        d, s = equations.preconditioned(v[:, own])
+        elementwise("x * s", x=d, s=s, out=z[:, own])
+        w = redistributed(opname, equations.product(z[:, own]), resized(rows, (n, k)), is_temporary=True)
+        # W := W - V H[:, j], H[:, j] = V^H W   (twice: the first time leaves rounding errors of W)
+        h = np.zeros((j + 1, k), w.dtype)
+        for _ in range(2):
+            part = pmatmul(before.H, w).to_global(None)
+            assert part is not None, "on all ranks"
+            lost = np.stack([part[i * k : (i + 1) * k].diagonal() for i in range(j + 1)])
+            w, h = pmatmul(before, _side_by_side(opname, a, lost), w, alpha=-1, beta=1, out=w), h + lost
         length = w.norm(axis=0)
         if (squares.added([*h, length]) <= least).all():
             break
         # V[j+1] H[j+1, j] = W
-        v.append(elementwise("x * s", x=w, s=_inverse(length), out=w))
+        elementwise("x * s", x=w, s=_inverse(length), out=v[:, (j + 1) * k : (j + 2) * k])
     # X := X + Z y
-    for u, y in zip(z, squares.solution(), strict=True):
-        x = elementwise("x + y * s", x=x, y=u, s=y)
-    return x, len(z)
+    y = np.stack(squares.solution())
+    return pmatmul(z[:, : len(y) * k], _side_by_side(opname, a, y), x, beta=1, out=x), len(y)
+
+
+def _side_by_side(opname: str, like: DistMatrix, coefficients: Array) -> DistMatrix:
+    """**Collective.** The matrix by which [V[0], V[1], ...] becomes the sum of V[i] diag(coefficients[i])."""
+    count, k = coefficients.shape
+    x = np.zeros((count, k, k), coefficients.dtype)
+    x[:, range(k), range(k)] = coefficients
+    return replicated_matrix(opname, like, np.asfortranarray(x.reshape(count * k, k)))
 
 
 class _LeastSquares:
