@@ -388,13 +388,13 @@ class DeviceArrays(Device):
         if old is not None and not _is_same(old, target):
             self.assign(old, target)
         options: Any = {"uplo": uplo, "trans": trans, "unit": unit}
-        vectors.multiply(self._blas_handle, kind, alpha, a, x, beta, target, **options)
+        vectors.multiply(self.blas_handle, kind, alpha, a, x, beta, target, **options)
         if target is not z:
             self.assign(target, z)
 
     def update_whole(self, name: str, alpha: complex, x: Array, y: Array, a: Array, *, uplo: Uplo) -> None:
         x, y = (self._copied(w) if _overlap(w, a) else w for w in (x, y))
-        vectors.update(self._blas_handle, name, alpha, x, y, a, uplo=uplo)
+        vectors.update(self.blas_handle, name, alpha, x, y, a, uplo=uplo)
 
     def _copied(self, x: Array) -> Array:
         """A copy of X."""

@@ -128,7 +128,7 @@ def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple
         return np.empty(0, dtype)
     x, order, axis = operands[0], plan.a.order, plan.axis
     if plan.exact:
-        return _bins(plan, arrays, rank, *operands)
+        return _bins(prepared, arrays, *operands)
     if plan.operation in ("argmax", "argmin"):
         return _arg_extremes(plan, arrays, rank, x)
     if plan.operation == "squares":
@@ -214,16 +214,15 @@ def _combined_indices(prepared: PreparedReduction, gathered: Array) -> Array:
     return indices.astype(np.intp)
 
 
-def _bins(
-    plan: ReductionPlan, arrays: Device, rank: int, x: Array, y: Array | None = None, conj: bool = False
-) -> Array:
+def _bins(prepared: PreparedReduction, arrays: Device, x: Array, y: Array | None = None, conj: bool = False) -> Array:
     """This rank's exact sums, bin after bin."""
     from pblas.backends.cpu.exact_sums import binned
 
+    plan = prepared.plan
     if plan.operation == "trace":
-        x = _diagonal(plan, arrays, rank, x)[None]
+        x = _diagonal(prepared, arrays, x)[None]
     if not x.size:
-        return np.zeros(plan.components * plan.count(rank))
+        return np.zeros(prepared.counts[prepared.rank])
     kind: Any = plan.operation
     return binned(kind, x, plan.axis, y, conj=conj).reshape(-1)
 

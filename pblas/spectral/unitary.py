@@ -14,7 +14,6 @@ import numpy as np
 
 from pblas.arrays.elementwise import elementwise
 from pblas.arrays.stacking import vstack
-from pblas.core.progress import StageReport
 from pblas.factor.cholesky import cho_factor, cholesky
 from pblas.factor.qr_matrices import qr
 from pblas.factor.solvers import lu_factored
@@ -23,6 +22,7 @@ from pblas.layouts.descriptor import resized
 from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.progress import StageReport
 from pblas.spectral.qdwh import LAST, QdwhStep, qdwh_steps
 from pblas.symmetric.api import herk
 from pblas.triangular.trsm import solve_triangular

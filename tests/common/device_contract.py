@@ -346,11 +346,11 @@ def reduce(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     long = entries(shape, dtype, 2)
     wide, x = long.astype(accumulator_dtype(dtype)), on.empty(shape, dtype, order)
     on.write(long, x)
-    for y, expected in ((x, wide), (on.put(long, order), wide), (x[:3, :80].T, wide[:3, :80].T)):
+    for y, right in ((x, wide), (on.put(long, order), wide), (x[:3, :80].T, wide[:3, :80].T)):
         axis = across if y.shape == shape else along
-        same(on.device.reduce("sum", y, axis, order, real), expected.sum(axis), 200)
-        same(on.device.reduce("squares", y, axis, order, real), np.square(np.abs(expected)).sum(axis), 200)
-        same(on.device.reduce("abs_max", y, axis, order, real), np.abs(expected).max(axis), 2)
+        same(on.device.reduce("sum", y, axis, order, real), right.sum(axis), 200)
+        same(on.device.reduce("squares", y, axis, order, real), np.square(np.abs(right)).sum(axis), 200)
+        same(on.device.reduce("abs_max", y, axis, order, real), np.abs(right).max(axis), 2)
 
 
 @case(*REAL, sizes=(7,))
