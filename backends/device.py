@@ -658,12 +658,13 @@ class Lapack(Protocol):
         raise lacking("multiply_q_stacked")
 
     @traced("factor", "SYEVD", "x")
-    def eigh(self, x: Array, *, vectors: bool) -> tuple[Array, int]:
+    def eigh(self, x: Array, *, vectors: bool, bandwidth: int = 0) -> tuple[Array, int]:
         """X := V with X V = V diag(w), for the lower triangle of a Hermitian X; without `vectors` X is lost.
 
         Args:
             x: n x n, finite, with real elements on its diagonal (local).
             vectors: whether to compute V (global).
+            bandwidth: of the band by way of which a GPU computes them; 0 for the library's routine (global).
 
         Returns:
             w, ascending, in host memory; 0, or INFO of a tridiagonal matrix whose eigenvalues were not found.

@@ -9,6 +9,21 @@ __device__ void lower(T* x, integer ld) {
     if (threadIdx.x == 0) make_real(column[j]);
 }
 
+// Above the diagonal X := the adjoint of its lower triangle. A CTA takes a tile below the diagonal, by way of shared memory.
+template <class T>
+__device__ void mirror(T* x, integer ld, int n) {
+    enum { TILE = 32 };
+    __shared__ T tile[TILE][TILE + 1];
+    int tiles = (n + TILE - 1) / TILE, i0 = blockIdx.x % tiles * TILE, j0 = blockIdx.x / tiles * TILE;
+    if (i0 < j0) return;
+    int lane = threadIdx.x % TILE, step = blockDim.x / TILE;
+    for (int j = threadIdx.x / TILE; j < TILE; j += step)
+        if (i0 + lane < n && j0 + j < n) tile[j][lane] = x[i0 + lane + (j0 + j) * ld];
+    __syncthreads();
+    for (int i = threadIdx.x / TILE; i < TILE; i += step)
+        if (i0 + i < n && j0 + lane < i0 + i) x[j0 + lane + (i0 + i) * ld] = conj(tile[lane][i]);
+}
+
 // INFO counts a NaN on the diagonal of a Cholesky factor, which cuSOLVER may let pass. One CTA.
 template <class T>
 __device__ void find_nan(const T* x, integer ld, int n, int* info) {
@@ -70,6 +85,7 @@ __device__ void move_rows(T* x, integer ld, const int* to, const int* from, int 
 // Compiled with one OF_DTYPE.
 #define OF_DTYPE(letter, T, Real)                                                                       \
     extern "C" __global__ void lower_##letter(T* x, integer ld) { lower(x, ld); }                       \
+    extern "C" __global__ void mirror_##letter(T* x, integer ld, int n) { mirror(x, ld, n); }           \
     extern "C" __global__ void find_nan_##letter(const T* x, integer ld, int n, int* info) {            \
         find_nan(x, ld, n, info);                                                                       \
     }                                                                                                   \

@@ -24,7 +24,7 @@ from pblas.backends.gpu_info import INSTALL_CTK
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from pblas.backends.dtypes import Array, Dtype, GpuArray
 
@@ -35,10 +35,20 @@ THREADS = 256  # of a CTA, where a kernel does not ask for another number
 
 
 class DtypeKernels:
-    """The kernels of one source file of this folder, each named NAME_LETTER by its macro OF_DTYPE."""
+    """The kernels of one source file of this folder, each named NAME_LETTER by its macro OF_DTYPE.
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    Args:
+        name: the file's, without its ending.
+        header: a file that comes before it.
+        defines: macros with integers.
+        cooperative: whether all CTAs of a launch are resident at a time, or it fails.
+    """
+
+    def __init__(
+        self, name: str, header: str = "", *, defines: Mapping[str, int] | None = None, cooperative: bool = False
+    ) -> None:
+        self._name, self._header, self._cooperative = name, header, cooperative
+        self._options = "--std=c++17", *(f"-D{key}={value}" for key, value in (defines or {}).items())
         self._modules: dict[str, Any] = {}
         self._functions: dict[str, Any] = {}
 
@@ -54,6 +64,18 @@ class DtypeKernels:
         threads: int = THREADS,
     ) -> None:
         """Launch a kernel."""
+        function = self._function(name, letter, shared_nbytes)
+        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
+            function((ctas,), (threads,), arguments, shared_mem=shared_nbytes)
+
+    def most_resident(self, name: str, letter: str, threads: int) -> int:
+        """CTAs of a kernel without dynamic shared memory that the current device holds at a time."""
+        kernel = self._function(name, letter, 0).kernel
+        ctas = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, threads, 0)
+        return int(ctas) * int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+
+    def _function(self, name: str, letter: str, shared_nbytes: int) -> Any:
+        """A kernel, which is compiled the first time."""
         function = self._functions.get(name + letter)
         if function is None:
             if letter not in self._modules:
@@ -61,14 +83,15 @@ class DtypeKernels:
             function = self._functions[name + letter] = self._modules[letter].get_function(f"{name}_{letter}")
             if shared_nbytes:
                 attributes = cupy.cuda.Device().attributes
-                function.max_dynamic_shared_size_bytes = attributes["MaxSharedMemoryPerBlockOptin"]
-        with cupy.cuda.Stream.from_external(streams.Handle(stream)):
-            function((ctas,), (threads,), arguments, shared_mem=shared_nbytes)
+                most = attributes["MaxSharedMemoryPerBlockOptin"] - function.shared_size_bytes
+                function.max_dynamic_shared_size_bytes = most
+        return function
 
     def _compiled(self, letter: str) -> Any:
-        sources = (Path(__file__).with_name(name).read_text() for name in ("scalars.cuh", f"{self._name}.cu"))
-        code = "".join(sources) + f"OF_DTYPE({letter}, {_TYPES[letter]})\n"
-        return cupy.RawModule(code=code, options=("--std=c++17",))
+        names = "scalars.cuh", self._header, f"{self._name}.cu"
+        code = "".join(Path(__file__).with_name(name).read_text() for name in names if name)
+        code += f"OF_DTYPE({letter}, {_TYPES[letter]})\n"
+        return cupy.RawModule(code=code, options=self._options, enable_cooperative_groups=self._cooperative)
 
 
 _KINDS = {
@@ -127,6 +150,12 @@ class Lapack:
         """X := its lower triangle, with 0 above the diagonal and real elements on it."""
         if x.size:
             self._kernels.launch(stream, "lower", x.dtype.char, x.shape[1], place(x))
+
+    def mirror(self, stream: int, x: GpuArray) -> None:
+        """Above the diagonal X := the adjoint of its lower triangle."""
+        if x.size:
+            tiles = -(-len(x) // 32)
+            self._kernels.launch(stream, "mirror", x.dtype.char, tiles * tiles, (*place(x), np.int32(len(x))))
 
     def inverse(self, stream: int, t: GpuArray, *, unit: bool) -> GpuArray:
         """T^-1 of a lower triangle of at most MOST_INVERTED rows; see `inverses`."""
@@ -239,6 +268,9 @@ def lda(x: GpuArray) -> int:
 _WIDTH, _PAD, _STAGE = 32, 33, 32  # of the kernel of panels, as in reflectors.cu
 _LINE = 16  # bytes of a line: 8 of data, with two flags
 _ROWS = 256  # rows of a CTA, where there are CTAs enough
+NARROW, _NARROW_ROWS = 64, 128
+"""Columns of a panel that products factor, as in reflectors.cu, and rows of a CTA then, where there are CTAs enough."""
+_STATIC = 2048  # bytes of shared memory of the kernel beside those of its launch, at most
 MOST_CTAS = 64  # CTAs of a panel, if they can hold its rows: the update beside it keeps the other multiprocessors
 
 
@@ -247,7 +279,7 @@ class Reflectors:
 
     def __init__(self, lapack: Lapack, gemm: Callable[..., None]) -> None:
         self._lapack, self._gemm = lapack, gemm
-        self._kernels = DtypeKernels("reflectors")
+        self._kernels = DtypeKernels("reflectors", "exchange.cuh")
 
     @cached_property
     def _limits(self) -> tuple[int, int]:
@@ -270,6 +302,26 @@ class Reflectors:
         for start in range(0, k, nb):
             stop = min(start + nb, k)
             self.larft(stream, x[start:, start:stop], tau[start:stop], t[:, start:stop])
+
+    def factor_narrow(self, stream: int, x: Array, t: Array) -> bool:
+        """As `geqrt`, of a panel of NARROW columns by one kernel of products; False if it does not take the panel."""
+        (m, n), (processors, nbytes), dtype, edge = x.shape, self._limits, x.dtype, NARROW + 1
+        most = (((nbytes - _STATIC) // dtype.itemsize - 3 * NARROW * edge) // NARROW - 1) // _STAGE * _STAGE
+        ctas = max(1, min(-(-m // _NARROW_ROWS), MOST_CTAS))
+        height = -(-max(NARROW, -(-m // ctas)) // _STAGE) * _STAGE
+        height = min(height, most)
+        if n != NARROW or m < n or height < NARROW or (ctas := -(-m // height)) > processors:
+            return False
+        parts = self._array(stream, "parts", (NARROW * NARROW, ctas + 3), dtype)
+        tau, triangle = (self._array(stream, use, (NARROW, k), dtype) for use, k in (("tau", 1), ("triangle", NARROW)))
+        exchange, lines, counters = self._exchange(stream, n, ctas, dtype)
+        arguments = (
+            *(*place(x), np.int32(m), np.int32(height + 1), np.int32(height), *place(t), _address(parts)),
+            *(_address(tau), _address(triangle), _address(exchange), _address(lines), _address(counters)),
+        )
+        shared = dtype.itemsize * NARROW * (height + 1 + 3 * edge)
+        self._kernels.launch(stream, "factor_narrow", dtype.char, ctas, arguments, shared_nbytes=shared)
+        return True
 
     def larft(self, stream: int, x: Array, tau: Array, t: Array) -> None:
         """T := the triangle with H_1 H_2 ... H_k = I - V T V^H, 0 below its diagonal."""
@@ -296,9 +348,12 @@ class Reflectors:
         self._gemm(1, t.T if adjoint else t, w, 0, tw, conj=(adjoint != conj, False))
         self._gemm(-1, v, tw, 1, c, conj=(conj, False))
 
-    def unit_lower(self, stream: int, x: Array) -> Any:
-        """A copy of X with ones on its diagonal and zeros above it, until the next call for the stream."""
-        y = self._array(stream, "unit lower", x.shape, x.dtype)
+    def unit_lower(self, stream: int, x: Array, y: Array | None = None) -> Any:
+        """Y := X with ones on its diagonal and zeros above it.
+
+        Without Y a new array, until the next call for the stream.
+        """
+        y = self._array(stream, "unit lower", x.shape, x.dtype) if y is None else y
         if x.size:
             arguments = *place(x), np.int32(len(x)), *place(y)
             self._kernels.launch(stream, "unit_lower", x.dtype.char, x.shape[1], arguments)
@@ -318,17 +373,22 @@ class Reflectors:
         """X := R and V, tau, and the triangle L of `_close`, by one kernel."""
         (m, n), dtype = x.shape, x.dtype
         triangle = self._array(stream, "triangle", (len(tau), len(tau)), dtype)
-        exchange = self._array(stream, "exchange", (_WIDTH * ((n + 1) * ctas + n), 1), dtype)
-        lines = -(-dtype.itemsize // 8) * 2 * _WIDTH * (ctas + 1)
-        flags = self._array(stream, "flags", (_LINE * (lines + 1), 1), np.dtype(np.uint8))  # the counter comes last
-        runtime.memsetAsync(flags.data.ptr, 0, flags.nbytes, stream)
+        exchange, lines, counters = self._exchange(stream, n, ctas, dtype)
         ldv = height + 1  # an odd number, so that columns begin in different banks
         arguments = (
             *(*place(x), np.int32(m), np.int32(n), np.int32(ldv)),
-            *(_address(tau), *place(triangle), _address(exchange), _address(flags), _address(flags[_LINE * lines :])),
+            *(_address(tau), *place(triangle), _address(exchange), _address(lines), _address(counters)),
         )
         shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + THREADS)
         self._kernels.launch(stream, "factor_panel", dtype.char, ctas, arguments, shared_nbytes=shared)
+
+    def _exchange(self, stream: int, n: int, ctas: int, dtype: Dtype) -> tuple[Any, Any, Any]:
+        """Memory in which CTAs exchange sums of n columns, lines and counters, which are 0."""
+        exchange = self._array(stream, "exchange", (_WIDTH * ((n + 1) * ctas + n), 1), dtype)
+        lines = -(-dtype.itemsize // 8) * 2 * _WIDTH * (ctas + 1)
+        flags = self._array(stream, "flags", (_LINE * (lines + 1), 1), np.dtype(np.uint8))  # the counters come last
+        runtime.memsetAsync(flags.data.ptr, 0, flags.nbytes, stream)
+        return exchange, flags, flags[_LINE * lines :]
 
     def _close(self, stream: int, triangle: GpuArray, tau: Array, t: Array) -> None:
         """T := diag(tau) L^-H, for L = I + the lower triangle of V^H V diag(conj(tau)) below its diagonal.

@@ -9,6 +9,7 @@
 // Sums have one order: over the rows of a CTA, then over the CTAs.
 
 enum { LANES = 32, THREADS = 256, WARPS = THREADS / LANES, WIDTH = 32, STAGE = 32, PAD = 33, GROUPS = 4, ROWS = 128 };
+enum { NARROW = 64, EDGE = NARROW + 1, STEP = 8 };  // columns of a panel that products factor
 enum { OWNED = WIDTH / WARPS, BATCH = 8 };  // columns of a warp; CTAs whose sums are awaited at once
 
 __device__ __forceinline__ void arrive(unsigned* arrived) {
@@ -19,48 +20,6 @@ __device__ __forceinline__ unsigned arrivals(const unsigned* arrived) {
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(count) : "l"(arrived) : "memory");
     return count;
 }
-// A line is 8 bytes of data, each 4 of them with a flag that is stored with them. Source: NCCL, protocol LL.
-__device__ __forceinline__ void write_line(uint4* line, uint4 x) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(line), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w));
-}
-__device__ __forceinline__ uint4 read_line(const uint4* line) {
-    uint4 x;
-    asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(line));
-    return x;
-}
-
-// An element as lines.
-template <class T>
-struct Lines {
-    enum { COUNT = (sizeof(T) + 7) / 8 };
-    uint4 lines[COUNT];
-    __device__ __forceinline__ void send(uint4* to, T x, unsigned flag) {
-        unsigned words[2 * COUNT] = {};
-        memcpy(words, &x, sizeof(T));
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) write_line(to + i, make_uint4(words[2 * i], flag, words[2 * i + 1], flag));
-    }
-    // Whether the element has arrived.
-    __device__ __forceinline__ bool receive(const uint4* from, unsigned flag) {
-        bool complete = true;
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) {
-            lines[i] = read_line(from + i);
-            complete = complete && lines[i].y == flag && lines[i].w == flag;
-        }
-        return complete;
-    }
-    __device__ __forceinline__ T element() const {
-        unsigned words[2 * COUNT];
-#pragma unroll
-        for (int i = 0; i < COUNT; ++i) words[2 * i] = lines[i].x, words[2 * i + 1] = lines[i].z;
-        T x;
-        memcpy(&x, words, sizeof(T));
-        return x;
-    }
-};
-
 // Return when all CTAs have called it as often as this one.
 __device__ void wait_for_all(unsigned* arrived, unsigned& expected) {
     expected += gridDim.x;
@@ -73,43 +32,14 @@ __device__ void wait_for_all(unsigned* arrived, unsigned& expected) {
 }
 
 template <class T>
-__device__ __forceinline__ T shifted(T x, int mask) { return __shfl_xor_sync(~0u, x, mask); }
-__device__ __forceinline__ float2 shifted(float2 x, int mask) {
-    return make_float2(shifted(x.x, mask), shifted(x.y, mask));
-}
-__device__ __forceinline__ double2 shifted(double2 x, int mask) {
-    return make_double2(shifted(x.x, mask), shifted(x.y, mask));
-}
-__device__ __forceinline__ float2 complex_of(float x, float y, float2) { return make_float2(x, y); }
-__device__ __forceinline__ double2 complex_of(double x, double y, double2) { return make_double2(x, y); }
-__device__ __forceinline__ float complex_of(float x, float, float) { return x; }
-__device__ __forceinline__ double complex_of(double x, double, double) { return x; }
-
-template <class T>
 __device__ __forceinline__ T negative(T x, T y) {
     T r = zero(T());
     subtract(r, x, y);
     return r;
 }
 
-// Below this sum of squares a column that began with elements of size 1 is taken as 0.
-__device__ __forceinline__ float negligible(float) { return 1e-30f; }
-__device__ __forceinline__ double negligible(double) { return 1e-280; }
 __device__ __forceinline__ int largest_exponent(float) { return 120; }
 __device__ __forceinline__ int largest_exponent(double) { return 1000; }
-
-// H^H [alpha; x] = [beta; 0] with H = I - tau [1; scale x] [1; scale x]^H; `tail` is norm(x)^2. Source: LAPACK, xLARFG.
-template <class T, class Real>
-__device__ void reflector(T alpha, Real tail, Real& beta, T& tau, T& scale) {
-    Real re = real(alpha), im = imaginary(alpha), square = tail + re * re + im * im;
-    beta = re, tau = scale = zero(T());
-    if ((tail == 0 && im == 0) || square < negligible(Real())) return;
-    beta = re > 0 ? -sqrt(square) : sqrt(square);
-    tau = complex_of((beta - re) / beta, -im / beta, T());
-    re -= beta;
-    Real inverse = 1 / (re * re + im * im);
-    scale = complex_of(re * inverse, -im * inverse, T());
-}
 
 // The sums of the elements of all CTAs with rows in `lines`, an element for each lane, and the element of a last line.
 // All warps take part, and each gets the sums. `parts` are WARPS * LANES elements of shared memory.
@@ -396,6 +326,213 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
     }
 }
 
+// Rows of V := their product with U^-1, for an upper triangle U of NARROW rows with these reciprocals on its diagonal. A
+// thread takes a row, STEP elements at a time.
+template <class T>
+__device__ void divide_rows(T* v, int ldv, int first, int count, const T* u, const T* reciprocals) {
+    for (int r = first + threadIdx.x; r < count; r += THREADS)
+        for (int j = 0; j < NARROW; j += STEP) {
+            T x[STEP];
+#pragma unroll
+            for (int i = 0; i < STEP; ++i) x[i] = v[(j + i) * ldv + r];
+            for (int i = 0; i < j; ++i) {
+                T left = v[i * ldv + r];
+#pragma unroll
+                for (int k = 0; k < STEP; ++k) subtract(x[k], left, u[i * EDGE + j + k]);
+            }
+#pragma unroll
+            for (int i = 0; i < STEP; ++i) {
+                x[i] = times(x[i], reciprocals[j + i]);
+#pragma unroll
+                for (int k = i + 1; k < STEP; ++k) subtract(x[k], x[i], u[(j + i) * EDGE + j + k]);
+                v[(j + i) * ldv + r] = x[i];
+            }
+        }
+}
+
+// G := the sum of V^H V over all CTAs. `parts` are NARROW^2 elements of each CTA, and as many for the sums.
+template <class T>
+__device__ void gram_of_all(const T* v, int ldv, int count, T* g, T* parts, unsigned* arrived, unsigned& expected) {
+    const int grid = gridDim.x, cta = blockIdx.x, area = NARROW * NARROW;
+    int i0 = threadIdx.x % 16, j0 = threadIdx.x / 16;
+    T sums[4][4];
+#pragma unroll
+    for (int a = 0; a < 4; ++a)
+#pragma unroll
+        for (int b = 0; b < 4; ++b) sums[a][b] = zero(T());
+    for (int r = 0; r < count; ++r) {
+        T left[4], right[4];
+#pragma unroll
+        for (int a = 0; a < 4; ++a) left[a] = conj(v[(i0 + 16 * a) * ldv + r]), right[a] = v[(j0 + 16 * a) * ldv + r];
+#pragma unroll
+        for (int a = 0; a < 4; ++a)
+#pragma unroll
+            for (int b = 0; b < 4; ++b) add(sums[a][b], left[a], right[b]);
+    }
+#pragma unroll
+    for (int a = 0; a < 4; ++a)
+#pragma unroll
+        for (int b = 0; b < 4; ++b) parts[cta * area + (j0 + 16 * b) * NARROW + i0 + 16 * a] = sums[a][b];
+    wait_for_all(arrived, expected);
+    T* total = parts + (integer)grid * area;
+    for (int e = cta * THREADS + threadIdx.x; e < area; e += grid * THREADS) {
+        T sum = zero(T());
+#pragma unroll 16
+        for (int b = 0; b < grid; ++b) add(sum, __ldcg(parts + b * area + e));
+        total[e] = sum;
+    }
+    wait_for_all(arrived, expected);
+    for (int e = threadIdx.x; e < area; e += THREADS) g[e % NARROW * EDGE + e / NARROW] = __ldcg(total + e);
+    __syncthreads();
+}
+
+// The upper triangle of G := R with G = R^H R, and reciprocals of its diagonal. False if a pivot is not positive.
+template <class T, class Real>
+__device__ bool cholesky(T* g, T* reciprocals) {
+    int i0 = threadIdx.x % 16, j0 = threadIdx.x / 16;
+    for (int k = 0; k < NARROW; ++k) {
+        Real pivot = real(g[k * EDGE + k]);
+        if (!(pivot > negligible(Real())) || !isfinite(pivot)) return false;
+        Real factor = 1 / sqrt(pivot), square = 1 / pivot;
+        for (int i = k + 1 + i0; i < NARROW; i += 16) {
+            T left = times(conj(g[k * EDGE + i]), square);
+            for (int j = k + 1 + j0; j < NARROW; j += 16) subtract(g[i * EDGE + j], left, g[k * EDGE + j]);
+        }
+        __syncthreads();
+        // row k is not read before the end
+        if (threadIdx.x == 0) reciprocals[k] = complex_of(factor, Real(0), T());
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+        int i = e / NARROW, j = e % NARROW;
+        if (j > i) g[i * EDGE + j] = times(g[i * EDGE + j], real(reciprocals[i]));
+        if (j == i) g[i * EDGE + i] = complex_of(1 / real(reciprocals[i]), Real(0), T());
+    }
+    __syncthreads();
+    return true;
+}
+
+// X := R and V of an m x NARROW panel, and the triangle T of its reflectors, by products: twice Q := X R^-1 for the
+// Cholesky factor R of X^H X, then an LU factorization of I - Q D with signs D. If X is too ill-conditioned, which the
+// second X^H X shows, reflectors are found one after the other. `parts` are NARROW^2 elements for each CTA, and two times
+// as many.
+//
+// Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, Roundoff error analysis of the CholeskyQR2 algorithm, 2015; Ballard
+//     et al., Reconstructing Householder vectors from tall-skinny QR, 2014.
+template <class T, class Real>
+__device__ void factor_narrow(T* x, integer ld, int m, int ldv, int height, T* t, integer ldt, T* parts, T* tau, T* l,
+                              T* exchange, uint4* lines, unsigned* arrived) {
+    extern __shared__ double2 memory[];
+    __shared__ T reciprocals[NARROW], signs[NARROW];
+    __shared__ int is_far;
+    T *v = (T*)memory, *g = v + NARROW * ldv, *r = g + NARROW * EDGE, *s = r + NARROW * EDGE;
+    const int cta = blockIdx.x, begin = cta * height, count = m - begin < height ? (m - begin > 0 ? m - begin : 0) : height;
+    T *own = x + begin, *shared_u = parts + (gridDim.x + 1ll) * NARROW * NARROW;
+    unsigned expected = 0;
+    if (threadIdx.x == 0) is_far = 0;
+    for (int c = threadIdx.x / LANES; c < NARROW; c += WARPS)
+        for (int i = threadIdx.x % LANES; i < count; i += LANES) v[c * ldv + i] = __ldcg(own + i + c * ld);
+    __syncthreads();
+    bool is_done = true;
+    for (int pass = 0; pass < 2 && is_done; ++pass) {
+        gram_of_all(v, ldv, count, g, parts, arrived, expected);
+        if (pass)
+            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+                T element = g[e / NARROW * EDGE + e % NARROW];
+                Real far = fmax(fabs(real(element) - (e / NARROW == e % NARROW)), fabs(imaginary(element)));
+                if (!(far < Real(1) / (2 * NARROW))) is_far = 1;
+            }
+        __syncthreads();
+        is_done = !is_far && cholesky<T, Real>(g, reciprocals);
+        if (!is_done) break;
+        divide_rows(v, ldv, 0, count, g, reciprocals);
+        if (pass == 0) {
+            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) r[e / NARROW * EDGE + e % NARROW] = g[e / NARROW * EDGE + e % NARROW];
+        } else if (cta == 0) {  // R := R2 R1
+            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+                int i = e / NARROW, j = e % NARROW;
+                T sum = zero(T());
+                for (int k = i; k <= j; ++k) add(sum, g[i * EDGE + k], r[k * EDGE + j]);
+                s[i * EDGE + j] = sum;
+            }
+        }
+        __syncthreads();
+    }
+    if (is_done) {
+        if (cta == 0) {  // I - Q D = L U, in place of Q
+            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) g[e % NARROW * EDGE + e / NARROW] = v[e / NARROW * ldv + e % NARROW];
+            __syncthreads();
+            int i0 = threadIdx.x % 16, j0 = threadIdx.x / 16;
+            for (int k = 0; k < NARROW; ++k) {
+                T q = g[k * EDGE + k];
+                Real size = sqrt(real(q) * real(q) + imaginary(q) * imaginary(q));
+                T sign = size > 0 ? times(conj(q), -1 / size) : complex_of(Real(-1), Real(0), T());
+                T factor = times(sign, -1 / (1 + size));
+                for (int i = k + 1 + i0; i < NARROW; i += 16) {
+                    T left = times(g[i * EDGE + k], factor);
+                    for (int j = k + 1 + j0; j < NARROW; j += 16) subtract(g[i * EDGE + j], left, g[k * EDGE + j]);
+                }
+                if (threadIdx.x == 0) signs[k] = sign, reciprocals[k] = complex_of(1 + size, Real(0), T());
+                __syncthreads();
+            }
+            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+                int i = e / NARROW, j = e % NARROW;
+                T& element = g[i * EDGE + j];
+                if (i > j) element = times(times(element, signs[j]), -1 / real(reciprocals[j]));
+                else element = i == j ? reciprocals[i] : negative(element, signs[j]);
+                shared_u[e] = element;
+            }
+            if (threadIdx.x < NARROW) shared_u[NARROW * NARROW + threadIdx.x] = signs[threadIdx.x];
+        }
+        wait_for_all(arrived, expected);
+        for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) g[e / NARROW * EDGE + e % NARROW] = __ldcg(shared_u + e);
+        if (threadIdx.x < NARROW) signs[threadIdx.x] = __ldcg(shared_u + NARROW * NARROW + threadIdx.x);
+        __syncthreads();
+        if (threadIdx.x < NARROW) reciprocals[threadIdx.x] = complex_of(1 / real(g[threadIdx.x * EDGE + threadIdx.x]), Real(0), T());
+        for (int c = threadIdx.x / LANES; c < NARROW; c += WARPS)
+            for (int i = threadIdx.x % LANES; i < count; i += LANES) v[c * ldv + i] = negative(v[c * ldv + i], signs[c]);
+        __syncthreads();
+        int top = cta == 0 ? NARROW : 0;
+        divide_rows(v, ldv, top, count, g, reciprocals);
+        __syncthreads();
+        for (int c = threadIdx.x / LANES; c < NARROW; c += WARPS)
+            for (int i = threadIdx.x % LANES; i < count; i += LANES) {
+                T element = v[c * ldv + i];
+                if (i < top) element = i > c ? g[i * EDGE + c] : times(conj(signs[i]), s[i * EDGE + c]);
+                own[i + c * ld] = element;
+            }
+        if (cta == 0)  // the rows of U, of which T is made
+            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+                int i = e % NARROW, j = e / NARROW;
+                r[j * EDGE + i] = i <= j ? g[i * EDGE + j] : zero(T());
+            }
+    } else {
+        factor_panel<T, Real>(x, ld, m, NARROW, ldv, tau, l, NARROW, exchange, lines, arrived + 1);
+        if (cta == 0)
+            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+                int i = e % NARROW, j = e / NARROW;
+                g[i * EDGE + j] = i > j ? __ldcg(l + i + j * NARROW) : zero(T());
+                r[j * EDGE + i] = i == j ? one(T()) : zero(T());
+            }
+    }
+    if (cta) return;
+    // T := U L^-H, or L^-H diag(tau)
+    __syncthreads();
+    for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+        int i = e / NARROW, j = e % NARROW;
+        if (i < j) s[i * EDGE + j] = conj(g[j * EDGE + i]);
+    }
+    if (threadIdx.x < NARROW) {
+        reciprocals[threadIdx.x] = one(T());
+        signs[threadIdx.x] = is_done ? one(T()) : __ldcg(tau + threadIdx.x);
+    }
+    __syncthreads();
+    divide_rows(r, EDGE, 0, NARROW, s, reciprocals);
+    __syncthreads();
+    for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS)
+        t[e % NARROW + e / NARROW * ldt] = e % NARROW <= e / NARROW ? times(r[e / NARROW * EDGE + e % NARROW], signs[e / NARROW]) : zero(T());
+}
+
 // L := I + the lower triangle of G diag(conj(tau)), below its diagonal, for a G = V^H V. A CTA takes a column.
 template <class T>
 __device__ void scale_columns(T* g, integer ld, int n, const T* tau) {
@@ -425,6 +562,11 @@ __device__ void unit_lower(const T* x, integer ldx, int m, T* y, integer ldy) {
         factor_panel_##letter(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl,          \
                               T* exchange, uint4* lines, unsigned* arrived) {                                                      \
         factor_panel<T, Real>(x, ld, m, n, ldv, tau, l, ldl, exchange, lines, arrived);                              \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
+        factor_narrow_##letter(T* x, integer ld, int m, int ldv, int height, T* t, integer ldt, T* parts, T* tau, T* l, \
+                               T* exchange, uint4* lines, unsigned* arrived) {                                       \
+        factor_narrow<T, Real>(x, ld, m, ldv, height, t, ldt, parts, tau, l, exchange, lines, arrived);              \
     }                                                                                                                \
     extern "C" __global__ void scale_columns_##letter(T* g, integer ld, int n, const T* tau) {                       \
         scale_columns(g, ld, n, tau);                                                                                \

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SOLVES = {"f": cublas.strsm_64, "d": cublas.dtrsm_64, "F": cublas.ctrsm_64, "D": cublas.ztrsm_64}
 _VECTOR_SOLVES = {"f": cublas.strsv_64, "d": cublas.dtrsv_64, "F": cublas.ctrsv_64, "D": cublas.ztrsv_64}
 _PRODUCTS = {"f": cublas.strmm_64, "d": cublas.dtrmm_64, "F": cublas.ctrmm_64, "D": cublas.ztrmm_64}
+_GEMMS = {"f": cublas.sgemm_64, "d": cublas.dgemm_64, "F": cublas.cgemm_64, "D": cublas.zgemm_64}
 _BATCHES = {
     "f": cublas.sgemm_strided_batched_64,
     "d": cublas.dgemm_strided_batched_64,
@@ -40,6 +41,35 @@ def gram_blocks(handle: int, x: GpuArray, rows: int, count: int, parts: GpuArray
         *(handle, cublas.Operation.C if x.dtype.kind == "c" else cublas.Operation.T, cublas.Operation.N, n, n, rows),
         *(one, x.data.ptr, ld, rows, x.data.ptr, ld, rows, zero, parts.data.ptr, n, n * n, count),
     )
+
+
+def multiply(
+    handle: int,
+    alpha: float,
+    x: GpuArray,
+    y: GpuArray,
+    beta: float,
+    z: GpuArray,
+    *,
+    adjoint: tuple[bool, bool] = (False, False),
+    count: int = 1,
+    strides: tuple[int, int, int] = (0, 0, 0),
+) -> None:
+    """Z := alpha op(X) op(Y) + beta Z for op(X) = X or X^H, of `count` matrices by columns, `strides` elements apart.
+
+    cuBLAS takes a few microseconds to choose how to multiply matrices of a new size, cuBLASLt a hundred.
+    """
+    scalars = np.array([alpha, beta], z.dtype)
+    first, second = (scalars.ctypes.data + i * z.itemsize for i in (0, 1))
+    sizes = *z.shape, x.shape[0 if adjoint[0] else 1]
+    flip = cublas.Operation.C if z.dtype.kind == "c" else cublas.Operation.T
+    flags = (flip if is_adjoint else cublas.Operation.N for is_adjoint in adjoint)
+    places = [(w.data.ptr, leading_dimension(w)) for w in (x, y, z)]
+    if count == 1:
+        _GEMMS[z.dtype.char](handle, *flags, *sizes, first, *places[0], *places[1], second, *places[2])
+        return
+    left, right, result = ((*place, stride) for place, stride in zip(places, strides, strict=True))
+    _BATCHES[z.dtype.char](handle, *flags, *sizes, first, *left, *right, second, *result, count)
 
 
 def trsm(

@@ -24,6 +24,10 @@ _LEAF = 64  # rows of T with which a rank begins, at least
 _DIRECT = 128
 """Largest order that one routine of LAPACK solves on rank 0: in 0.7 to 0.9 of the time of the stages, and of 64 columns
 in 0.6 to 0.7 of it (AMD EPYC, 2 ranks and 1)."""
+_BANDS = {"float32": 64, "float64": 64, "complex64": 64, "complex128": 32}
+"""Widths of the band by way of which a GPU computes eigenvalues: two blocks of it are in a CTA's registers."""
+_BAND_FROM = 2048  # columns from which the way by a band is faster than cuSOLVER (H200, float64)
+_CHAIN = 256  # CTAs that chase bulges, one for each piece of a band as long as it is wide: H200s hold 264, two each
 _LAYOUTS = 256
 
 
@@ -42,7 +46,7 @@ def choose_eigh(
 ) -> EighPlan:
     """The plan for `count` vectors, None for all, of a matrix with the distribution `a`.
 
-    On GPUs it is that of cuSOLVER on one of them, whatever the algorithm.
+    On GPUs one of them computes all, whatever the algorithm: by cuSOLVER, or by way of a band.
 
     >>> plan = choose_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "message")
     >>> plan.w.nprocs, plan.w.nb, plan.members
@@ -57,7 +61,10 @@ def choose_eigh(
         library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
         why = "one rank" if nprocs == 1 else f"{library} solves A on one rank; several are no faster"
         z = MatrixDescriptor.column_wise(n, k, 1)
-        return EighPlan(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, library, direct=True)
+        bandwidth = _BANDS[dtype] if gpus and _BAND_FROM <= n <= _CHAIN * _BANDS[dtype] else 0
+        return EighPlan(
+            *(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, library), direct=True, bandwidth=bandwidth
+        )
     w, why = working_matrix(n, dtype, nprocs, transport, algorithm)
     members = max(1, min(nprocs, n // _LEAF))
     z = apart(MatrixDescriptor.column_wise(n, k, members), dtype)

@@ -285,7 +285,7 @@ def eigh(
         subset_by_value: [low, high]: the eigenvalues greater than low and at most high; None for all (global).
         algorithm: "local" reduces A to a tridiagonal matrix on rank 0, with the cores of all ranks of its host;
             "blocked" on all ranks; "auto" takes the one that is expected to be faster. All ranks share the rest of the
-            work in any case. GPUs know one algorithm: cuSOLVER's, on that of rank 0 (global).
+            work in any case. GPUs know one way, on that of rank 0: by cuSOLVER if A is small, else by a band (global).
         overwrite_a: A is not needed any more: V takes its memory if all vectors are wanted, unless there is a B, or A
             is conjugated or read-only (global).
         check: compute by products how far w and V are from eigenvalues and eigenvectors (global).

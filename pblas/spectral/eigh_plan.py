@@ -28,6 +28,8 @@ from pblas.simulation.phase import Phase, View
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 _DIRECT = 4
 """Products of n x n matrices that take the time of the library's vectors, from those of T (H200, float64, n = 8192)."""
+_BAND, _BAND_VECTORS = 5, 13  # such products in the time of values by way of a band, and of values and vectors
+_BAND_ARRAYS = 8  # arrays of as many columns as a band has, at most, on the way to it
 _STRIP = 64
 """Columns of a strip on each rank, at least: a product reads them twice, the second time from a cache."""
 
@@ -67,7 +69,8 @@ class EighPlan(Plan):
     uplo: Literal["L", "U"] = "L"  # the triangle of A that is read (global)
     vectors: bool = True  # whether V is computed, not w alone (global)
     library: Literal["cuSOLVER", "LAPACK"] = "LAPACK"
-    direct: bool = False  # whether rank 0 computes w, and V in W, by one routine of the library (global)
+    direct: bool = False  # whether rank 0 computes w, and V in W, by one routine of the device (global)
+    bandwidth: int = 0  # of the band by way of which a GPU computes w and V; 0 for the library's routine (global)
 
     # The tridiagonalization
 
@@ -189,7 +192,9 @@ class EighPlan(Plan):
         for copy in self.copies:
             yield from copy.phases(view)
         rank, n = view.rank, self.a.n
-        for panel in self.steps if self.is_split or rank == 0 else ():
+        if self.bandwidth and rank == 0:
+            yield Phase(1, (n, n, (_BAND_VECTORS if self.vectors else _BAND) * n))
+        for panel in self.steps if self.is_split or (rank == 0 and not self.bandwidth) else ():
             below, width = n - panel.start, panel.width
             # W -= V W^H + W V^H   (trailing update), and width products of W with a vector, bound by memory
             peer = next(p for p in range(self.w.nprocs + 1) if p != rank)
@@ -207,7 +212,7 @@ class EighPlan(Plan):
                 # Z := [S1 0; 0 S2] U, for this rank's columns
                 columns = -(-size // (merge.hi - merge.lo))
                 yield Phase(1, (size, columns, -(-size // 2)), before=view.traffic(peer, part))
-            if self.direct and rank == 0:
+            if self.direct and rank == 0 and not self.bandwidth:
                 yield Phase(1, (n, n, _DIRECT * n))
         for plan in (*self.transformation, *self.back):
             yield from plan.phases(view)
@@ -233,6 +238,9 @@ class EighPlan(Plan):
     def transient_nbytes(self) -> int:
         """S of two halves and their products, or what the routine takes that computes all on one rank."""
         n = self.a.n
+        if self.bandwidth:  # divide and conquer takes three real arrays, and V is complex if A is
+            arrays = 0 if not self.vectors else 3 if self.dtype.startswith("float") else 2.5
+            return int(self.itemsize * (arrays * (n + 2 * self.bandwidth) + _BAND_ARRAYS * self.bandwidth) * n)
         if self.direct:
             return self.itemsize * (1 + self.vectors) * n * n * (2 if self.library == "cuSOLVER" else 1)
         elements = 2 * n * n if self.members == 1 else 3 * n * n // 2
@@ -290,7 +298,16 @@ class EighPlan(Plan):
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         ranks = ranks_text(self.w.nprocs)
         if self.direct:
-            yield "solver", f"{self.library}'s xSYEVD, on rank 0"
+            if self.bandwidth:
+                yield (
+                    "reduction",
+                    f"two stages, on rank 0: a band of {self.bandwidth} by products, bulge chasing by a kernel",
+                )
+                yield "T", "divide and conquer" if self.vectors else "bisection by a kernel"
+                if self.vectors:
+                    yield "back", "block reflectors of the bulges, then of the band"
+            else:
+                yield "solver", f"{self.library}'s xSYEVD, on rank 0"
             return
         how = f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks}"
         yield (

@@ -64,14 +64,15 @@ def _not_finite(opname: str, plan: EighPlan) -> errors.ArgumentError:
     return errors.ArgumentError(f"{opname}: A has NaN or infinite elements in its {triangle} triangle; replace them")
 
 
-def _scale_up(size: float, n: int, real: np.dtype[Any]) -> float:
-    """The power of 2 by which n x n elements of at most this size get as large as squares of their sums allow.
+def _scale(plan: EighPlan, size: float, real: np.dtype[Any]) -> float:
+    """The power of 2 by which elements of at most this size get as large as squares of their sums allow.
 
     cuSOLVER has no scale of its own. The columns that it reduces may become smaller by eps each, as those of a constant
-    matrix do; where their squares underflow, reflectors are not orthogonal.
+    matrix do; where their squares underflow, reflectors are not orthogonal. The way by a band leaves such columns out,
+    for elements of about 1.
     """
     limits = np.finfo(real)
-    most = int(np.frexp(limits.eps / limits.smallest_normal)[1]) // 2 - n.bit_length()
+    most = 0 if plan.bandwidth else int(np.frexp(limits.eps / limits.smallest_normal)[1]) // 2 - plan.a.n.bit_length()
     return float(np.ldexp(1.0, min(most - int(np.frexp(size)[1]), limits.maxexp - 1)))
 
 
@@ -87,9 +88,9 @@ def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) ->
             size = largest(arrays, a)
             if not np.isfinite(size):
                 raise _not_finite(opname, plan)
-            scale = _scale_up(size, len(a), a.real.dtype)
+            scale = _scale(plan, size, a.real.dtype)
             arrays.scale(scale, a)
-            values, info = arrays.eigh(a, vectors=plan.vectors)
+            values, info = arrays.eigh(a, vectors=plan.vectors, bandwidth=plan.bandwidth)
             values /= values.dtype.type(scale)
     runtime.agree(f"{opname}: eigenvalues", {})
     values, info = runtime.backend.broadcast_object((values, info), 0)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import cupy
 import numpy as np
 import pytest
 
 import pblas
 from pblas import linalg
+from pblas.backends.cuda.arrays import DeviceArrays
+from pblas.spectral.choose import choose_eigh
 from tests.common.factors import NAMES
 from tests.common.gauge import dtype_of
 from tests.common.ranks import collected
@@ -14,8 +20,10 @@ from tests.gpu.products.test_arrays import Guarded, contexts, ctx  # noqa: F401 
 from tests.mpi.operations import test_eigh
 from tests.mpi.operations.test_eigh import (  # noqa: F401 - pytest runs the imported tests on GPUs
     check,
+    check_spectrum,
     check_values,
     hermitian,
+    spectra,
     test_a_b_that_is_not_positive_definite,
     test_any_layout,
     test_checks_find_what_is_wrong,
@@ -50,6 +58,61 @@ def test_larger_matrices(ctx: pblas.Context, name: str) -> None:  # noqa: F811
     assert collected(v).tobytes() == collected(results[1].eigenvectors).tobytes()
     check_values(a, linalg.eigvalsh(A, lower=False))
     assert "cuSOLVER's xSYEVD, on rank 0" in linalg.plan_eigh(A).explain()
+
+
+@pytest.fixture
+def by_way_of_a_band(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A band for matrices of any order."""
+    monkeypatch.setattr("pblas.spectral.choose._BAND_FROM", 0)
+    choose_eigh.cache_clear()
+    yield
+    choose_eigh.cache_clear()
+
+
+@pytest.mark.usefixtures("by_way_of_a_band")
+@pytest.mark.parametrize("name", NAMES)
+def test_by_way_of_a_band(ctx: pblas.Context, name: str) -> None:  # noqa: F811
+    """One CTA that chases and several, one leaf and several levels of merges; equal bits in a second call."""
+    dtype = dtype_of(name)
+    for n in (*range(10), 33, 65, 66, 129, 300):
+        a = hermitian(n, dtype, n)
+        A = ctx.from_global(a)
+        w, v = linalg.eigh(A)
+        check(a, w, collected(v))
+        values = linalg.eigvalsh(A, lower=False)
+        check_values(a, values)
+        assert values.tobytes() == linalg.eigvalsh(A, lower=False).tobytes()
+        assert collected(v).tobytes() == collected(linalg.eigh(A).eigenvectors).tobytes()
+    assert "two stages, on rank 0" in linalg.plan_eigh(A).explain()
+
+
+@pytest.mark.usefixtures("by_way_of_a_band")
+@pytest.mark.parametrize("kind", list(spectra(3, 1e-16)))
+def test_spectra_by_way_of_a_band(ctx: pblas.Context, kind: str) -> None:  # noqa: F811
+    for name in ("float64", "complex64"):
+        check_spectrum(ctx, 140, kind, dtype_of(name), "auto")
+
+
+@pytest.mark.usefixtures("by_way_of_a_band")
+def test_tridiagonal_matrices_by_way_of_a_band(ctx: pblas.Context) -> None:  # noqa: F811
+    test_tridiagonal_matrices(ctx, "auto")
+    test_elements_that_are_not_finite(ctx, np.nan, "auto")
+
+
+def test_chasing_without_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CTA that does not run: the others give up."""
+    arrays = DeviceArrays()
+    arrays.begin()
+    stages = arrays._two_stage(64)
+    launch = stages._chase.launch
+
+    def without_the_last(stream: int, name: str, letter: str, ctas: int, *rest: Any, **options: Any) -> None:
+        launch(stream, name, letter, ctas - 1, *rest, **options)
+
+    monkeypatch.setattr(stages._chase, "launch", without_the_last)
+    with pytest.raises(pblas.BackendError, match="did not run at the same time"):
+        arrays.eigh(cupy.asfortranarray(cupy.ones((300, 300))), vectors=False, bandwidth=64)
+    arrays.close()
 
 
 def test_progress(ctx: pblas.Context) -> None:  # noqa: F811

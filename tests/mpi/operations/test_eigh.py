@@ -148,7 +148,11 @@ def spectra(n: int, eps: float) -> dict[str, Array]:
 @pytest.mark.parametrize("name", ["float64", "complex64"])
 @pytest.mark.parametrize("kind", list(spectra(3, 1e-16)))
 def test_spectra(ctx: pblas.Context, kind: str, name: str, algorithm: Any) -> None:
-    n, dtype = 25, dtype_of(name)
+    check_spectrum(ctx, 25, kind, dtype_of(name), algorithm)
+
+
+def check_spectrum(ctx: pblas.Context, n: int, kind: str, dtype: np.dtype[Any], algorithm: Any) -> None:
+    """Check matrices of this spectrum, diagonal and full, of usual sizes and close to the limits of the range."""
     eps = float(np.finfo(dtype).eps)
     d = spectra(n, eps)[kind]
     limits = np.finfo(dtype)

@@ -77,13 +77,29 @@ def test_simulation(hardware: str, algorithm: EighAlgorithm) -> None:
 
 
 def test_a_plan_for_gpus() -> None:
-    """One GPU has W, in which cuSOLVER leaves V; A arrives there, and V leaves."""
+    """One GPU has W, in which V is left; A arrives there, and V leaves."""
     plan = choose_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "push", gpus=True, count=10)
     assert (plan.direct, plan.w.nprocs, plan.v.shape) == (True, 1, (4096, 10))
     assert plan.received_elements(0) == (4096 * 4097 - 1024 * 1025) // 2, "the rows below its own of one triangle"
     assert plan.received_elements(3) == plan.a.n // 4 * 10
-    assert "cuSOLVER's xSYEVD, on rank 0" in plan.explain()
+    assert "two stages, on rank 0: a band of 64" in plan.explain()
     assert plan.simulate("nvlink").seconds > 0
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_the_way_by_a_band_on_gpus(dtype: str, vectors: bool) -> None:
+    """From some order on, as long as its CTAs fit: 4 n^2 elements of memory at most, of which A has n^2."""
+    bands = {}
+    for n in (100, 3000, 8000, 100000):
+        desc = MatrixDescriptor.row_wise(n, n, 2)
+        plan = choose_eigh(desc, dtype, 2, "push", gpus=True, vectors=vectors)
+        bands[n] = plan.bandwidth
+        way = "two stages, on rank 0" if plan.bandwidth else "cuSOLVER's xSYEVD, on rank 0"
+        assert way in plan.explain()
+        if plan.bandwidth:
+            assert plan.transient_nbytes <= (3.3 if vectors else 0.3) * plan.itemsize * n**2
+    assert [band > 0 for band in bands.values()] == [False, True, True, False]
 
 
 def test_errors_of_plans() -> None:
