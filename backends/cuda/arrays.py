@@ -604,7 +604,7 @@ class DeviceArrays(Device):
         Unlike `gemm` it does not search for the best algorithm, which takes 0.1 ms for each new size.
         """
         if z.size:
-            handle = self._blas_handle
+            handle = self.blas_handle
             multiply(handle, alpha, x, y, beta, z, adjoint=adjoint, count=count, strides=strides)
 
     def eigh(self, x: Array, *, vectors: bool, bandwidth: int = 0) -> tuple[Array, int]:
