@@ -323,14 +323,20 @@ class DeviceArrays(Device):
         size: Any = shape
         if conj and dtype.kind == "c":
             self.strided_copy.combine(self.stream, (dtype, dtype), size, x, z, 1, 0, conj=True)
-        else:
+        elif x.by_columns == z.by_columns or 0 in (x.down, x.across):
+            reductions.copy_places(self.stream, size, x, z, dtype)
+        else:  # tiles are turned in shared memory
             self.strided_copy.copy(self.stream, dtype, size, x, z)
 
     def select(self, x: Array, flags: Array) -> tuple[Array, Array, Array]:
-        bits: Any = transfer.words(flags) if isinstance(flags, cupy.ndarray) else transfer.on_gpu(flags)
-        if flags.dtype in FLOAT8 or flags.dtype == BFLOAT16:  # without their signs
-            bits = bits & ((1 << (8 * flags.dtype.itemsize - 1)) - 1)
-        i, j = map(cupy.ascontiguousarray, cupy.nonzero(bits))
+        if isinstance(flags, cupy.ndarray):
+            bits: Any = transfer.words(flags)
+            if flags.dtype in FLOAT8 or flags.dtype == BFLOAT16:  # without their signs
+                bits = bits & ((1 << (8 * flags.dtype.itemsize - 1)) - 1)
+            bits = bits != 0
+        else:
+            bits = transfer.on_gpu(flags != 0)
+        i, j = map(cupy.ascontiguousarray, cupy.nonzero(cupy.ascontiguousarray(bits)))
         values = transfer.words(x)[i, j]
         return transfer.on_host(i), transfer.on_host(j), transfer.on_host(values).view(x.dtype)
 

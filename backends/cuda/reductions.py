@@ -1,6 +1,6 @@
-"""Reductions by kernels of pblas: across the columns of a matrix in Fortran order, and the place of an extreme.
+"""Kernels that CuPy lacks: reductions across the columns of a matrix in Fortran order, the place of an extreme, lists.
 
-Each reads the elements once, in the order of memory, by enough CTAs to fill the GPU. They run on the current stream.
+Each reads the elements once, in the order of memory, by enough CTAs to fill the GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pblas.backends.cuda.kernels import WordArguments
 from pblas.backends.cuda.pointwise import OPTIONS, functions, type_name
 
 if TYPE_CHECKING:
+    from pblas.backends.cuda.strided_copy import StridedRegion
     from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 KINDS = ("sum", "abs_sum", "squares", "max", "min", "abs_max")
@@ -28,7 +29,9 @@ _CTAS_PER_SM = 8  # as many as fit at once
 _LEAST_HEIGHT = 32  # lines that a thread adds at least
 _MOST_PARTS = 65535  # of the second dimension of a grid
 _LOADS = 4  # packs that a thread compares at a time
-_MOST_WORDS = 9  # arguments of a kernel
+_MOST_WORDS = 12  # arguments of a kernel
+_WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}  # by their sizes
+_LINES = 8  # elements that a thread copies at a time
 
 
 def is_across(x: GpuArray, axis: int) -> bool:
@@ -75,6 +78,32 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     _launch(kernel, (ctas, 1), x.data.ptr, length, lines, ld, slow, fast, whole, *places)
     result = transfer.on_host(candidates[2 * ctas :])
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
+
+
+def copy_places(stream: int, shape: tuple[int, ...], x: StridedRegion, z: StridedRegion, dtype: Dtype) -> None:
+    """Z := X at their places, for matrices of one storage order."""
+    if 0 in shape:
+        return
+    places = [(x.down, x.across), (z.down, z.across), (x.rows, x.columns), (z.rows, z.columns), shape]
+    if not z.by_columns:
+        places = [pair[::-1] for pair in places]
+    strides_x, strides_z, lists_x, lists_z, (fast, slow) = places
+    ctas = -(-fast // _THREADS), min(-(-slow // _LINES), _MOST_PARTS)
+    words = x.address, z.address, *strides_x, *strides_z, *lists_x, *lists_z, fast, slow
+    _words().launch(_copy(dtype.itemsize, dtype.kind == "c").kernel.ptr, stream, ctas, _THREADS, words)
+
+
+@cache
+def _copy(itemsize: int, is_complex: bool) -> Any:
+    return cupy.RawModule(code=copy_source(itemsize, is_complex=is_complex), options=OPTIONS).get_function(
+        "copy_places"
+    )
+
+
+def copy_source(itemsize: int, *, is_complex: bool) -> str:
+    """CUDA C++ of the kernel that copies elements of a size; those of complex numbers are aligned to their parts."""
+    words = f"struct W {{ {_WORDS[itemsize // 2]} re, im; }};" if is_complex else f"typedef {_WORDS[itemsize]} W;"
+    return f"{words}\n" + (Path(__file__).parent / "places.cu").read_text(encoding="utf-8")
 
 
 def _is_whole(x: GpuArray, length: int, ld: int, pack: int) -> bool:

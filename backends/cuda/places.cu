@@ -1,0 +1,21 @@
+// Elements at lists of rows and columns; reductions.py defines W, words of the size of an element. An element is at the
+// positions of a fast and of a slow index, each from a list or the index itself, times the stride of that dimension.
+enum { THREADS = 256, LOADS = 8 };
+
+extern "C" __global__ void __launch_bounds__(THREADS) copy_places(
+    const W* x, W* z, long long x_fast, long long x_slow, long long z_fast, long long z_slow, const long long* x_fasts,
+    const long long* x_slows, const long long* z_fasts, const long long* z_slows, long long fast, long long slow) {
+    const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
+    if (i >= fast) return;
+    x += (x_fasts ? x_fasts[i] : i) * x_fast;
+    z += (z_fasts ? z_fasts[i] : i) * z_fast;
+    for (long long start = blockIdx.y * LOADS; start < slow; start += gridDim.y * LOADS) {
+        W loaded[LOADS];
+#pragma unroll
+        for (int l = 0; l < LOADS; l++)
+            if (start + l < slow) loaded[l] = x[(x_slows ? x_slows[start + l] : start + l) * x_slow];
+#pragma unroll
+        for (int l = 0; l < LOADS; l++)
+            if (start + l < slow) z[(z_slows ? z_slows[start + l] : start + l) * z_slow] = loaded[l];
+    }
+}
