@@ -227,10 +227,10 @@ class Pointwise:
             first = next(name for name, dtype in zip(operands, types, strict=True) if dtype is not None)
             canonical = renamed(tree, names | {first: RESULT})
             dtypes = dict(zip(names.values(), types, strict=True))
-            kernels = self._keep(key, tree, canonical, dtypes, operands[first].dtype, out.dtype, compute)
+            kernels = _Kernels.of(tree, canonical, dtypes, operands[first].dtype, out.dtype, compute)
             originals = {new: name for name, new in names.items()}
             terms = tuple((originals[new], is_array) for new, is_array in kernels.terms)
-            kernels = self._kernels[key] = kernels._replace(terms=terms, first=first)
+            kernels = self._keep(key, kernels._replace(terms=terms, first=first))
         self._evaluate(stream, kernels, operands[kernels.first], operands, out)
 
     def evaluate(
@@ -251,23 +251,14 @@ class Pointwise:
         kernels = self._kernels.get(key)
         if kernels is None:
             dtypes = dict(zip(operands, types, strict=True))
-            kernels = self._keep(key, tree, tree, dtypes, x.dtype, out.dtype, compute)
+            kernels = self._keep(key, _Kernels.of(tree, tree, dtypes, x.dtype, out.dtype, compute))
         self._evaluate(stream, kernels, x, operands, out)
 
-    def _keep(
-        self,
-        key: tuple[object, ...],
-        tree: Node,
-        canonical: Node,
-        dtypes: Mapping[str, Dtype | None],
-        x: Dtype,
-        out: Dtype,
-        compute: Dtype | None,
-    ) -> _Kernels:
-        """The kernels of an expression, found again by the place of its tree, which stays there as long as they."""
+    def _keep(self, key: tuple[object, ...], kernels: _Kernels) -> _Kernels:
+        """Keep kernels, found again by the place of their tree, which stays there as long as they (local)."""
         if len(self._kernels) >= _MOST_KNOWN:
             self._kernels.clear()
-        kernels = self._kernels[key] = _Kernels.of(tree, canonical, dtypes, x, out, compute)
+        self._kernels[key] = kernels
         return kernels
 
     def _evaluate(
