@@ -260,7 +260,7 @@ def choose_qr(
     returns: bool = False,
     gpus: bool = False,
 ) -> QrPlan | GridQrPlan | TsqrPlan | CholeskyQrPlan:
-    """The plan of a QR factorization; block columns alone can be brought back to the layout of A (`returns`).
+    """The plan of a QR factorization; block columns and grids can be brought back to the layout of A (`returns`).
 
     >>> choose_qr(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared").w.shape
     (4208, 4096)
@@ -293,11 +293,11 @@ def choose_qr(
     height, tail = m + max(w.nb, w.inb or 0), n if library == "cuSOLVER" else 0
     w = replace(w, m=height, mb=height)
     columns = QrPlan(a, w, why, dtype, nprocs, transport, returns, library=library, tail=tail)
-    may = algorithm == "auto" and nprocs >= _LEAST_OF_A_GRID and not (gpus or returns)
+    may = algorithm == "auto" and nprocs >= _LEAST_OF_A_GRID and not gpus
     if not (may or algorithm == "grid"):
         return columns
     blocks = square_blocks(a, dtype, nprocs, per_column=_QR_WIDTH)
-    grids = [GridQrPlan(a, w, why, dtype, nprocs, transport) for w, why in blocks]
+    grids = [GridQrPlan(a, w, why, dtype, nprocs, transport, returns) for w, why in blocks]
     return _quickest(columns, a, grids, must=algorithm == "grid")
 
 

@@ -17,6 +17,7 @@ from pblas.factor.cholesky import PlannedCholesky, brought_back
 from pblas.factor.choose import block_columns, choose_qr
 from pblas.factor.factorization import Factoring, prepared
 from pblas.factor.factorization_plan import panels
+from pblas.factor.grid_qr_plan import GridQrPlan
 from pblas.factor.lu import PlannedLu
 from pblas.factor.qr import PlannedQr, copied_for_reflectors, reflectors
 from pblas.factor.qr_plan import PivotedQrPlan
@@ -147,7 +148,7 @@ def factor_qr(opname: str, a: DistMatrix, orientation: Orientation = "QR") -> tu
     tall = a if orientation == "QR" else a.H
     q = reflectors(prepared(PlannedQr, opname, tall, returns=True), tall)
     redistributed(opname, q.w[: tall.shape[0], :], out=a, trans="N" if orientation == "QR" else "C")
-    return q, _collected_tau(opname, q.w, tall.shape)
+    return q, _collected_tau(opname, q, tall.shape)
 
 
 def factor_pivoted_qr(opname: str, a: DistMatrix) -> tuple[Array, Array]:
@@ -176,7 +177,11 @@ def reflectors_of(opname: str, v: DistMatrix, tau: Array) -> Reflectors:
     runtime, m = v.runtime, v.shape[0]
     transport = runtime.topology.transport(runtime.nprocs)
     gpus = runtime.backend.gpus
-    desc = choose_qr(v.desc.without_lld, v.dtype.name, runtime.nprocs, transport, returns=True, gpus=gpus).w
+    of_v = v.desc.without_lld, v.dtype.name, runtime.nprocs, transport
+    plan = choose_qr(*of_v, returns=True, gpus=gpus)
+    if isinstance(plan, GridQrPlan):  # T of block columns is computed without messages
+        plan = choose_qr(*of_v, "blocked", returns=True)
+    desc = plan.w
     w = copied_for_reflectors(opname, v, desc)
     with runtime.local_step(opname):
         local, arrays = w.stored(opname), runtime.backend.arrays
@@ -231,9 +236,9 @@ def solve_least_squares(opname: str, a: DistMatrix, b: DistMatrix, *, adjoint: b
     return 0
 
 
-def _collected_tau(opname: str, w: DistMatrix, shape: tuple[int, int]) -> Array:
-    """**Collective.** Tau of all reflectors, on all ranks: the diagonals of the triangles T below the panels of W."""
-    runtime, (m, n) = w.runtime, shape
+def _collected_tau(opname: str, q: Reflectors, shape: tuple[int, int]) -> Array:
+    """**Collective.** Tau of all reflectors, on all ranks: the diagonals of T, from the owners of panels."""
+    w, runtime, (m, n) = q.w, q.w.runtime, shape
     tau = np.zeros(min(m, n), w.dtype)
     with runtime.local_step(opname):
         local, mine = w.stored(opname), []
@@ -241,7 +246,8 @@ def _collected_tau(opname: str, w: DistMatrix, shape: tuple[int, int]) -> Array:
             k = min(panel.stop, m) - panel.start
             if panel.owner == runtime.rank and k > 0:
                 j = np.arange(k)
-                mine.append((panel.start, runtime.backend.arrays.take(local, m + j, panel.j_loc + j)))
+                t, first = (local, m) if q.t is None else (q.t, 0)
+                mine.append((panel.start, runtime.backend.arrays.take(t, first + j, panel.j_loc + j)))
     runtime.agree(f"{opname}: TAU", {})
     for start, part in (x for parts in runtime.backend.gather(mine) for x in parts):
         tau[start : start + len(part)] = part

@@ -9,9 +9,10 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+import scipy.linalg
 
 import pblas
-from pblas import MatrixDescriptor, linalg
+from pblas import Grid, MatrixDescriptor, linalg, scalapack
 from pblas.core.options import Side, Trans
 from pblas.factor.grid_qr_plan import GridQrPlan
 from pblas.factor.qr_factor import Mode
@@ -137,3 +138,13 @@ def test_all_calls_with_qr_take_a_grid_that_is_faster(
     assert np.allclose(basis.T @ basis, np.eye(k))
     u, s, vh = linalg.svd(matrix)
     assert np.allclose((collected(u) * s) @ collected(vh), a)
+    # R, V and tau of ScaLAPACK are those of LAPACK
+    handle, nb = scalapack.gridinit(COMM, "R", P, 1, timeout=30.0), 4
+    (ranges, _) = MatrixDescriptor(m, n, nb, nb, Grid(P, 1, "R")).global_ranges(COMM.rank)
+    mine = [i for ends in ranges for i in range(*ends)]
+    local, tau = np.asfortranarray(a[mine]), np.zeros(k)
+    scalapack.pdgeqrf(m, n, local, 1, 1, [1, handle, m, n, nb, nb, 0, 0, max(1, len(mine))], tau)
+    factored, of_lapack, *_ = scipy.linalg.lapack.dgeqrf(a)
+    assert np.allclose(local, factored[mine])
+    assert np.allclose(tau, of_lapack)
+    scalapack.gridexit(handle)
