@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from pblas.factor.solvers import orth as orth
     from pblas.factor.solvers import slogdet as slogdet
     from pblas.factor.solvers import solve as solve
+    from pblas.spectral.composed import PlannedCall as PlannedCall
+    from pblas.spectral.composed import plan_pinv as plan_pinv
+    from pblas.spectral.composed import plan_polar as plan_polar
+    from pblas.spectral.composed import plan_rsvd as plan_rsvd
     from pblas.spectral.eigh import CheckedEighResult as CheckedEighResult
     from pblas.spectral.eigh import EighResult as EighResult
     from pblas.spectral.eigh import PlannedEigh as PlannedEigh
@@ -71,6 +75,7 @@ else:
             "pblas.factor.qr_factor": "QrFactor",
             "pblas.factor.qr_matrices": "PivotedQrResult qr QrResult",
             "pblas.factor.solvers": "det inv orth slogdet solve",
+            "pblas.spectral.composed": "plan_pinv plan_polar plan_rsvd PlannedCall",
             "pblas.spectral.eigh": "CheckedEighResult eigh EighResult eigvalsh plan_eigh PlannedEigh",
             "pblas.spectral.functions": "expm inverse_root invsqrtm signm sqrtm",
             "pblas.spectral.least_squares": "lstsq LstsqResult pinv",

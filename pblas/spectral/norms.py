@@ -32,13 +32,18 @@ def spectrum(opname: str, a: DistMatrix, *, hermitian: bool = False) -> Array:
 def check_rank_arguments(opname: str, a: Any, runtime: Runtime, rtol: Any, hermitian: Any, name: str = "rtol") -> bool:
     """`hermitian`, after the checks of the arguments of a call that finds the rank of A (local)."""
     arguments.check_matrix(opname, "A", a, runtime)
-    is_real = isinstance(rtol, int | float | np.integer | np.floating) and not isinstance(rtol, bool)
-    if rtol is not None and not (is_real and 0 <= rtol < inf):
-        raise errors.ArgumentError(f"{opname}: {name} must be None or a number >= 0, got {rtol!r}")
+    check_tolerance(opname, name, rtol)
     if checked_flag(opname, "hermitian", hermitian):
         arguments.check_square(opname, a.desc)
         return True
     return False
+
+
+def check_tolerance(opname: str, name: str, rtol: Any) -> None:
+    """Check a relative size below which singular values count as 0 (local)."""
+    is_real = isinstance(rtol, int | float | np.integer | np.floating) and not isinstance(rtol, bool)
+    if rtol is not None and not (is_real and 0 <= rtol < inf):
+        raise errors.ArgumentError(f"{opname}: {name} must be None or a number >= 0, got {rtol!r}")
 
 
 def least_value(s: Array, shape: tuple[int, int], rtol: float | None) -> float:

@@ -89,11 +89,16 @@ def polar(
         return PolarResult(u, elementwise("(x + y) / 2", x=p, y=p.H))
 
 
+def check_side(opname: str, side: Any) -> None:
+    """Check the argument of that name (local)."""
+    if not is_one_of(side, "right", "left"):
+        raise errors.ArgumentError(f"{opname}: side must be 'right' or 'left', got {side!r}")
+
+
 def _check(opname: str, a: Any, runtime: Runtime, side: Any, algorithm: Any) -> None:
     """Check the arguments (local)."""
     arguments.check_matrix(opname, "A", a, runtime)
-    if not is_one_of(side, "right", "left"):
-        raise errors.ArgumentError(f"{opname}: side must be 'right' or 'left', got {side!r}")
+    check_side(opname, side)
     if not is_one_of(algorithm, "auto", "qdwh", "svd"):
         raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'qdwh' or 'svd', got {algorithm!r}")
 

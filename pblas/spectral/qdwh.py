@@ -44,6 +44,10 @@ def qdwh_steps(l: float, eps: float) -> list[QdwhStep]:
 
     >>> for l in (1e-16, 1e-8, 1e-2, 0.5):
     ...     "".join("S" if not step.c else "Q" if step.by_qr else "C" for step in qdwh_steps(l, 2.0**-52))
+    'QQCCSSS'
+    'QQCSSS'
+    'QCSSS'
+    'CSSS'
     """
     steps = list[QdwhStep]()
     while l < _NEAR:

@@ -71,17 +71,9 @@ def rsvd(a: DistMatrix, k: int, *, oversample: int = 10, power: int = 2, seed: i
     with runtime.call(opname):
         with runtime.local_step(opname):
             arguments.check_matrix(opname, "A", a, runtime)
-            if not is_integer(k, 1) or k > min(a.shape):
-                raise errors.ArgumentError(
-                    f"{opname}: k must be an integer from 1 to min(m, n) = {min(a.shape)}, got {k!r}"
-                )
-            counts: tuple[tuple[str, Any], ...] = (("oversample", oversample), ("power", power))
-            for name, value in counts:
-                if not is_integer(value, 0):
-                    raise errors.ArgumentError(f"{opname}: {name} must be an integer >= 0, got {value!r}")
-            if not isinstance(seed, int | np.integer):
-                raise errors.ArgumentError(f"{opname}: seed must be an integer, got {seed!r}")
-        runtime.agree(opname, {"k": k, **dict(counts), "seed": int(seed), **a.signature()})
+            check_counts(opname, a.shape, k, oversample, power, seed)
+        counts = {"k": k, "oversample": oversample, "power": power, "seed": int(seed)}
+        runtime.agree(opname, {**counts, **a.signature()})
         finite_size(opname, a)
         (m, n), l = a.shape, min(k + oversample, *a.shape)
         # Q spans A Omega, then A (A^H Q)
@@ -95,6 +87,17 @@ def rsvd(a: DistMatrix, k: int, *, oversample: int = 10, power: int = 2, seed: i
         s, vh = system.s[:k], system.vh[:k].copy()
         u = pmatmul(q, system.u[:, :k], out=resized(a.desc, (m, k)))
         return RsvdResult(u, s, vh, _residual(a, u, s, vh))
+
+
+def check_counts(opname: str, shape: tuple[int, int], k: Any, oversample: Any, power: Any, seed: Any) -> None:
+    """Check the arguments that are integers (local)."""
+    if not is_integer(k, 1) or k > min(shape):
+        raise errors.ArgumentError(f"{opname}: k must be an integer from 1 to min(m, n) = {min(shape)}, got {k!r}")
+    for name, value in (("oversample", oversample), ("power", power)):
+        if not is_integer(value, 0):
+            raise errors.ArgumentError(f"{opname}: {name} must be an integer >= 0, got {value!r}")
+    if not isinstance(seed, int | np.integer):
+        raise errors.ArgumentError(f"{opname}: seed must be an integer, got {seed!r}")
 
 
 def _normal(opname: str, a: DistMatrix, shape: tuple[int, int], seed: int) -> DistMatrix:

@@ -82,7 +82,7 @@ def objects(ctx: Context) -> dict[type[Any], Any]:
     a = ctx.eye((6, 6))
     made = (
         *(ctx, a, blas.plan_trsm(a, a), linalg.plan_cholesky(a), linalg.plan_lu(a), linalg.plan_qr(a)),
-        *(linalg.plan_eigh(a), linalg.plan_svd(a)),
+        *(linalg.plan_eigh(a), linalg.plan_svd(a), linalg.plan_pinv(a)),
         *(linalg.cho_factor(a), linalg.lu_factor(a), linalg.qr_factor(a)),
         *(pblas.plan_elementwise("-x", x=a), pblas.plan_matmul(a, a), pblas.plan_redistribution(a, a.desc)),
         *(linalg.cg(a, a), tp.Linear(np.ones((6, 6)), "allgather", ctx=ctx)),

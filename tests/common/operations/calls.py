@@ -254,6 +254,7 @@ _ELSEWHERE = {
     "PlannedQr.execute": "linalg.plan_qr",
     "PlannedEigh.execute": "linalg.plan_eigh",
     "PlannedSvd.execute": "linalg.plan_svd",
+    "PlannedCall.execute": "linalg.plan_pinv",
     "PlannedTrsm.execute": "blas.plan_trsm",
 }
 """The entries that call methods of factors and plans."""

@@ -331,6 +331,13 @@ FACTORS = [
         views=("a",),
     ),
     Operation(
+        "linalg.plan_rsvd",
+        lambda _, a, k, **options: linalg.plan_rsvd(a, k, **options).execute(a)[:3],
+        residual=svd,
+        values={"a": Operand("column"), "k": 1, "oversample": 0, "power": 1, "seed": 0},
+        options={"power": (0,), "oversample": (2,), "seed": (3,)},
+    ),
+    Operation(
         "linalg.rsvd",
         lambda _, a, **options: linalg.rsvd(a, **options)[:3],
         residual=svd,
@@ -372,6 +379,13 @@ FACTORS = [
         values={"a": TALL, "b": Operand(layout="grid")},
         options={"rcond": (1e-6,), **OVERWRITE},
         views=("a", "b"),
+    ),
+    Operation(
+        "linalg.plan_pinv",
+        lambda _, a, **options: linalg.plan_pinv(a, **options).execute(a),
+        residual=pinv,
+        values={"a": DEFINITE, "rtol": None},
+        options={"rtol": (1e-6,)},
     ),
     Operation(
         "linalg.pinv",
@@ -457,6 +471,13 @@ FACTORS = [
         residual=svd,
         values={"a": TALL, "full_matrices": False},
         options={"full_matrices": (True,), "algorithm": ("blocked",)},
+    ),
+    Operation(
+        "linalg.plan_polar",
+        lambda _, a, **options: linalg.plan_polar(a, **options).execute(a),
+        residual=polar,
+        values={"a": TALL, "side": "right"},
+        options={"side": ("left",)},
     ),
     Operation(
         "linalg.polar",

@@ -303,6 +303,7 @@ ALIKE: dict[str, Callable[[Cast], object]] = {
     "svd, blocked": lambda x: linalg.svd(x.columns, algorithm="blocked"),
     "svdvals": lambda x: linalg.svdvals(x.rows),
     "plan_svd": lambda x: linalg.plan_svd(x.columns),
+    "plan_rsvd": lambda x: linalg.plan_rsvd(x.columns, 2),
     "where": lambda x: pblas.where(x.grid, x.rows, 0.0),
     "all": lambda x: x.grid.all(),
     "any": lambda x: x.grid.any(axis=1),
