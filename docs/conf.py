@@ -40,6 +40,14 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"pblas {__version__}"
 html_static_path = ["_static"]
+# Read the Docs names the repository, and adds the switch of versions to each page.
+repository = os.environ.get("DOCS_REPOSITORY", os.environ.get("READTHEDOCS_GIT_CLONE_URL", "")).removesuffix(".git")
+if repository:
+    html_theme_options = {
+        "source_repository": repository,
+        "source_branch": os.environ.get("READTHEDOCS_GIT_IDENTIFIER", "main"),
+        "source_directory": "docs/",
+    }
 html_css_files = ["pblas.css"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
