@@ -157,6 +157,8 @@ CALLS: dict[str, Callable[[Cast], object]] = {
     "pmatmul, reduced": lambda x: pblas.pmatmul(x.columns, x.rows, out=ROWS),
     "pmatmul, reduced for all": lambda x: pblas.pmatmul(x.columns, x.rows, out=WHOLE),
     "pmatmul, on a grid": lambda x: pblas.pmatmul(x.grid, x.grid, epilogue="relu(x)"),
+    "pmatmul, reproducible": lambda x: pblas.pmatmul(x.columns, x.rows, reproducible=True),
+    "pmatmul, exact": lambda x: pblas.pmatmul(x.grid, x.rows, out=WHOLE, reproducible="exact"),
     "plan_matmul": lambda x: pblas.plan_matmul(x.grid, x.rows),
     "execute": lambda x: x.planned.execute(x.rows, x.rows),
     "redistribute": lambda x: x.rows.redistribute(GRID),
