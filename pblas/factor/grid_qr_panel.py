@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.factor.grid_qr_panels import QrPanels
 
+_FEW = 16  # columns that are eliminated one by one
+
 
 class PanelReflectors:
     """Factors panels of one process column, and writes their T."""
@@ -117,12 +119,21 @@ class PanelReflectors:
 def signed_lu(arrays: Device, x: Array, signs: Array) -> None:
     """X := V and U with X - S = V U, the diagonal of V is 1, and signs S, so that the pivots are 1 at least.
 
-    X is square, and a part of a matrix with orthonormal columns. It is halved until one element is left.
+    X is square, and a part of a matrix with orthonormal columns. It is halved until few columns are left.
+
+    >>> from pblas.backends.cpu.arrays import HostArrays
+    >>> x, signs = np.array([[0.6, -0.8], [0.8, 0.6]], order="F"), np.zeros(2)
+    >>> signed_lu(HostArrays(), x, signs); x.round(9).tolist(), signs.tolist()
+    ([[1.6, -0.8], [0.5, 2.0]], [-1.0, -1.0])
     """
     n = len(x)
-    if n == 1:
-        signs[0] = 1 if x[0, 0].real <= 0 else -1
-        x[0, 0] -= signs[0]
+    if n <= _FEW:
+        with np.errstate(all="ignore"):  # infinities and NaN become the result
+            for j in range(n):
+                signs[j] = 1 if x[j, j].real <= 0 else -1
+                x[j, j] -= signs[j]
+                x[j + 1 :, j] /= x[j, j]
+                x[j + 1 :, j + 1 :] -= np.outer(x[j + 1 :, j], x[j, j + 1 :])
         return
     i, j = slice(n // 2), slice(n // 2, n)
     signed_lu(arrays, x[i, i], signs[i])
