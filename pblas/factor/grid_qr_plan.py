@@ -16,6 +16,8 @@ INNER = 32  # columns of a block of reflectors in the tree of a panel: its T has
 _PANEL = 2.2
 """Work of a panel of one rank over that of GEMMs of as many multiplications: its rows become Q and R, then columns of Q
 (one core of an AMD EPYC, float64, 64 to 128 columns)."""
+_UPDATE, _TREE = 2.0, 2.0
+"""Time of an executor for an update, and for a panel, over `Hardware.step`: 100 us of 50 us each (the same core)."""
 _MERGE = 6.0  # work of a merge of two triangles, and of its columns of Q, over nb^3 multiplications (the same core)
 
 
@@ -119,7 +121,7 @@ class GridQrPlan(GridPlan):
         near, far = self.rounds(view)
         if steps[0].own:
             own = steps[0].own
-            yield Phase(1, panel=self._work(steps[0]) * own, rounds=(2 * own * near, 2 * own * far, own))
+            yield Phase(1, panel=self._work(steps[0]) * own, rounds=(2 * own * near, 2 * own * far, _TREE * own))
         before = (0, 0, 0)
         for step, following, nbytes in zip(steps, [*steps[1:], None], dealt_out, strict=True):
             rows, width = step.rows + round(step.above * step.panel.width), step.panel.width
@@ -138,9 +140,9 @@ class GridQrPlan(GridPlan):
                     waits="sent",
                     slow=1 + self.hops(rows),
                     panel=work,
-                    rounds=(2 * own * near, 2 * own * far, own),
+                    rounds=(2 * own * near, 2 * own * far, _UPDATE + _TREE * own),
                     factored=awaited * self._work(step),
-                    factored_rounds=(2 * awaited * near, 2 * awaited * far, awaited),
+                    factored_rounds=(2 * awaited * near, 2 * awaited * far, awaited * (_UPDATE + _TREE)),
                     updated=before,
                 )
             before = 2 * rows, self.w.nb, width
