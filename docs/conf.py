@@ -42,7 +42,7 @@ html_title = f"pblas {__version__}"
 html_static_path = ["_static"]
 # Read the Docs names the repository, and adds the switch of versions to each page.
 repository = os.environ.get("DOCS_REPOSITORY", os.environ.get("READTHEDOCS_GIT_CLONE_URL", "")).removesuffix(".git")
-if repository:
+if re.match("https://(github|gitlab|bitbucket)[.]", repository):  # those that the theme makes links to
     html_theme_options = {
         "source_repository": repository,
         "source_branch": os.environ.get("READTHEDOCS_GIT_IDENTIFIER", "main"),

@@ -305,19 +305,44 @@ def write_part(
     if header.is_folder:
         zarr_folders.write_part(path, header, desc, rank, local, report)
         return
+    assert header.offset is not None, "the elements are one contiguous piece"
+    by_columns, itemsize = header.order == "F", header.dtype.itemsize  # as in `_read_boxes`
+    own, mine = global_indices(desc, rank)[:: 1 if by_columns else -1]
+    source, length = (local.T, header.shape[0]) if by_columns else (local, header.shape[1])
+    inside, step = _chosen(own), max(1, _WRITTEN_NBYTES // (len(own) * itemsize))
+    is_direct = isinstance(inside, slice) and len(own) * itemsize >= _GAP_NBYTES
     try:
-        stored = np.memmap(path, header.dtype, "r+", header.offset, header.shape, order=header.order)  # type: ignore[call-overload]
-        rows, columns = global_indices(desc, rank)
-        step = max(1, _WRITTEN_NBYTES // (len(rows) * header.dtype.itemsize))
-        for start in range(0, len(columns), step):
-            part, end = local[:, start : start + step], min(len(columns), start + step)
-            if header.dtype.kind == "S":
-                part = matrix_market.lines(part)
-            i, j = _chosen(rows), _chosen(columns[start:end])
-            place = (i, j) if isinstance(i, slice) or isinstance(j, slice) else np.ix_(i, j)
-            stored[place] = part.view(header.dtype) if header.is_raw else part
-            if report is not None:
-                report(end / len(columns))
-        stored.flush()
+        with Path(path).open("r+b", buffering=0) as file:
+            for start in range(0, len(mine), step):
+                part, places = source[start : start + step], mine[start : start + step]
+                if header.dtype.kind == "S":
+                    part = matrix_market.lines(part)
+                elif header.is_raw:
+                    part = part.view(header.dtype)
+                if is_direct:
+                    box = np.ascontiguousarray(part, header.dtype)
+                    is_whole = len(own) == length and isinstance(_chosen(places), slice)
+                    for place, line in [(places[0], box)] if is_whole else zip(places, box, strict=True):
+                        _write_at(file, header.offset + (int(place) * length + int(own[0])) * itemsize, line)
+                else:
+                    stored = np.memmap(
+                        file, header.dtype, "r+", header.offset, (header.shape[1 if by_columns else 0], length)
+                    )
+                    index = _chosen(places)
+                    is_slice = isinstance(index, slice) or isinstance(inside, slice)
+                    stored[(index, inside) if is_slice else np.ix_(places, own)] = part
+                    stored.flush()
+                if report is not None:
+                    report((start + len(places)) / len(mine))
+            if is_direct:
+                os.fsync(file.fileno())
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _write_at(file: BinaryIO, place: int, source: Array) -> None:
+    """Write the bytes of a contiguous array into a file from `place` on."""
+    left = source.reshape(-1).view(np.uint8).data
+    while left:
+        count = os.pwrite(file.fileno(), left, place)
+        left, place = left[count:], place + count
