@@ -67,7 +67,7 @@ def numbers_of(nodeid: str, cases: int, allowed: Iterable[int] = NUMBERS) -> lis
     >>> 8 < sum(len(numbers_of(f"tests/mpi/laws/x.py::test_a[{i}]", LAW)) for i in range(60)) < 22
     True
     """
-    if cases >= LAW and nodeid.startswith(LAWS) and crc32(nodeid.encode()[::-1]) % 4:
+    if cases >= LAW and nodeid.startswith(LAWS) and crc32(nodeid.encode()[::-1]) // 256 % 4:
         return []
     two = sorted(allowed, key=lambda n: (n != 2, crc32(f"{n} {nodeid}".encode())))[:2]
     return two if cases < LARGE else [two[-(crc32(nodeid.encode()) % 3 == 0)]]
