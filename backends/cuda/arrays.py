@@ -329,13 +329,12 @@ class DeviceArrays(Device):
             self.strided_copy.copy(self.stream, dtype, size, x, z)
 
     def select(self, x: Array, flags: Array) -> tuple[Array, Array, Array]:
-        if isinstance(flags, cupy.ndarray):
-            bits: Any = transfer.words(flags)
-            if flags.dtype in FLOAT8 or flags.dtype == BFLOAT16:  # without their signs
-                bits = bits & ((1 << (8 * flags.dtype.itemsize - 1)) - 1)
-            bits = bits != 0
+        if not isinstance(flags, cupy.ndarray):
+            bits: Any = transfer.on_gpu(flags != 0)
+        elif flags.dtype in FLOAT8 or flags.dtype == BFLOAT16:  # which CuPy does not compare
+            bits = transfer.on_gpu(transfer.download(flags) != 0)
         else:
-            bits = transfer.on_gpu(flags != 0)
+            bits = flags != 0
         i, j = map(cupy.ascontiguousarray, cupy.nonzero(cupy.ascontiguousarray(bits)))
         values = transfer.words(x)[i, j]
         return transfer.on_host(i), transfer.on_host(j), transfer.on_host(values).view(x.dtype)
