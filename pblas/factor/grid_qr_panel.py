@@ -135,12 +135,12 @@ def signed_lu(arrays: Device, x: Array, signs: Array) -> None:
                 x[j + 1 :, j] /= x[j, j]
                 x[j + 1 :, j + 1 :] -= np.outer(x[j + 1 :, j], x[j, j + 1 :])
         return
-    i, j = slice(n // 2), slice(n // 2, n)
-    signed_lu(arrays, x[i, i], signs[i])
-    # V[j, i] = X[j, i] U[i, i]^-1, as V[j, i]^T = U[i, i]^-T X[j, i]^T
-    arrays.trsm(x[i, i].T, x[j, i].T, uplo="L")
-    # U[i, j] = V[i, i]^-1 X[i, j]
-    arrays.trsm(x[i, i], x[i, j], uplo="L", unit=True)
-    # X[j, j] -= V[j, i] U[i, j]
-    arrays.gemm(-1, x[j, i], x[i, j], 1, x[j, j])
-    signed_lu(arrays, x[j, j], signs[j])
+    top, rest = slice(n // 2), slice(n // 2, n)
+    signed_lu(arrays, x[top, top], signs[top])
+    # V[rest, top] = X[rest, top] U[top, top]^-1, as V[rest, top]^T = U[top, top]^-T X[rest, top]^T
+    arrays.trsm(x[top, top].T, x[rest, top].T, uplo="L")
+    # U[top, rest] = V[top, top]^-1 X[top, rest]
+    arrays.trsm(x[top, top], x[top, rest], uplo="L", unit=True)
+    # X[rest, rest] -= V[rest, top] U[top, rest]
+    arrays.gemm(-1, x[rest, top], x[top, rest], 1, x[rest, rest])
+    signed_lu(arrays, x[rest, rest], signs[rest])

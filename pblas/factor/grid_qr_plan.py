@@ -41,7 +41,7 @@ class GridQrPlan(GridPlan):
     >>> w = MatrixDescriptor(8, 8, 2, 2, Grid(2, 2))
     >>> plan = GridQrPlan(w, w, "the layout of A", "float64", 4)
     >>> [tuple(plan.arriving(rank)) for rank in range(4)]
-    [(8, 4, 8, 12), (12, 4, 8, 12), (12, 8, 24, 12), (20, 8, 24, 12)]
+    [(4, 4, 8, 12), (8, 4, 8, 12), (12, 8, 16, 6), (12, 8, 16, 12)]
     """
 
     name: ClassVar[str] = "GridQrPlan"
@@ -178,7 +178,7 @@ def squares(split: Split, stop: int) -> int:
     """The sum of the squares of the sizes of the blocks before an index, which may cut the last one.
 
     >>> squares(Split(9, 2, 2), 4), squares(Split(9, 2, 2, inb=1), 4), squares(Split(9, 2, 2), 0)
-    (8, 9, 0)
+    (8, 6, 0)
     """
     first = min(stop, split.nb if split.inb is None else split.inb)
     whole, rest = divmod(stop - first, split.nb)

@@ -33,7 +33,7 @@ class GridSubstitutionPlan(WithFactorPlan):
     >>> triangles = Triangle("L"), Triangle("L", "C")
     >>> plan = GridSubstitutionPlan(w, w, "float64", 4, "message", triangles=triangles)
     >>> [plan.exchanged_elements(rank) for rank in range(4)]
-    [48, 48, 56, 56]
+    [32, 48, 48, 48]
     """
 
     name: ClassVar[str] = "GridSubstitutionPlan"

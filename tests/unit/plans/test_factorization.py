@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas.errors import PlanError
@@ -236,8 +236,8 @@ def test_traffic_of_a_qr_factorization(plan: QrPlan | TsqrPlan) -> None:
 
 @given(descriptors(), st.integers(0, 2), st.sampled_from(TRANSPORTS))
 def test_traffic_of_gram_matrices(desc: MatrixDescriptor, more: int, transport: Transport) -> None:
-    desc = replace(desc, m=desc.m + desc.n)
-    assume(desc.n)
+    n = max(1, desc.n)  # without columns any plan will do
+    desc = replace(desc, m=desc.m + n, n=n)
     plan = choose_qr(desc, "float64", desc.nprocs + more, transport, "cholesky")
     assert isinstance(plan, CholeskyQrPlan)
     check_traffic(plan)
