@@ -258,33 +258,6 @@ def test_scalapacks_tridiagonal_matrix(backend: Any, letter: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["nvshmem", "cuda"])
-@pytest.mark.parametrize("letter", "dc")
-def test_scalapacks_singular_values(backend: Any, letter: str) -> None:
-    """Q^H A P = B, and A = U diag(S) V^H, from CuPy arrays of A; D, E, TAUQ, TAUP and S in memory of the host."""
-    calls: Any = scalapack
-    multiply, adjoint, dtype = ("unmbr", "C", np.dtype("F")) if letter == "c" else ("ormbr", "T", np.dtype("d"))
-    with scalapacks_grid(backend) as ictxt:
-        for m, n in ((9 * P + 4, 7), (5, 6 * P + 3)):
-            x, k, axis = general(m, n, dtype), min(m, n), int(m >= n)
-            real, bound = x.real.dtype, MOST * max(m, n) * np.finfo(dtype).eps * np.abs(x).sum(0).max()
-            A, C = Local(ictxt, x), Local(ictxt, x)
-            d, e, tauq, taup = A.vector(axis, real), A.vector(1 - axis, real), A.vector(1, dtype), A.vector(0, dtype)
-            getattr(calls, f"p{letter}gebrd")(m, n, *A.at, d, e, tauq, taup)
-            getattr(calls, f"p{letter}{multiply}")("Q", "L", adjoint, m, n, n, *A.at, tauq, *C.at)
-            getattr(calls, f"p{letter}{multiply}")("P", "R", "N", m, n, m, *A.at, taup, *C.at)
-            b = np.zeros((m, n))
-            b[range(k), range(k)] = A.elements(d, axis)
-            above = range(k - 1), range(1, k)
-            b[above if axis else above[::-1]] = A.elements(e, 1 - axis)
-            assert np.abs(C.collected() - b).max() <= bound
-            A, U, V = (Local(ictxt, y) for y in (x, np.zeros((m, k), dtype), np.zeros((k, n), dtype)))
-            s = np.zeros(k, real)
-            assert getattr(calls, f"p{letter}gesvd")("V", "V", m, n, *A.at, s, *U.at, *V.at) == 0
-            assert np.abs(U.collected() * s @ V.collected() - x).max() <= bound
-            assert np.array_equal(A.collected(), x)
-
-
-@pytest.mark.parametrize("backend", ["nvshmem", "cuda"])
 @pytest.mark.parametrize("letter", "sdcz")
 def test_scalapacks_calls(backend: Any, letter: str) -> None:
     """Factors, solutions, inverses and condition numbers in CuPy arrays; INFO and IPIV in memory of the host."""

@@ -95,7 +95,7 @@ def test_spectra(ctx: pblas.Context, kind: str, name: str) -> None:
         left, right = (np.eye(n) if diagonal else np.linalg.qr(general(n, n, wide, seed))[0] for seed in (1, 2))
         for size in (1.0, float(limits.max) / 64, float(limits.smallest_normal) * 64):
             a = ((left * d) @ right * size).astype(dtype)
-            for algorithm in ALGORITHMS[1:]:
+            for algorithm in ALGORITHMS[1:3] if diagonal else ALGORITHMS[1:]:
                 u, s, vh = linalg.svd(ctx.from_global(a), algorithm=algorithm)
                 check(a, collected(u), s, collected(vh), size)
 
