@@ -319,10 +319,16 @@ def test_convert_writes_other_formats(folder: Path, capsys: Capture) -> None:
     assert np.array_equal(np.load(names[2]), x[2:6, 3:])
     assert main(["convert", names[0], names[2], "--dtype", "float64"]) == 1
     assert main(["convert", names[2], names[2]]) == 1
+    folder_of_zarr = str(folder / "d.zarr")
+    for options, status in (([], 0), ([], 1), (["--overwrite"], 0)):
+        assert main(["convert", names[1], folder_of_zarr, *options]) == status
+    assert main(["convert", folder_of_zarr, names[2], "--overwrite"]) == 0
+    assert np.array_equal(np.load(names[2]), x)
     if COMM.rank == 0:
         printed = capsys.readouterr()
         assert "c.npy: 4 x 4 float64" in printed.out
         assert "pass its rows and columns" in printed.err
+        assert "there is an array already" in printed.err
 
 
 def test_an_input_is_replaced_on_demand(folder: Path) -> None:
