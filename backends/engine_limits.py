@@ -118,7 +118,7 @@ Reproducible = bool | Literal["exact"]
 
 SLICE_BITS = 21
 SLICE_DEPTH = 1024  # the sum of so many products, each of two sums of two slices, has at most 53 bits
-SLICE_TILE = 512  # most rows, and most columns, of a block of D that processors form at a time
+SLICE_TILE = 1024  # most rows, and most columns, of a block of D that processors form at a time
 
 
 BIN_BITS = 26

@@ -62,7 +62,7 @@ def cut(x: Array, scaling: Scaling, slices: Array) -> None:
     rows = max(1, _CHUNK // max(1, x.shape[1]))
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
-        rest = x[part] * factors[0][part]
+        rest = np.multiply(x[part], factors[0][part], order="C")
         if is_tiny:
             rest *= factors[1][part]
         if not is_finite:

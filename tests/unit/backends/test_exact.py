@@ -78,9 +78,9 @@ def test_any_order_of_additions_gives_the_same_bits(dtype: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_an_element_depends_on_its_row_and_its_column_alone(dtype: str) -> None:
-    x, y = random((515, 9), dtype, 30, 1), random((9, 520), dtype, 30, 2)
+    x, y = random((1027, 9), dtype, 30, 1), random((9, 1030), dtype, 30, 2)
     z = formed(x, y)
-    for rows, columns in ((slice(510, 515), slice(0, 1)), (slice(1), slice(500, 520))):
+    for rows, columns in ((slice(1020, 1027), slice(0, 1)), (slice(1), slice(1000, 1030))):
         part = formed(np.asfortranarray(x[rows]), y[:, columns].copy())
         assert np.array_equal(part, z[rows, columns])
         assert np.array_equal(formed(y[:, columns].T, x[rows].T, transposed=True).T, part)
