@@ -1,8 +1,8 @@
 // Blocks of the reflectors that `chase` keeps, so that they are multiplied with vectors by products.
 //
 // The reflectors of BAND sweeps that begin in the same piece of the band are a block of 2 * BAND rows, in which each
-// begins a row below the one before: H_1 H_2 ... = I - V T V^H. CTA i makes V and V T of the block of the sweeps
-// (first + i) * BAND.. and of the piece `piece` + i.
+// begins a row below the one before: H_1 H_2 ... = I + Y V^H with Y = -V T. CTA i makes V and Y of the block of the
+// sweeps (first + i * move) * BAND.. and of the piece `piece` + i.
 
 #ifndef BAND
 #define BAND 64
@@ -10,11 +10,11 @@
 enum { THREADS = 256, ROWS = 2 * BAND, LD = BAND + 1, PARTS = THREADS / BAND, TILE = 16 };
 
 template <class T>
-__device__ void make_blocks(const T* a, integer ld, int n, int first, int piece, T* v, T* y) {
+__device__ void make_blocks(const T* a, integer ld, int n, int first, int move, int piece, T* v, T* y) {
     extern __shared__ double2 memory[];
     T *block = (T*)memory, *gram = block + ROWS * LD, *t = gram + BAND * LD;
     __shared__ T taus[BAND], parts[THREADS];
-    integer start = (integer)(first + blockIdx.x) * BAND, below = start + 1 + (integer)(piece + blockIdx.x) * BAND;
+    integer start = (integer)(first + blockIdx.x * move) * BAND, below = start + 1 + (integer)(piece + blockIdx.x) * BAND;
     v += (integer)blockIdx.x * ROWS * BAND, y += (integer)blockIdx.x * ROWS * BAND;
     for (int i = threadIdx.x; i < ROWS * BAND; i += THREADS) {
         int c = i % BAND, r = i / BAND;
@@ -57,7 +57,7 @@ __device__ void make_blocks(const T* a, integer ld, int n, int first, int piece,
     for (int i = threadIdx.x; i < ROWS * BAND; i += THREADS) {
         int r = i % ROWS, c = i / ROWS;
         T sum = zero(T());
-        for (int l = 0; l <= c; ++l) add(sum, block[r * LD + l], t[l * LD + c]);
+        for (int l = 0; l <= c; ++l) subtract(sum, block[r * LD + l], t[l * LD + c]);
         y[i] = sum;
     }
 }
@@ -65,6 +65,6 @@ __device__ void make_blocks(const T* a, integer ld, int n, int first, int piece,
 // Compiled with one OF_DTYPE.
 #define OF_DTYPE(letter, T, Real)                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                          \
-        make_blocks_##letter(const T* a, integer ld, int n, int first, int piece, T* v, T* y) {                    \
-        make_blocks(a, ld, n, first, piece, v, y);                                                                 \
+        make_blocks_##letter(const T* a, integer ld, int n, int first, int move, int piece, T* v, T* y) {          \
+        make_blocks(a, ld, n, first, move, piece, v, y);                                                           \
     }

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array, Dtype, GpuArray
 
+_CHAIN_WIDTH, _HOPPER = 64, "90"  # `WIDTH` of chains.cu, and the GPUs that it is for
+_CHAINS_FROM = 8192
+"""Vectors from which that kernel is faster than cuBLAS: 89 and 131 ms for 8192, 28 and 24 ms for 4096 (H200)."""
 _PANELS = 4  # whose reflectors are multiplied at a time
 _GROUP = 4  # points of an eigenvalue at a time: `GROUP` of bisect.cu
 
@@ -46,7 +49,7 @@ class TwoStage:
         self._arrays, self._reflectors, self.width = arrays, reflectors, width
         self._chase = DtypeKernels("chase", "exchange.cuh", defines={"BAND": width}, cooperative=True)
         self._bisect = DtypeKernels("bisect")
-        self._blocks = DtypeKernels("sweeps", defines={"BAND": width})
+        self._blocks, self._chains = DtypeKernels("sweeps", defines={"BAND": width}), DtypeKernels("chains")
         self._solver = DivideAndConquer(self._array, arrays.multiply)
 
     def holds(self, a: Array) -> bool:
@@ -77,6 +80,9 @@ class TwoStage:
                 x[total:] = 0
         values, z, info = self._solver.run(arrays.stream, d, e, s, u, spare)
         z = z[:, :n]
+        del s, u, spare, x
+        arrays.synchronize()  # which frees them
+        self._check(failed)
         if a.dtype != d.dtype:
             real, z = z, self._array((len(z), n), a.dtype)
             with self._lane():
@@ -86,7 +92,6 @@ class TwoStage:
         self.multiply_panels(a, triangles, z[:n])
         arrays.assign(z[:n], a)
         arrays.synchronize()
-        self._check(failed)
         return values.get()[:n], int(info.get()[0])
 
     def reduce_to_band(self, a: Array, triangles: Array | None = None) -> None:
@@ -173,10 +178,28 @@ class TwoStage:
         return d, e, failed
 
     def multiply_sweeps(self, a: Array, z: Array) -> None:
-        """Z := Q Z for the reflectors that `chase` keeps; Z has 2 * width rows more than A, at least.
+        """Z := Q Z for the reflectors that `chase` keeps; Z has 2 * width rows more than A, at least."""
+        is_wide = len(a) >= _CHAINS_FROM and a.dtype.char == "d" and self.width == _CHAIN_WIDTH
+        if is_wide and cupy.cuda.Device().compute_capability == _HOPPER:
+            self._multiply_chains(a, z)
+        else:
+            self._multiply_blocks(a, z)
 
-        Blocks of reflectors that share no rows are applied at a time: those of later sweeps go ahead.
-        """
+    def _multiply_chains(self, a: Array, z: Array) -> None:
+        """`multiply_sweeps` by a kernel that multiplies all blocks of a group of sweeps, one after the other."""
+        n, stream = len(a), self._arrays.stream
+        groups, rows = -(-(n - 1) // self.width), 2 * self.width
+        v, y = (self._array((rows, self.width * groups), a.dtype) for _ in range(2))
+        for first in reversed(range(groups)):
+            count = groups - first
+            self._make_blocks(a, first, 0, 0, v, y, count)
+            places = address(v), address(y), np.int32(count), *place(z[first * self.width + 1 :]), np.int32(n)
+            shared = a.itemsize * self.width * (3 * rows + self.width)
+            ctas = -(-n // self.width)
+            self._chains.launch(stream, "multiply_chain", a.dtype.char, ctas, places, shared_nbytes=shared)
+
+    def _multiply_blocks(self, a: Array, z: Array) -> None:
+        """`multiply_sweeps` by cuBLAS: blocks that share no rows at a time, where those of later sweeps go ahead."""
         arrays, n, width = self._arrays, len(a), self.width
         groups, rows = -(-(n - 1) // width), 2 * width
         most = (groups + 1) // 2
@@ -187,16 +210,21 @@ class TwoStage:
             first = max(0, groups - 1 - step)
             count = groups - -(-step // 2) - first
             piece = step - (groups - 1 - first)
-            places = *place(a), np.int32(n), np.int32(first), np.int32(piece), address(v), address(y)
-            shared = 4 * width * (width + 1) * a.itemsize
-            self._blocks.launch(arrays.stream, "make_blocks", a.dtype.char, count, places, shared_nbytes=shared)
+            self._make_blocks(a, first, 1, piece, v, y, count)
             row = (first + piece) * width + 1
             part, product = z[row : row + rows], products[:width]
-            # Z -= V T (V^H Z)
+            # Z += Y (V^H Z)
             strides = rows * width, rows, width
             arrays.multiply(v[:, :width], part, product, adjoint=(True, False), count=count, strides=strides)
             strides = rows * width, width, rows
-            arrays.multiply(y[:, :width], product, part, alpha=-1, beta=1, count=count, strides=strides)
+            arrays.multiply(y[:, :width], product, part, beta=1, count=count, strides=strides)
+
+    def _make_blocks(self, a: Array, first: int, move: int, piece: int, v: Array, y: Array, count: int) -> None:
+        """V and Y of blocks of reflectors, H = I + Y V^H."""
+        numbers = (np.int32(x) for x in (len(a), first, move, piece))
+        shared = 4 * self.width * (self.width + 1) * a.itemsize
+        arguments = *place(a), *numbers, address(v), address(y)
+        self._blocks.launch(*(self._arrays.stream, "make_blocks", a.dtype.char, count, arguments), shared_nbytes=shared)
 
     def bisect(self, d: GpuArray, e: GpuArray) -> Any:
         """The eigenvalues of the tridiagonal matrix, in no order where they are closer than a rounding error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pblas.factor.choose import apart
 from pblas.layouts.descriptor import MatrixDescriptor, resized
@@ -24,9 +24,29 @@ _LEAF = 64  # rows of T with which a rank begins, at least
 _DIRECT = 128
 """Largest order that one routine of LAPACK solves on rank 0: in 0.7 to 0.9 of the time of the stages, and of 64 columns
 in 0.6 to 0.7 of it (AMD EPYC, 2 ranks and 1)."""
-_BANDS = {"float32": 64, "float64": 64, "complex64": 64, "complex128": 32}
-"""Widths of the band by way of which a GPU computes eigenvalues: two blocks of it are in a CTA's registers."""
-_BAND_FROM = 2048  # columns from which the way by a band is faster than cuSOLVER (H200, float64)
+
+
+class _Band(NamedTuple):
+    """The width of a band by way of which a GPU computes eigenvalues, and the orders from which it is faster.
+
+    Two blocks of the width are in a CTA's registers. The orders are those from which cuSOLVER is slower (H200).
+    """
+
+    width: int
+    values_from: int
+    vectors_from: int
+
+    def takes(self, n: int, *, vectors: bool) -> bool:
+        """Whether eigenvalues of an n x n matrix are computed by way of the band."""
+        return (self.vectors_from if vectors else self.values_from) <= n <= _CHAIN * self.width
+
+
+_BANDS = {
+    "float32": _Band(64, 1024, 3072),
+    "float64": _Band(64, 1024, 3072),
+    "complex64": _Band(64, 2048, 4096),
+    "complex128": _Band(32, 2048, 4096),
+}
 _CHAIN = 256  # CTAs that chase bulges, one for each piece of a band as long as it is wide: H200s hold 264, two each
 _LAYOUTS = 256
 
@@ -61,7 +81,8 @@ def choose_eigh(
         library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
         why = "one rank" if nprocs == 1 else f"{library} solves A on one rank; several are no faster"
         z = MatrixDescriptor.column_wise(n, k, 1)
-        bandwidth = _BANDS[dtype] if gpus and _BAND_FROM <= n <= _CHAIN * _BANDS[dtype] else 0
+        band = _BANDS[dtype]
+        bandwidth = band.width if gpus and band.takes(n, vectors=vectors) else 0
         return EighPlan(
             *(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, library), direct=True, bandwidth=bandwidth
         )

@@ -91,7 +91,7 @@ def test_a_plan_for_gpus() -> None:
 def test_the_way_by_a_band_on_gpus(dtype: str, vectors: bool) -> None:
     """From some order on, as long as its CTAs fit: 4 n^2 elements of memory at most, of which A has n^2."""
     bands = {}
-    for n in (100, 3000, 8000, 100000):
+    for n in (100, 4096, 8000, 100000):
         desc = MatrixDescriptor.row_wise(n, n, 2)
         plan = choose_eigh(desc, dtype, 2, "push", gpus=True, vectors=vectors)
         bands[n] = plan.bandwidth
