@@ -156,7 +156,7 @@ def deal(shapes: tuple[tuple[int, int], ...], nprocs: int) -> tuple[int, ...]:
     Source: R. L. Graham, Bounds on multiprocessing timing anomalies, 1969: the longest first, each to the rank that is
         idle first.
 
-    >>> deal(((4, 4),) * 4, 2), deal(((64, 64), (8, 8), (8, 8)), 2), deal(((8, 8),), 1)
+    >>> deal(((4, 4),) * 4, 2), deal(((64, 64), (8, 8), (8, 8)), 4), deal(((8, 8),), 1)
     ((0, 1, 0, 1), (-1, 0, 1), (0,))
     """
     work = [m * n * min(m, n) for m, n in shapes]
@@ -192,11 +192,13 @@ def turns(owners: Sequence[int], nprocs: int) -> list[dict[int, int]]:
 def explained(shapes: Sequence[tuple[int, int]], nprocs: int) -> str:
     """What `deal` decides, in words.
 
-    >>> print(explained([(64, 64), (8, 8), (8, 8), (8, 8)], 2))
-    4 matrices over 2 ranks
+    >>> print(explained([(64, 64), *[(8, 8)] * 5], 4))
+    6 matrices over 4 ranks
       divided over all ranks: 64 x 64
       whole on rank 0: 2 of 8 x 8
       whole on rank 1: 8 x 8
+      whole on rank 2: 8 x 8
+      whole on rank 3: 8 x 8
     """
     owners = deal(tuple(shapes), nprocs)
     lines = [f"{len(shapes)} matrices over {nprocs} ranks"]
