@@ -265,6 +265,12 @@ class TrsmPlan(TriangularSolve):
         return same_place(self.solved, self.operands.result)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether one rank has all of T, of one panel, and solves for one vector by one call."""
+        is_vector = self.operands.right.columns.n == 1
+        return self.nprocs == 1 and is_vector and self.stays and self.width >= self.order
+
+    @property
     def nsolvers(self) -> int:
         """Number of ranks that have right-hand sides: those at the first coordinates of `solved`."""
         return min(self.solved.columns.nprocs, self.solved.columns.nblocks)
@@ -344,7 +350,7 @@ class TrsmPlan(TriangularSolve):
     @property
     def workspace_nbytes(self) -> int:
         """X if it is computed in workspace, two panels of T, and copies and messages of all three matrices."""
-        if not self.reads:
+        if not self.reads or self.is_whole:
             return 0
         operands, n, ranks = self.operands, self.order, self.extreme_ranks()
         triangle, width = operands.triangle, min(self.width, n)

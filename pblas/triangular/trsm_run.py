@@ -51,7 +51,6 @@ class RunTrsm:
         self._triangle = SourceMatrix(backend, operands.triangle, dtype, order_t)
         self._steps, self._looks_left = list(plan.steps()), plan.looks_left
         self._uplo, self._unit = plan.shape_of_t.uplo, operands.unit
-        self._takes_whole = plan.nprocs == 1 and plan.stays and backend.gpus and operands.right.columns.n == 1
         self._blocks, self._off_diagonal = self._panels(block=True), self._panels(block=False)
 
     def run(self, x: TrsmOperands) -> None:
@@ -60,11 +59,10 @@ class RunTrsm:
         if not plan.reads:
             arrays.scale(0, x.result)
             return
-        if self._is_whole(x):
-            if not x.in_place:
-                arrays.add_scaled(x.alpha, x.right, 0, x.result)
-            else:
-                arrays.scale(x.alpha, x.result)
+        if plan.is_whole:
+            if x.conj[1] or not x.in_place:
+                arrays.place(x.right, x.result, conj=x.conj[1])
+            arrays.scale(x.alpha, x.result)
             arrays.trsm(x.triangle, x.result, uplo=self._uplo, unit=self._unit, conj=x.conj[0])
             return
         solutions = x.result if self._right.x is None else self._right.x
@@ -95,10 +93,6 @@ class RunTrsm:
         self._right.deliver(x.result, plan.name)
         self._triangle.release()
 
-    def _is_whole(self, x: TrsmOperands) -> bool:
-        """Whether this rank has all of T, and a vector, for which a GPU solves by one call (global)."""
-        return self._takes_whole and not x.conj[1]
-
     def _begin(self, s: int) -> None:
         """Start the messages of a step, if there is one."""
         if s < len(self._steps):
@@ -117,7 +111,7 @@ class RunTrsm:
         return self._right.workspace_nbytes + self._triangle.workspace_nbytes + panels
 
     def publish(self, x: TrsmOperands) -> bool:
-        if not self._plan.reads or self._is_whole(x):
+        if not self._plan.reads or self._plan.is_whole:
             return False
         return any([self._triangle.publish(x.triangle), self._right.publish(x.right)])
 
