@@ -192,13 +192,13 @@ def turns(owners: Sequence[int], nprocs: int) -> list[dict[int, int]]:
 def explained(shapes: Sequence[tuple[int, int]], nprocs: int) -> str:
     """What `deal` decides, in words.
 
-    >>> print(explained([(64, 64), *[(8, 8)] * 5], 4))
-    6 matrices over 4 ranks
+    >>> print(explained([(64, 64), *[(8, 8)] * 8], 4))
+    9 matrices over 4 ranks
       divided over all ranks: 64 x 64
       whole on rank 0: 2 of 8 x 8
-      whole on rank 1: 8 x 8
-      whole on rank 2: 8 x 8
-      whole on rank 3: 8 x 8
+      whole on rank 1: 2 of 8 x 8
+      whole on rank 2: 2 of 8 x 8
+      whole on rank 3: 2 of 8 x 8
     """
     owners = deal(tuple(shapes), nprocs)
     lines = [f"{len(shapes)} matrices over {nprocs} ranks"]
