@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 
 from pblas import Context, DistMatrix, Grid, MatrixDescriptor
-from pblas.errors import MismatchError
+from pblas.errors import MismatchError, PblasError
 from tests.common.gauge import Array, dtype_of, entries
-from tests.common.ranks import check_product, raises_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, check_product, collected, culprits, raises_on_all_ranks, some_wrong
 
 SIZES = (0, 1, 2, 7, 8, 9)
 
@@ -87,6 +89,32 @@ def check_mistake(ctx: Context, mistake: Mistake[T], arguments: T) -> None:
     """**Collective.** Assert that all ranks raise the error if any of them or all make the mistake, and go on."""
     kind, text, wrong, right = mistake
     everyone = [frozenset(range(ctx.nprocs))] if kind is not MismatchError else []
-    for culprits in [*some_wrong(), *everyone]:
-        raises_on_all_ranks(kind, text, partial(wrong if ctx.rank in culprits else right, arguments))
+    for ranks in [*some_wrong(), *everyone]:
+        raises_on_all_ranks(kind, text, partial(wrong if ctx.rank in ranks else right, arguments))
         check_product(ctx)
+
+
+def check_failed_saves(
+    ctx: Context, path: Path, places: Iterable[tuple[Any, str, type[PblasError]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """**Collective.** A save that fails at one of some places leaves the old file of this path, and no other."""
+    array = np.arange(56.0).reshape(8, 7)
+    old, new = ctx.from_global(array, root=None), ctx.zeros((8, 7))
+    old.save(path)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(5, "the cable was pulled")
+
+    for module, place, kind in places:
+        for ranks in culprits():
+            with monkeypatch.context() as patch:
+                if COMM.rank in ranks:
+                    patch.setattr(module, place, fail)
+                if place == "write_part" or 0 in ranks:
+                    raises_on_all_ranks(kind, "the cable", partial(new.save, path, overwrite=True))
+            COMM.Barrier()
+            assert [file.name for file in path.parent.iterdir()] == [path.name]
+            assert np.array_equal(collected(ctx.load(path)), array)
+            check_product(ctx)
+    new.save(path, overwrite=True)
+    assert not np.any(collected(ctx.load(path)))

@@ -39,7 +39,7 @@ from tests.common.ranks import (
     raises_on_all_ranks,
     some_wrong,
 )
-from tests.mpi.matrices.arrays import some_matrix
+from tests.mpi.matrices.arrays import check_failed_saves, some_matrix
 
 pytestmark = [pytest.mark.mpi, few]
 
@@ -248,26 +248,8 @@ def test_without_h5py_the_error_names_the_remedy(ctx: Context, folder: Path, mon
 def test_a_failed_save_leaves_the_old_file_and_no_other(
     ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, array = folder / "x.h5", entries(8, 7, np.float64)
-    old, new = ctx.from_global(array, root=None), ctx.zeros((8, 7))
-    old.save(path)
-    for place in ("write_part", "create"):
-        for ranks in culprits():
-            with monkeypatch.context() as patch:
-                if COMM.rank in ranks:
-
-                    def fail(*_: Any, **__: Any) -> None:
-                        raise OSError(5, "the cable was pulled")
-
-                    patch.setattr(files, place, fail)
-                if place == "write_part" or 0 in ranks:
-                    raises_on_all_ranks(PblasError, "the cable", partial(new.save, path, overwrite=True))
-            COMM.Barrier()
-            assert [file.name for file in folder.iterdir()] == ["x.h5"]
-            assert np.array_equal(collected(ctx.load(path)), array)
-            check_product(ctx)
-    new.save(path, overwrite=True)
-    assert not np.any(collected(ctx.load(path)))
+    places = ((files, place, PblasError) for place in ("write_part", "create"))
+    check_failed_saves(ctx, folder / "x.h5", places, monkeypatch)
 
 
 def test_datasets_are_added_and_replaced_only_on_demand(ctx: Context, folder: Path) -> None:

@@ -24,7 +24,7 @@ from tests.common.ranks import (
     raises_on_all_ranks,
     some_wrong,
 )
-from tests.mpi.matrices.arrays import some_matrix
+from tests.mpi.matrices.arrays import check_failed_saves, some_matrix
 
 zarr = pytest.importorskip("zarr", reason="the extra `zarr` is not installed")
 pytestmark = [pytest.mark.mpi, few]
@@ -171,23 +171,9 @@ def test_without_zarr_the_error_names_the_remedy(ctx: Context, folder: Path, mon
 def test_a_failed_save_leaves_the_old_array_and_no_other(
     ctx: Context, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, array = folder / "x.zarr", entries(8, 7, np.float64)
-    old, new = ctx.from_global(array, root=None), ctx.zeros((8, 7))
-    old.save(path)
-    for module, place in ((files, "write_part"), (zarr_folders, "create"), (Path, "rename")):
-        kind = PblasError if place == "write_part" else FileFormatError
-        for ranks in culprits():
-            with monkeypatch.context() as patch:
-                if COMM.rank in ranks:
-
-                    def fail(*_: Any, **__: Any) -> None:
-                        raise OSError(5, "the cable was pulled")
-
-                    patch.setattr(module, place, fail)
-                if place == "write_part" or 0 in ranks:
-                    raises_on_all_ranks(kind, "the cable", partial(new.save, path, overwrite=True))
-            COMM.Barrier()
-            assert [file.name for file in folder.iterdir()] == ["x.zarr"]
-            assert np.array_equal(collected(ctx.load(path)), array)
-    new.save(path, overwrite=True)
-    assert not np.any(collected(ctx.load(path)))
+    places = (
+        (files, "write_part", PblasError),
+        (zarr_folders, "create", FileFormatError),
+        (Path, "rename", FileFormatError),
+    )
+    check_failed_saves(ctx, folder / "x.zarr", places, monkeypatch)
