@@ -15,7 +15,7 @@ from pblas import Context, DistMatrix, blas, linalg, scalapack, tp
 MODULES: dict[str, ModuleType] = {"": pblas, "blas.": blas, "linalg.": linalg, "tp.": tp, "scalapack.": scalapack}
 _WITHOUT_CONTEXT = {"init_nvshmem"}
 """Collective functions that start before any context."""
-_VALUES = {"Epilogue", "Event", "Grid", "Hardware", "Link", "MatrixDescriptor", "Pool", "Simulation", "Trace"}
+_VALUES = {"Epilogue", "Event", "Grid", "Handle", "Hardware", "Link", "MatrixDescriptor", "Pool", "Simulation", "Trace"}
 """Classes whose methods are no calls of a context."""
 _NOT_COMPUTING = {
     "__len__",

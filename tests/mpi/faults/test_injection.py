@@ -306,6 +306,8 @@ ALIKE: dict[str, Callable[[Cast], object]] = {
     "svdvals": lambda x: linalg.svdvals(x.rows),
     "plan_svd": lambda x: linalg.plan_svd(x.columns),
     "plan_rsvd": lambda x: linalg.plan_rsvd(x.columns, 2),
+    "plan_pinv": lambda x: linalg.plan_pinv(x.columns),
+    "plan_polar": lambda x: linalg.plan_polar(x.columns),
     "where": lambda x: pblas.where(x.grid, x.rows, 0.0),
     "all": lambda x: x.grid.all(),
     "any": lambda x: x.grid.any(axis=1),
