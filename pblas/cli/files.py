@@ -66,8 +66,8 @@ def _check_output(
 ) -> None:
     """Check the path of a result before the work, on every rank and with the same result on all of them."""
     command, path = arguments.command, arguments.output if path is None else path
+    folder = (Path(path).resolve() if path.lower().endswith(".zarr") else destination(path)).parent
     form = files.format_of(command, path)
-    folder = (Path(path).resolve() if form == "zarr" else destination(path)).parent
     files.checked_dataset(command, path, dataset)
     if not folder.is_dir():
         raise FileFormatError(f"{path}: cannot be written: there is no folder {folder}; make it first")
