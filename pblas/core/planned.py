@@ -312,7 +312,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def _stage(self, opname: str, runtime: Runtime) -> None:
         """**Collective.** Copy arrays to memory that peers reach; an exception of any rank is raised on all ranks."""
-        shared, self._shared = self._shared, None  # on an exception, in which all ranks give back memory
+        shared, self._shared = self._shared, None  # stays so after an exception: all ranks give back what they staged
         with runtime.backend.provisional():
             with LocalStep(runtime.fail, opname):  # without an agreement nothing is staged, and nothing fails
                 agrees = self._executor.prepare(scratch=True)

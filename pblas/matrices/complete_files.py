@@ -11,12 +11,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from pblas.errors import ArgumentError, FileFormatError
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Dtype
+    from pblas.backends.dtypes import Array, Dtype
+    from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.runtime.progress import StageReport
 
 _SHOWN = 48  # letters of a file's name in that of its temporary file: it may be as long as a name can be
 _ACCESS_LIST = "system.posix_acl_access"
@@ -38,6 +40,17 @@ class Header:
     def is_raw(self) -> bool:
         """Whether the elements are bytes whose dtype the file does not tell."""
         return self.dtype.kind == "V" and self.dtype.names is None and self.dtype.name != "bfloat16"
+
+
+class Part(NamedTuple):
+    """The elements of a matrix in a file that a rank owns, which are copied and converted to its dtype."""
+
+    path: str | os.PathLike[str]  # of the file (global)
+    header: Header  # of the matrix there (global)
+    desc: MatrixDescriptor  # of the matrix in memory (global)
+    rank: int  # that reads (local)
+    local: Array  # its memory for the elements (local)
+    report: StageReport = None  # is told how much has been read (local)
 
 
 def checked_path(opname: str, path: object) -> str:

@@ -16,7 +16,7 @@ from pblas.backends.local_step import text_of
 from pblas.layouts.descriptor import MatrixDescriptor, Order
 from pblas.matrices import files, indexing
 from pblas.matrices import scatter_gather as transfer
-from pblas.matrices.complete_files import checked_path
+from pblas.matrices.complete_files import Part, checked_path
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import checked_array, compare_array
 from pblas.runtime.calls import collective
@@ -357,7 +357,7 @@ class Creation:
         with Progress(opname, self.runtime, progress) as reports:
             with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
                 if self.runtime.backend.dry is None:
-                    files.read_part(path, header, desc, self.runtime.rank, part, reports.stage("read"))
+                    files.read_part(Part(path, header, desc, self.runtime.rank, part, reports.stage("read")))
             self.runtime.agree("load: read the parts", {})
         matrix = DistMatrix(desc, local, self.runtime)
         log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)

@@ -13,7 +13,7 @@ from numpy.lib import format as npy
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.matrices import complete_files, hdf5, matrix_market, zarr_folders
-from pblas.matrices.complete_files import Header, begin, reading
+from pblas.matrices.complete_files import Header, Part, begin, reading
 from pblas.matrices.scatter_gather import global_indices, holds_first_copy
 
 if TYPE_CHECKING:
@@ -95,23 +95,16 @@ def read_header(path: str | os.PathLike[str], dataset: str | None = None, raw: R
     return hdf5.read_header(path, dataset) if Path(path).suffix.lower() in _HDF5 else _read_npy_header(path)
 
 
-def read_part(
-    path: str | os.PathLike[str],
-    header: Header,
-    desc: MatrixDescriptor,
-    rank: int,
-    local: Array,
-    report: StageReport = None,
-) -> None:
-    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype."""
-    suffix = Path(path).suffix.lower()
+def read_part(part: Part) -> None:
+    """Copy the elements that the rank owns from the file."""
+    suffix, header = Path(part.path).suffix.lower(), part.header
     if suffix in (_TEXT, _ZARR):
         read = matrix_market.read_part if suffix == _TEXT else zarr_folders.read_part
     else:
         read = hdf5.read_part if header.dataset and header.offset is None else _read_boxes
-    read(path, header, desc, rank, local, report)
-    if report is not None and not local.size:
-        report(1.0)
+    read(part)
+    if part.report is not None and not part.local.size:
+        part.report(1.0)
 
 
 def create(
@@ -221,18 +214,12 @@ def _write_npy_header(file: BinaryIO, shape: tuple[int, int], dtype: Dtype, orde
     return Header(shape, stored, order, file.tell())
 
 
-def _read_boxes(
-    path: str | os.PathLike[str],
-    header: Header,
-    desc: MatrixDescriptor,
-    rank: int,
-    local: Array,
-    report: StageReport = None,
-) -> None:
-    """Copy the elements that `rank` owns from a file into `local`, converted to its dtype.
+def _read_boxes(part: Part) -> None:
+    """Copy the elements that the rank owns from a file in which they are one contiguous piece.
 
     A memory map would do it in one line, but a file that shrinks meanwhile would then end the process by SIGBUS.
     """
+    path, header, desc, rank, local, report = part
     if not local.size:
         return
     assert header.offset is not None, "the elements are one contiguous piece"
@@ -257,8 +244,8 @@ def _read_boxes(
                     inside = slice(*np.searchsorted(own, (low, high)))
                     box = np.empty((end - start, high - low), header.dtype)
                     places = [header.offset + (line * length + low) * itemsize for line in range(start, end)]
-                    for place, part in [(places[0], box)] if high - low == length else zip(places, box, strict=True):
-                        _read_at(path, file, place, part)
+                    for place, line in [(places[0], box)] if high - low == length else zip(places, box, strict=True):
+                        _read_at(path, file, place, line)
                     box = box[_chosen(mine[ours] - start)][:, _chosen(own[inside] - low)]
                     target[ours, inside] = box.view(local.dtype) if header.is_raw else box
                 if report is not None:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pblas.backends.dtypes import BFLOAT16, Array, Dtype
+from pblas.backends.dtypes import BFLOAT16, Dtype
 from pblas.errors import BackendError, FileFormatError
-from pblas.matrices.complete_files import Header, reading
+from pblas.matrices.complete_files import Header, Part, reading
 from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
-    from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.progress import StageReport
+    pass
 
 DEFAULT = "data"  # the name of a saved dataset, unless the caller gives one
 _PANEL_NBYTES = 16 << 20  # memory for the rows that are read at a time, unless one chunk is larger
@@ -64,32 +63,21 @@ def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:
     return Header((m, n), dtype, "C", offset, name)
 
 
-def read_part(
-    path: str | os.PathLike[str],
-    header: Header,
-    desc: MatrixDescriptor,
-    rank: int,
-    local: Array,
-    report: StageReport = None,
-) -> None:
-    """Copy the elements that `rank` owns of a dataset in chunks, or of another type, into `local`.
-
-    The arguments are those of `files.read_part`, with a header that has no offset.
-    """
-    if not local.size:
+def read_part(part: Part) -> None:
+    """Copy the elements that the rank owns of a dataset in chunks, or of another type: its header has no offset."""
+    if not part.local.size:
         return
     h5py = library()
     try:
-        with h5py.File(path, "r", locking="best-effort") as file:
-            read_panels(file[header.dataset], header, desc, rank, local, report)
+        with h5py.File(part.path, "r", locking="best-effort") as file:
+            read_panels(file[part.header.dataset], part)
     except Exception as error:  # noqa: BLE001 - h5py raises many kinds for a damaged file
-        raise FileFormatError(f"{path}: cannot be read: {type(error).__name__}: {error}") from None
+        raise FileFormatError(f"{part.path}: cannot be read: {type(error).__name__}: {error}") from None
 
 
-def read_panels(
-    dataset: Any, header: Header, desc: MatrixDescriptor, rank: int, local: Array, report: StageReport
-) -> None:
-    """Copy the elements that `rank` owns into `local`, some rows of chunks at a time."""
+def read_panels(dataset: Any, part: Part) -> None:
+    """Copy the elements that the rank owns, some rows of chunks at a time."""
+    _, header, desc, rank, local, report = part
     rows, columns = (x + first for x, first in zip(global_indices(desc, rank), header.first, strict=True))
     first, stop = int(columns[0]), int(columns[-1]) + 1
     height = dataset.chunks[0] if dataset.chunks else 1

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 
 from pblas.errors import FileFormatError
-from pblas.matrices.complete_files import Header, reading
+from pblas.matrices.complete_files import Header, Part, reading
 from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
     import os
 
     from pblas.backends.dtypes import Array, Dtype
-    from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.progress import StageReport
 
 _FIELDS = {"real": np.dtype("float64"), "integer": np.dtype("float64"), "complex": np.dtype("complex128")}
 _PANEL_NBYTES = 4 << 20  # of text that is read at a time
@@ -47,15 +45,9 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return Header((int(sizes[0]), int(sizes[1])), _FIELDS[words[3]], "F", file.tell())
 
 
-def read_part(
-    path: str | os.PathLike[str],
-    header: Header,
-    desc: MatrixDescriptor,
-    rank: int,
-    local: Array,
-    report: StageReport = None,
-) -> None:
-    """Copy the elements that `rank` owns from a file into `local`; every rank reads the whole text."""
+def read_part(part: Part) -> None:
+    """Copy the elements that the rank owns from the file; every rank reads the whole text."""
+    path, header, desc, rank, local, report = part
     assert header.offset is not None, "the text follows the header"
     (m, n), done = header.shape, 0
     places = []

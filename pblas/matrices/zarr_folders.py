@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pblas.backends.dtypes import BFLOAT16, FLOAT8
 from pblas.errors import BackendError, DTypeError, FileFormatError
 from pblas.layouts import Grid, MatrixDescriptor
-from pblas.matrices.complete_files import Header
+from pblas.matrices.complete_files import Header, Part
 from pblas.matrices.hdf5 import read_panels
 
 if TYPE_CHECKING:
@@ -68,20 +68,13 @@ def read_header(path: str | os.PathLike[str], name: str | None) -> Header:
     return Header(shape, dtype, "C", None, name or "/")
 
 
-def read_part(
-    path: str | os.PathLike[str],
-    header: Header,
-    desc: MatrixDescriptor,
-    rank: int,
-    local: Array,
-    report: StageReport = None,
-) -> None:
-    """Copy the elements that `rank` owns into `local`; the arguments are those of `files.read_part`."""
+def read_part(part: Part) -> None:
+    """Copy the elements that the rank owns."""
     zarr = library()
-    if local.size:
-        with _translated(path, "cannot be read"):
-            array = zarr.open_array(os.fspath(path), mode="r", path=header.dataset.strip("/"))
-            read_panels(array, header, desc, rank, local, report)
+    if part.local.size:
+        with _translated(part.path, "cannot be read"):
+            array = zarr.open_array(os.fspath(part.path), mode="r", path=part.header.dataset.strip("/"))
+            read_panels(array, part)
 
 
 def layout(desc: MatrixDescriptor) -> MatrixDescriptor:

@@ -17,6 +17,7 @@ from pblas.backends.local_step import agreed
 from pblas.core.call import checked_call
 from pblas.core.checks import check_matrix, is_integer
 from pblas.core.linalg_errors import NotPositiveDefiniteError
+from pblas.epilogues import parse
 from pblas.factor import arguments
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
@@ -39,6 +40,7 @@ _DIVIDED = 0.5
 """Rate of a rank in products over all ranks, as a part of its rate in products of its own."""
 _MOST_DIVIDED = 64
 """The largest matrices of which so many are tried as divided."""
+_QUOTIENT = parse("x / s")
 
 
 def orthogonalize_many(
@@ -52,11 +54,11 @@ def orthogonalize_many(
     """**Collective.** A function of each of many matrices, such as the weights of a model.
 
     A matrix whose work is a small part of all goes to one rank and comes back, and ranks work on different matrices at
-    the same time. A large one is divided as by `newton_schulz`, `polar` or `inverse_root`. A rank
-    has at most one matrix of others at a time.
+    the same time. A large one is divided as by `newton_schulz`, `polar` or `inverse_root`. A rank has at most one whole
+    matrix at a time.
 
     Args:
-        matrices: a list of matrices of any shapes and layouts in one context; they are not changed (global).
+        matrices: a list of m x n matrices, of any m, n and layouts, in one context; they are not changed (global).
         function: "newton_schulz"; "polar", the factor U of `polar`; or "inverse_root", of Hermitian matrices; the last
             two on CPUs (global).
         steps: of `newton_schulz` (global).
@@ -69,6 +71,8 @@ def orthogonalize_many(
     Raises:
         ArgumentError: wrong arguments, or matrices of several contexts.
         BackendError, ConvergenceError, NotPositiveDefiniteError: as the function of one matrix.
+
+    Source: as that of the function; R. L. Graham, Bounds on multiprocessing timing anomalies, 1969, for the ranks.
 
     >>> import numpy as np, pblas
     >>> with pblas.Context() as ctx:
@@ -86,12 +90,11 @@ def orthogonalize_many(
     with checked_call(opname, _checked, named, named, *given) as (runtime, work):
         runtime.agree(opname, spelled({"steps": len(work.coefficients), **work._asdict()}) + described(**named))
         owners = deal(tuple(x.shape for x in parts), runtime.nprocs)
-        results: list[Any] = [None] * len(parts)
+        results: dict[int, DistMatrix] = {}
         for turn in turns(owners, runtime.nprocs):
-            _take_turn(opname, runtime, parts, results, turn, work)
-        for k in (k for k, owner in enumerate(owners) if owner < 0):
-            results[k] = work.divided(parts[k])
-        return results
+            results |= _take_turn(opname, runtime, parts, turn, work)
+        results |= {k: work.divided(parts[k]) for k, owner in enumerate(owners) if owner < 0}
+        return [results[k] for k in range(len(parts))]
 
 
 class _Work(NamedTuple):
@@ -211,9 +214,9 @@ def explained(shapes: Sequence[tuple[int, int]], nprocs: int) -> str:
 
 
 def _take_turn(
-    opname: str, runtime: Runtime, matrices: list[DistMatrix], results: list[Any], turn: dict[int, int], work: _Work
-) -> None:
-    """**Collective.** Each rank computes the function of its matrix."""
+    opname: str, runtime: Runtime, matrices: list[DistMatrix], turn: dict[int, int], work: _Work
+) -> dict[int, DistMatrix]:
+    """**Collective.** Each rank computes the function of its matrix; the results by the numbers of the matrices."""
     # X := the whole matrix, on its rank
     whole = {}
     for rank, k in turn.items():
@@ -231,8 +234,7 @@ def _take_turn(
         k, count = (wrong >> 32) - 1, wrong & 0xFFFFFFFF
         text = f"{opname}: matrix {k} is not positive definite: {count} eigenvalues are not positive beyond rounding"
         raise agreed(NotPositiveDefiniteError(f"{text}; add a multiple of the identity", count))
-    for k, x in whole.items():
-        results[k] = redistributed(opname, x, matrices[k].desc.without_lld, is_temporary=True)
+    return {k: redistributed(opname, x, matrices[k].desc.without_lld, is_temporary=True) for k, x in whole.items()}
 
 
 def _iterate_alone(arrays: Device, x: Array, weights: list[tuple[float, ...]]) -> None:
@@ -241,11 +243,13 @@ def _iterate_alone(arrays: Device, x: Array, weights: list[tuple[float, ...]]) -
     Products of 16 bits are added in 32, and rounded for the next product.
     """
     dtype, total = x.dtype, accumulator_dtype(x.dtype)
+    # X := X / max |x_ij|, so that squares neither overflow nor vanish, then X := X / norm(X)
     largest = float(arrays.reduce("abs_max", x, None, "F", total)[0])
     if not largest:
         return
-    arrays.scale(1 / largest, x)
-    arrays.scale(1 / sqrt(abs(arrays.dot(x, x, "F", total, conj=True)[0])), x)
+    arrays.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, x)
+    size = sqrt(abs(arrays.dot(x, x, "F", total, conj=True)[0]))
+    arrays.evaluate(_QUOTIENT, {"x": x, "s": size}, total, x)
     x = x if x.shape[0] <= x.shape[1] else x.T
     m, n = x.shape
 

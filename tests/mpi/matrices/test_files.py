@@ -29,6 +29,7 @@ from pblas import (
     PblasError,
 )
 from pblas.matrices import files
+from pblas.matrices.complete_files import Part
 from pblas.runtime.runtime import checked_dtype
 from tests.common.gauge import NAMES
 from tests.common.ranks import (
@@ -453,7 +454,7 @@ def test_a_rank_touches_its_own_part_of_the_file_only(ctx: Context, folder: Path
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     part = np.empty((n, 128), order="F")
     first = MatrixDescriptor(n, wide, n, 128, Grid.row(wide // 128))  # as one of many ranks
-    files.read_part(path, header, first, COMM.rank, part)
+    files.read_part(Part(path, header, first, COMM.rank, part))
     assert np.all(part == 3.0)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident
     assert grown < 1 << 16, f"{grown} KiB more for a part of 64 KiB"

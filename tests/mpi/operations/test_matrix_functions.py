@@ -90,6 +90,21 @@ def test_newton_schulz(ctx: pblas.Context, name: str) -> None:
         assert np.abs(gram - np.eye(len(gram))).max(initial=0) <= 40 * eps
 
 
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("float16", 1e-6), ("bfloat16", 1e-30), ("float64", 1e-310), ("float64", 1e200), ("float64", np.inf)],
+)
+def test_many_are_iterated_as_one_is(ctx: pblas.Context, name: str, size: float) -> None:
+    """Each of as many matrices as ranks, twice, is whole on one rank; elements may be subnormal, or no numbers."""
+    X = ctx.from_global((general(6, 6, dtype_of("float64"), 3) * size).astype(dtype_of(name)))
+    with np.errstate(all="ignore"):
+        one = collected(linalg.newton_schulz(X)).astype("float64")
+        many = [collected(y).astype("float64") for y in linalg.orthogonalize_many([X] * (2 * ctx.nprocs))]
+    eps = 2.0**-8 if name == "bfloat16" else float(np.finfo(dtype_of(name)).eps)
+    for y in many:
+        np.testing.assert_allclose(y, one, rtol=0, atol=40 * eps)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", [0, 1, 3, 9])
 def test_functions(ctx: pblas.Context, n: int, name: str) -> None:
