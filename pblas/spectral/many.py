@@ -39,7 +39,7 @@ ManyFunction = Literal["newton_schulz", "polar", "inverse_root"]
 _DIVIDED = 0.5
 """Rate of a rank in products over all ranks, as a part of its rate in products of its own."""
 _MOST_DIVIDED = 64
-"""The largest matrices of which so many are tried as divided."""
+"""The most matrices that are divided: the largest ones."""
 _QUOTIENT = parse("x / s")
 
 
