@@ -17,7 +17,7 @@ arrays are allowed everywhere but in reductions.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -119,20 +119,29 @@ class Memory(Protocol):
 
     @traced("copy", "place", "x")
     def place(
-        self, x: Array, z: Array, rows: Array | None = None, columns: Array | None = None, *, conj: bool = False
+        self,
+        x: Array,
+        z: Array,
+        rows: Array | None = None,
+        columns: Array | None = None,
+        *,
+        of: Sequence[Array] | None = None,
+        conj: bool = False,
     ) -> None:
         """Z[rows, columns] := X, or conj(X), of Z's dtype, in the device's memory or in the host's, of any strides.
 
-        The row and column numbers are in host memory, and each occurs once; None stands for all.
+        The row and column numbers are in host memory, and each occurs once; None stands for all. Instead of all of X,
+        which is in the device's memory then, Z gets its rows and columns `of`.
         """
 
     @traced("copy", "select", "x")
-    def select(self, x: Array, flags: Array) -> tuple[Array, Array, Array]:
-        """The rows and columns where flags are not 0, in any order, and the elements of X there, in host memory.
+    def select(self, x: Array, flags: Array, *, with_places: bool) -> tuple[tuple[Array, Array] | None, Array]:
+        """The rows and columns where flags are not 0, by rows, and the elements of X there, in host memory.
 
         Args:
             x: m x n, any strides (local).
             flags: m x n, of any dtype, in the device's memory or in the host's (local).
+            with_places: whether rows and columns are needed; otherwise they are None (global).
         """
 
     @traced("copy", "fill elements", "rows")

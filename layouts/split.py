@@ -148,8 +148,10 @@ class Split:
         [0, 1, 0, 1, 2, 3]
         """
         checked_index("local_from_global", "g", g, self.n)
+        if self.nprocs == 1 or self.src == -1:
+            return g
         index: Any = g
-        local: I = indxg2l(index, self.nb, 1 if self.src == -1 else self.nprocs, self.inb)
+        local: I = indxg2l(index, self.nb, self.nprocs, self.inb)
         return local
 
     def global_from_local(self, l: I, p: int) -> I:

@@ -16,7 +16,7 @@ from pblas.backends.dtypes import Array, Dtype, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
@@ -122,15 +122,24 @@ class HostArrays(Device):
         return picked.T if is_turned else picked
 
     def place(
-        self, x: Array, z: Array, rows: Array | None = None, columns: Array | None = None, *, conj: bool = False
+        self,
+        x: Array,
+        z: Array,
+        rows: Array | None = None,
+        columns: Array | None = None,
+        *,
+        of: Sequence[Array] | None = None,
+        conj: bool = False,
     ) -> None:
+        if of is not None:
+            x = self.pick(x, *of)
         if abs(z.strides[0]) < abs(z.strides[1]):
             x, z, rows, columns = x.T, z.T, columns, rows
         z[... if rows is None or columns is None else _box(rows, columns)] = np.conj(x) if conj else x
 
-    def select(self, x: Array, flags: Array) -> tuple[Array, Array, Array]:
+    def select(self, x: Array, flags: Array, *, with_places: bool) -> tuple[tuple[Array, Array] | None, Array]:
         i, j = np.nonzero(flags)
-        return i, j, x[i, j]
+        return (i, j), x[i, j]
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         x[rows, columns] = value

@@ -31,7 +31,7 @@ from pblas.backends.push_engine import EXACT, GemmModes
 from pblas.epilogues import Name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
@@ -77,7 +77,7 @@ class DeviceArrays(Device):
 
     def __init__(self) -> None:
         self.device: int = int(runtime.getDevice())
-        self._loaded: tuple[StridedCopy, Gemm] | None = None
+        self._loaded: Gemm | None = None
         self._side = cupy.cuda.Stream(non_blocking=True, priority=_PRIORITY)
         self._main = cupy.cuda.Stream(non_blocking=True)
         self.stream: int = int(self._main.ptr)
@@ -89,11 +89,10 @@ class DeviceArrays(Device):
         self._pending: int | None = None  # the stream that last got work by `hand_over`, which may still run
         self._bands: dict[int, TwoStage] = {}
 
-    @property
+    @cached_property
     def strided_copy(self) -> StridedCopy:
         """The kernels that move elements."""
-        assert self._loaded is not None, "an execution has begun"
-        return self._loaded[0]
+        return StridedCopy()
 
     @cached_property
     def pointwise(self) -> Pointwise:
@@ -103,7 +102,7 @@ class DeviceArrays(Device):
     @property
     def _gemm(self) -> Gemm:
         assert self._loaded is not None, "an execution has begun"
-        return self._loaded[1]
+        return self._loaded
 
     @cached_property
     def _lapack(self) -> Lapack:
@@ -275,18 +274,31 @@ class DeviceArrays(Device):
         return transfer.on_host(transfer.words(x)[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
 
     def pick(self, x: Array, rows: Array, columns: Array) -> Array:
-        shape = rows.size, columns.size
         memory = self.empty(rows.size * columns.size * x.dtype.itemsize)
-        z = self.array(memory, shape, x.dtype, "F" if _by_columns(x) else "C")
-        self._copy_places(shape, self._places(x, rows, columns), StridedRegion.of(z), z.dtype, conj=False)
+        z = self.array(memory, (rows.size, columns.size), x.dtype, "F" if _by_columns(x) else "C")
+        self.place(x, z, of=(rows, columns))
         return z
 
     def place(
-        self, x: Array, z: Array, rows: Array | None = None, columns: Array | None = None, *, conj: bool = False
+        self,
+        x: Array,
+        z: Array,
+        rows: Array | None = None,
+        columns: Array | None = None,
+        *,
+        of: Sequence[Array] | None = None,
+        conj: bool = False,
     ) -> None:
         if isinstance(x, np.ndarray):
             x = self._uploaded(x)
-        self._copy_places(x.shape, StridedRegion.of(x), self._places(z, rows, columns), z.dtype, conj=conj)
+        shape: Any = x.shape if of is None else tuple(numbers.size for numbers in of)
+        source, target = self._places(x, *(of or ())), self._places(z, rows, columns)
+        if conj and z.dtype.kind == "c":
+            self.strided_copy.combine(self.stream, (z.dtype, z.dtype), shape, source, target, 1, 0, conj=True)
+        elif source.by_columns == target.by_columns or 0 in (source.down, source.across):
+            reductions.copy_places(self.stream, shape, source, target, z.dtype)
+        else:  # tiles are turned in shared memory
+            self.strided_copy.copy(self.stream, z.dtype, shape, source, target)
 
     def _uploaded(self, host: Array) -> Array:
         """The elements of a host array in GPU memory, where those that are repeated are stored once."""
@@ -300,7 +312,7 @@ class DeviceArrays(Device):
         x: Array = transfer.new_array(host.shape, host.dtype, tight.data, tuple(strides))
         return x
 
-    def _places(self, x: GpuArray, rows: Array | None, columns: Array | None) -> StridedRegion:
+    def _places(self, x: GpuArray, rows: Array | None = None, columns: Array | None = None) -> StridedRegion:
         """The positions of some rows and columns of X; lists of numbers without a distance are copied to the GPU."""
         address, steps, lists = int(x.data.ptr), [1, 1], [0, 0]
         for axis, (stride, places) in enumerate(zip(x.strides, (rows, columns), strict=True)):
@@ -317,18 +329,7 @@ class DeviceArrays(Device):
                 steps[axis] *= step
         return StridedRegion(address, *steps, *lists)
 
-    def _copy_places(
-        self, shape: tuple[int, ...], x: StridedRegion, z: StridedRegion, dtype: Dtype, *, conj: bool
-    ) -> None:
-        size: Any = shape
-        if conj and dtype.kind == "c":
-            self.strided_copy.combine(self.stream, (dtype, dtype), size, x, z, 1, 0, conj=True)
-        elif x.by_columns == z.by_columns or 0 in (x.down, x.across):
-            reductions.copy_places(self.stream, size, x, z, dtype)
-        else:  # tiles are turned in shared memory
-            self.strided_copy.copy(self.stream, dtype, size, x, z)
-
-    def select(self, x: Array, flags: Array) -> tuple[Array, Array, Array]:
+    def select(self, x: Array, flags: Array, *, with_places: bool) -> tuple[tuple[Array, Array] | None, Array]:
         if not isinstance(flags, cupy.ndarray):
             bits: Any = transfer.on_gpu(flags != 0)
         elif flags.dtype in FLOAT8 or flags.dtype == BFLOAT16:  # which CuPy does not compare
@@ -337,7 +338,8 @@ class DeviceArrays(Device):
             bits = flags != 0
         i, j = map(cupy.ascontiguousarray, cupy.nonzero(cupy.ascontiguousarray(bits)))
         values = transfer.words(x)[i, j]
-        return transfer.on_host(i), transfer.on_host(j), transfer.on_host(values).view(x.dtype)
+        places = (transfer.on_host(i), transfer.on_host(j)) if with_places else None
+        return places, transfer.on_host(values).view(x.dtype)
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         self.synchronize()
@@ -674,7 +676,8 @@ class DeviceArrays(Device):
             self._kept.clear()
             runtime.streamSynchronize(caller_stream)
             if self._loaded is None:
-                self._loaded = StridedCopy(), Gemm(lanes=("main", "side"))
+                assert self.strided_copy is not None, "it is loaded here too, where an error is agreed on"
+                self._loaded = Gemm(lanes=("main", "side"))
                 self._gemm.load()
         except errors.PblasError:
             raise
@@ -683,6 +686,7 @@ class DeviceArrays(Device):
 
     def hand_over(self) -> None:
         runtime.eventRecord(self._handed.ptr, self.stream)
+        self._kept.clear()  # later work that takes this memory is on this stream, or waits for it
         self._pending, self.stream = self.stream, self._main.ptr
 
     def settle(self, stream: int) -> None:

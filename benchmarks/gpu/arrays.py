@@ -1,10 +1,12 @@
-"""How fast are calls of arrays on one GPU, compared with CuPy's and cuBLAS' on the same elements?
+"""How fast are calls of arrays on one GPU, compared with CuPy's and cuBLAS' on the same elements, and on several?
 
-python -m benchmarks.gpu.arrays [--sizes 8192,8] [--dtypes float64,float32] [--only sum,eye] [--json FILE]
+[mpiexec -n P] python -m benchmarks.gpu.arrays [--sizes 8192,8] [--dtypes float64,float32] [--only sum,eye]
+[--json FILE]
 
 Matrices are n x n. A row is one public call that returns a new result, beside a call of CuPy that gives the same, on
 elements in C order. The two run in rounds of rotated order, each from an idle GPU until it is idle again. Level 2 is
-compared with cuBLAS, `to_global` and `from_global` with a copy between the GPU and page-locked memory.
+compared with cuBLAS, `to_global` and `from_global` with a copy between the GPU and page-locked memory. On several ranks
+there are no peers: a time is that of the slowest rank, for the speedup over one.
 """
 
 from __future__ import annotations
@@ -148,15 +150,20 @@ def main() -> None:
                 for name, (ours, peers) in cases(ctx, n, dtype).items():
                     if not any(word in name for word in words):
                         continue
-                    columns = {"pblas": partial(together, ours, wait), "peer": partial(together, peers, wait)}
+                    columns = {"pblas": partial(together, ours, wait)}
+                    if ctx.nprocs == 1:
+                        columns["peer"] = partial(together, peers, wait)
                     medians = {k: statistics.median(v) for k, v in rounds(columns, arguments.repeats).items()}
-                    ratio = medians["pblas"] / medians["peer"]
                     rows.append({"n": n, "dtype": dtype, "call": name} | {k: 1e6 * v for k, v in medians.items()})
-                    microseconds = [f"{1e6 * seconds:.0f}" for seconds in medians.values()]
-                    table.add_row(str(n), dtype, name, *microseconds, f"{ratio:.2f}")
+                    texts = [f"{1e6 * seconds:.0f}" for seconds in medians.values()]
+                    texts += [f"{medians['pblas'] / medians['peer']:.2f}"] if ctx.nprocs == 1 else []
+                    table.add_row(str(n), dtype, name, *texts)
+        if ctx.rank:
+            return
+        nprocs = ctx.nprocs
     Console(width=100).print(table)
     if arguments.json is not None:
-        results_file.write(arguments.json, about(device_name(), 1) | {"rows": rows})
+        results_file.write(arguments.json, about(device_name(), nprocs) | {"rows": rows})
 
 
 if __name__ == "__main__":

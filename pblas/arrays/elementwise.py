@@ -88,8 +88,7 @@ class Elementwise(Operation[DistMatrix]):
     def is_local(self) -> bool:
         return not self.analysis.moved
 
-    @property
-    def in_order(self) -> bool:
+    def in_order(self, executor: Any) -> bool:
         return self.is_local
 
     @property
@@ -105,10 +104,12 @@ class Elementwise(Operation[DistMatrix]):
 
     def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
         values = local_values(opname, runtime, bound.reads, self.analysis, bound.out)
+        if not self.analysis.moved:
+            return bound._replace(local=(values, ()))
         matrices = [bound.reads[name] for name in self.analysis.moved]
         sources = [(x.stored(opname), x.conjugated) for x in matrices]
         fact = 0
-        if sources and bound.out is not None:
+        if bound.out is not None:
             memory_of = runtime.backend.memory_of
             out = memory_of(bound.out.stored(opname))
             fact = int(any(shares_memory(memory_of(x), out) for x, _ in sources))
@@ -118,7 +119,8 @@ class Elementwise(Operation[DistMatrix]):
         self, opname: str, runtime: Runtime, executor: RunElementwise, bound: Bound[DistMatrix], result: DistMatrix
     ) -> ElementwiseOperands:
         values, sources = bound.local
-        executor.reserve(self.analysis.tree, values, None if bound.out is None else bound.out.stored(opname))
+        if sources:
+            executor.reserve(self.analysis.tree, values, None if bound.out is None else bound.out.stored(opname))
         return ElementwiseOperands(self.analysis.tree, values, sources, result.stored(opname))
 
 

@@ -40,7 +40,10 @@ def checked_operands(
     opname: str, expression: object, operands: Mapping[str, object], runtime: Runtime | None
 ) -> dict[str, object]:
     """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local)."""
-    _check_names(opname, expression, operands)
+    if not isinstance(expression, str):
+        kind = type(expression).__name__
+        raise errors.ArgumentError(f"{opname}: the expression must be a string, as 'x * s + y', got {kind}")
+    _check_names(opname, expression, tuple(operands))
     checked = {name: _checked_operand(opname, name, z, runtime) for name, z in operands.items()}
     if runtime is not None:
         runtime.backend.arrays.check_operands(opname, len(operands))
@@ -217,17 +220,10 @@ def _parsed(opname: str, expression: str) -> Node:
 
 
 @lru_cache(maxsize=256)
-def _names(opname: str, expression: str) -> tuple[str, ...]:
-    """The names in an expression, each once."""
-    return tuple(dict.fromkeys(node.name for node in nodes(_parsed(opname, expression)) if isinstance(node, Name)))
-
-
-def _check_names(opname: str, expression: object, operands: Mapping[str, object]) -> None:
+def _check_names(opname: str, expression: str, operands: tuple[str, ...]) -> None:
     """Raise ArgumentError if the names in an expression are not those of the operands."""
-    if not isinstance(expression, str):
-        kind = type(expression).__name__
-        raise errors.ArgumentError(f"{opname}: the expression must be a string, as 'x * s + y', got {kind}")
-    used = _names(opname, expression)
+    tree = _parsed(opname, expression)
+    used = dict.fromkeys(node.name for node in nodes(tree) if isinstance(node, Name))
     for name in used:
         if name in _OPTIONS or name in FUNCTIONS or name in PARTS:
             raise errors.ArgumentError(f"{opname}: {name} cannot be the name of an operand; give it another name")

@@ -52,7 +52,7 @@ class RunElementwise:
 
     def reserve(self, tree: Node, values: Mapping[str, object], out: Array | None) -> None:
         """Allocate memory for the redistributed operands that `run` does not put into the result (local)."""
-        if not self._moved or (out is not None and self._combining(tree, values, out) is not None):
+        if out is not None and self._combining(tree, values, out) is not None:
             return
         first = self._in_result(values, out)
         for number, (operand, dtype) in enumerate(zip(self._moved, self._dtypes, strict=True)):

@@ -12,7 +12,7 @@ from pblas.arrays.elementwise import Elementwise
 from pblas.arrays.elementwise_arguments import is_number
 from pblas.arrays.reductions import described
 from pblas.core.call import call, step
-from pblas.core.checks import check_context, check_writable
+from pblas.core.checks import check_context, check_writable, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor, resized
 from pblas.matrices.indexing import Lists, is_listed, lists, selection
 from pblas.matrices.matrix import DistMatrix
@@ -24,6 +24,7 @@ from pblas.runtime.runtime import Runtime
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Order, Vector
     from pblas.core.operation import Bound
+    from pblas.layouts.split import Split
 
 _TAG = 1012
 _READ = "DistMatrix[...]"
@@ -74,10 +75,13 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
         if elements.size and holds_first_copy(a.desc, runtime.rank):
             flags = mask.stored(_READ) if is_matrix else part_of(mask, a.desc, runtime.rank)
             arrays.begin()
-            i_loc, j_loc, values = arrays.select(elements, flags)
-            rows, columns = global_indices(a.desc, runtime.rank)
-            places = rows[i_loc] * a.shape[1] + columns[j_loc]
+            local, values = arrays.select(elements, flags, with_places=runtime.nprocs > 1)
+            if local is not None:
+                rows, columns = global_indices(a.desc, runtime.rank)
+                places = rows[local[0]] * a.shape[1] + columns[local[1]]
     runtime.agree(f"{_READ}: the elements of each rank", "")
+    if runtime.nprocs == 1:
+        return np.conj(values) if a.conjugated else values
     counts = runtime.gathered(places.size)
     with runtime.local_step(_READ):
         gathered = [np.empty(sum(counts), x.dtype) for x in (places, values)]
@@ -85,7 +89,7 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
     for x, out in zip((places, values), gathered, strict=True):
         runtime.backend.wait(runtime.backend.plain_channel.all_gather(x, out, counts).done, f"{_READ}: elements")
     all_places, all_values = gathered
-    is_sorted = bool((all_places[1:] > all_places[:-1]).all())  # as on one rank
+    is_sorted = bool((all_places[1:] > all_places[:-1]).all())  # as of blocks of rows
     result = all_values if is_sorted else all_values[np.argsort(all_places)]
     return np.conj(result) if a.conjugated else result
 
@@ -132,8 +136,11 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
         _copy(_WRITE, value, last, a, once)
         return
     elements = _elements(checked, a, chosen.text, chosen.shape)
-    (rows, i_loc), (columns, j_loc) = _held(a, once, runtime.rank)
-    _place(runtime, _at(elements, last.rows[rows], last.columns[columns]), a, i_loc, j_loc)
+    splits, coordinates = (a.desc.rows, a.desc.columns), a.desc.grid.coordinates(runtime.rank)
+    held = [np.flatnonzero(_held(*places)) for places in zip(splits, once, coordinates, strict=True)]
+    part = _at(elements, *(chosen[i] for chosen, i in zip(last, held, strict=True)))
+    i_loc, j_loc = (split.local_from_global(z[i]) for split, z, i in zip(splits, once, held, strict=True))
+    _place(runtime, part, a, i_loc, j_loc)
 
 
 def _at(x: Array, rows: Array, columns: Array) -> Array:
@@ -200,39 +207,42 @@ def _last(indices: Array) -> Array:
     return indices.size - 1 - np.unique(indices[::-1], return_index=True)[1]
 
 
-def _held(a: DistMatrix, chosen: Lists, rank: int, *, first_copy: bool = False) -> list[tuple[Array, Array]]:
-    """For rows and columns: the positions in `chosen` whose elements a rank holds, and their local indices (local).
-
-    Of elements that several ranks hold, `first_copy` counts those of the first of the ranks only.
-    """
-    held = []
-    for split, indices, p in zip((a.desc.rows, a.desc.columns), chosen, a.desc.grid.coordinates(rank), strict=True):
-        owner = p if split.is_replicated and p >= 0 and not first_copy else split.owner(indices)
-        positions = np.flatnonzero(np.broadcast_to(owner == p, indices.shape))
-        held.append((positions, split.local_from_global(indices[positions])))
-    return held
+def _held(split: Split, indices: Array, p: int, *, first_copy: bool = False) -> Array:
+    """Which of some indices process coordinate p holds; of copies, `first_copy` counts the first only (local)."""
+    if split.is_replicated and not first_copy:
+        owner: Any = max(p, 0)
+    else:
+        owner = 0 if split.is_whole else split.owner(indices)
+    return np.broadcast_to(owner == p, indices.shape)
 
 
 def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Lists) -> None:
     """**Collective.** out[target] := a[source]: each rank sends its elements to the ranks that store them."""
     runtime, backend = a.runtime, a.runtime.backend
     with runtime.local_step(opname):
-        held = [_held(a, source, peer, first_copy=True) for peer in range(runtime.nprocs)]
-        stored = [_held(out, target, peer) for peer in range(runtime.nprocs)]
+        axes = [(a.desc.rows, out.desc.rows), (a.desc.columns, out.desc.columns)]
 
-        def common(sender: int, receiver: int, of: int) -> tuple[Array, Array]:
-            """Local rows and columns at the sender (of=0) or the receiver (of=1) of the elements between them."""
-            pairs = zip(held[sender], stored[receiver], strict=True)
-            found = [np.intersect1d(x, y, assume_unique=True, return_indices=True)[1 + of] for (x, _), (y, _) in pairs]
-            (_, i_loc), (_, j_loc) = stored[receiver] if of else held[sender]
-            return i_loc[found[0]], j_loc[found[1]]
+        def common(sender: int, receiver: int) -> tuple[list[Array], list[Array]]:
+            """Local rows and columns, at the sender and at the receiver, of the elements between them."""
+            coordinates = zip(a.desc.grid.coordinates(sender), out.desc.grid.coordinates(receiver), strict=True)
+            there: list[Array] = []
+            here: list[Array] = []
+            for (x, z), i, k, (p, q) in zip(axes, source, target, coordinates, strict=True):
+                both = np.flatnonzero(_held(x, i, p, first_copy=True) & _held(z, k, q))
+                there.append(x.local_from_global(i[both]))
+                here.append(z.local_from_global(k[both]))
+            return there, here
 
-        rank, ranks, arrays, part = runtime.rank, range(runtime.nprocs), backend.arrays, a.stored(opname)
+        rank, ranks, arrays = runtime.rank, range(runtime.nprocs), backend.arrays
+        part, result = a.stored(opname), out.stored(opname)
         arrays.begin()
-        picked = [arrays.pick(part, *common(rank, peer, 0)) for peer in ranks]
+        own = common(rank, rank)
+        read = [own[0] if peer == rank else common(rank, peer)[0] for peer in ranks]
+        written = [own[1] if peer == rank else common(peer, rank)[1] for peer in ranks]
+        is_apart = not shares_memory(backend.memory_of(part), backend.memory_of(result))
+        picked = [part if peer == rank and is_apart else arrays.pick(part, *read[peer]) for peer in ranks]
         packed = [x if peer == rank else _flat(backend.reading(x), a.desc.order) for peer, x in enumerate(picked)]
-        places = [common(peer, rank, 1) for peer in ranks]
-        counts = [rows.size * columns.size for rows, columns in places]
+        counts = [rows.size * columns.size for rows, columns in written]
         blocks = [picked[peer] if peer == rank else np.empty(counts[peer], a.dtype) for peer in ranks]
     runtime.agree(f"{opname}: memory", "")
     channel, peers = backend.plain_channel, [(rank + turn) % len(ranks) for turn in range(1, len(ranks))]
@@ -240,11 +250,13 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
     transfers += [channel.send(packed[peer][:, None], peer, _TAG) for peer in peers if packed[peer].size]
     for transfer in transfers:
         backend.wait(transfer.done, f"{opname}: elements")
-    for peer, (rows, columns) in enumerate(places):
-        x = blocks[peer]
+    for peer, (rows, columns) in enumerate(written):
+        x, of = blocks[peer], None
         if peer != rank:
             x = x.reshape((rows.size, columns.size), order=a.desc.order)
-        arrays.place(x, out.stored(opname), rows, columns, conj=a.conjugated != out.conjugated)
+        elif is_apart:
+            of = read[rank]
+        arrays.place(x, result, rows, columns, of=of, conj=a.conjugated != out.conjugated)
     arrays.synchronize()
 
 

@@ -25,11 +25,11 @@ Bind = Callable[Concatenate[str, Runtime, P], "Bound[ResultT]"]
 
 def runtime_of(opname: str, matrices: Mapping[str, object]) -> Runtime:
     """The runtime of the first matrix; without any, an error that all ranks of the open context raise."""
-    runtime = next((x.runtime for x in matrices.values() if isinstance(x, DistMatrix)), None)
-    if runtime is None:
-        name, x = next(iter(matrices.items()))
-        fail_without_context(opname, not_a_matrix(opname, name.lower(), x))
-    return runtime
+    for x in matrices.values():
+        if isinstance(x, DistMatrix):
+            return x.runtime
+    name, x = next(iter(matrices.items()))
+    return fail_without_context(opname, not_a_matrix(opname, name.lower(), x))
 
 
 def call(

@@ -137,18 +137,17 @@ class Operation(ABC, Generic[ResultT]):
         return False
 
     @property
-    def in_order(self) -> bool:
-        """Whether the executor's work needs nothing but the caller's stream, on which it may run after the call."""
-        return False
-
-    @property
     def closes(self) -> bool:
         """Whether `finish` writes to memory that peers read, so that a step too ends with an agreement."""
         return False
 
+    def in_order(self, executor: Any) -> bool:
+        """Whether the executor's work needs no peer and no stream but the caller's, where it may run after the call."""
+        return False
+
     def begin(self, arrays: Any, bound: Bound[ResultT]) -> None:
-        """Begin an execution on this rank's arrays (local)."""
-        arrays.begin(in_order=self.in_order)
+        """Begin an execution that is not `in_order` on this rank's arrays (local)."""
+        arrays.begin()
 
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         """Write the elements of a new result that the executor leaves out (local)."""

@@ -179,6 +179,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
     # Whether the executor uses shared memory, which the context may give up later; None: it must be made anew (global)
     _shared: bool | None = False
     _overlaps = False  # whether the executor computes while messages are under way (global)
+    _in_order = False  # whether an execution is work on the caller's stream alone (global)
     _read_since = -1  # the agreement after which peers began to read what this plan published last (global)
 
     def __init__(
@@ -225,6 +226,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if short:  # here, where no traceback holds the memory
             self._executor = self._new_executor(runtime)
         self._shared, self._overlaps = runtime.backend.shared, self.plan.overlaps_messages
+        self._in_order = runtime.backend.dry is None and self.operation.in_order(self._executor)
         log.planned(runtime.rank, self.noun, self.plan)
 
     def _new_executor(self, runtime: Runtime) -> Executor:
@@ -240,7 +242,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def free_buffers(self) -> None:
         """Free the memory that an idle plan does not need (local)."""
-        if self._executor is not None and not self.operation.keeps_workspace:
+        if self._executor is not None and not (self._in_order or self.operation.keeps_workspace):
             self._executor.free_buffers()
 
     # One execution
@@ -271,7 +273,9 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def begin(self, opname: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
-        if runtime.backend.dry is None:
+        if self._in_order:
+            runtime.backend.arrays.begin(in_order=True)
+        elif runtime.backend.dry is None:
             self.operation.begin(runtime.backend.arrays, bound)
         result: Any = bound.out
         if result is None and self._has_result:
@@ -281,7 +285,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if runtime.backend.dry is not None:
             return Begun(result, runtime, alone=False)
         x = self.operation.arrays(opname, runtime, self._executor, bound, result)
-        return Begun(result, x, self._executor.publish(x))
+        return Begun(result, x, alone=not self._in_order and self._executor.publish(x))
 
     def complete(
         self, opname: str, runtime: Runtime, bound: Bound[ResultT], begun: Begun, *, scratch: bool, closes: bool
@@ -292,16 +296,18 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         otherwise that of a later step serves, before this rank writes there.
         """
         backend, executor = runtime.backend, self._executor
+        if self._in_order:
+            assert begun.result is not None, "the value is a matrix"
+            executor.run(begun.x)
+            backend.arrays.hand_over()
+            return self.operation.finish(opname, runtime, executor, bound, begun.result)
         if scratch:
             self._stage(opname, runtime)
         elif executor.prepare(scratch=False):
             backend.agree(f"{opname}: staged")
         with backend.progressing() if self._overlaps else nullcontext():
             value = executor.run(begun.x)
-            if self.operation.in_order:
-                backend.arrays.hand_over()
-            else:
-                backend.arrays.synchronize()
+            backend.arrays.synchronize()
         if executor.peers_read and backend.shared and runtime.nprocs > 1:
             self._read_since = runtime.next_number()
             if not bound.is_temporary:

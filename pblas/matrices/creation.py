@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,7 +22,15 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import checked_array, compare_array
 from pblas.runtime.calls import collective
 from pblas.runtime.progress import Progress, ProgressTarget
-from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_order, is_one_of, shared_descriptor
+from pblas.runtime.runtime import (
+    Runtime,
+    check_root,
+    checked_dtype,
+    checked_order,
+    is_one_of,
+    name_of,
+    shared_descriptor,
+)
 
 if TYPE_CHECKING:
     import os
@@ -397,7 +406,7 @@ class Creation:
             desc = self._checked_desc(opname, desc)
             call_args = arguments()
             checked = checked_dtype(opname, dtype, is_argument=True, stored=True)
-        call_args |= {"desc": shared_descriptor(desc), "dtype": checked.name}
+        call_args |= {"desc": shared_descriptor(desc), "dtype": name_of(checked)}
         largest = self.runtime.agree(opname, call_args, maxima=(self.runtime.nelements(desc),))[0]
         return DistMatrix(desc, self._memory(opname, desc, checked, largest), self.runtime)
 
@@ -493,7 +502,8 @@ class Creation:
             raise errors.ArgumentError(f"{opname}: order is {order!r}, the descriptor has {desc.order!r}; leave it out")
         if isinstance(desc, tuple | list) and len(desc) == 2:
             m, n = desc
-            desc = MatrixDescriptor.default(m, n, self.runtime.nprocs, order=order or self.runtime.order or "F")
+            make = _known_layout if type(m) is type(n) is int else MatrixDescriptor.default
+            desc = make(m, n, self.runtime.nprocs, order=order or self.runtime.order or "F")
         if not isinstance(desc, MatrixDescriptor):
             got = repr(desc)[:60] if isinstance(desc, int | tuple | list) else type(desc).__name__
             raise errors.ArgumentError(
@@ -501,6 +511,10 @@ class Creation:
             )
         self.runtime.check_place(opname, desc, "the matrix")
         return desc
+
+
+_known_layout = lru_cache(64)(MatrixDescriptor.default)
+"""The default layouts of the last shapes."""
 
 
 def _chosen_part(opname: str, shape: tuple[int, int], rows: Any, columns: Any) -> indexing.Selection:

@@ -30,6 +30,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+_process = [os.getpid()]
+"""This process, as an object that its forks have not: they have one of their own."""
+
+
+def _note_fork() -> None:
+    global _process  # noqa: PLW0603 - a system call in each collective call would take longer
+    _process = [os.getpid()]
+
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
 class Calls:
     """The collective calls of one context."""
 
@@ -39,7 +51,7 @@ class Calls:
         self.read_since = -1  # the last agreement before peers began to read memory of this rank (global)
         self.called = ""  # the public call that is under way, or the last one (global)
         self.users = ""  # the call that calls a function of the user at the moment, if there is one (local)
-        self._pid = os.getpid()
+        self._process = _process
         self._thread = threading.RLock()  # held by the thread that is in a call
         self._depth = 0
         self._handler: Any = None
@@ -49,10 +61,10 @@ class Calls:
 
     def enter(self, opname: str) -> None:
         """Begin a call, perhaps inside another one (local)."""
-        if os.getpid() != self._pid:
+        if self._process is not _process:
             raise errors.ContextError(
-                f"{opname}: the context belongs to the process {self._pid}, and this is its fork {os.getpid()}: it "
-                f"would speak in the name of rank {self.backend.rank}; send arrays to that process instead"
+                f"{opname}: the context belongs to the process {self._process[0]}, and this is its fork {_process[0]}: "
+                f"it would speak in the name of rank {self.backend.rank}; send arrays to that process instead"
             )
         if not self._thread.acquire(blocking=False):
             raise errors.ContextError(

@@ -397,6 +397,9 @@ class MatrixVector(Operation[Any]):
         stage(runtime)
         return np.zeros(self.oriented.m, self.result_dtype) if self.result is None else None
 
+    def in_order(self, executor: RunMatrixVector) -> bool:
+        return executor.takes_whole
+
     def finish(self, opname: str, runtime: Runtime, executor: object, bound: Bound[Any], result: object) -> Any:
         return result.T if isinstance(result, DistMatrix) and self.target and self.target.is_row else result
 
@@ -407,12 +410,12 @@ class RunMatrixVector(Exchanging):
     def __init__(self, plan: MatrixVectorPlan, backend: HostRanks, operation: MatrixVector) -> None:
         self._plan, self._backend, self._operation = plan, backend, operation
         x, y, target = operation.x, operation.y, operation.target
-        self._takes_whole = _takes_whole(operation, plan, backend)
+        self.takes_whole: bool = _takes_whole(operation, plan, backend)
         column = None if target is None else target.column
         self._multiplies = operation.reads_x and plan.vector_length > 0 and plan.length > 0
         old = None if y is None or not operation.reads_y else y.column
         self._y_is_local = old is not None and column is not None and old.same_distribution(column)
-        if self._takes_whole:
+        if self.takes_whole:
             self._vectors = self._exchange = None
             return
         self._gathers_x = self._multiplies and x.column is not None
@@ -440,8 +443,6 @@ class RunMatrixVector(Exchanging):
         return LocalProduct(self._plan, self._backend.rank)
 
     def publish(self, x: _Operands) -> bool:
-        if self._takes_whole:
-            return False
         if self._vectors is not None:
             columns = [x.x] if self._multiplies and self._operation.x.column is not None else []
             if self._gathers_y:
@@ -458,7 +459,7 @@ class RunMatrixVector(Exchanging):
 
     def run(self, x: _Operands) -> Array | None:
         """**Collective.** The result as an array that all ranks have, or None: it is in the matrix of the result."""
-        if self._takes_whole:
+        if self.takes_whole:
             operation, put = self._operation, x.put
             assert isinstance(put, Scaling), "there are no absolute values"
             assert x.result is not None, "the result is a matrix"

@@ -223,6 +223,9 @@ class RankUpdate(Operation[DistMatrix]):
     def executor(self, plan: LocalPlan, backend: HostRanks) -> RunRankUpdate:
         return RunRankUpdate(plan, backend, self)
 
+    def in_order(self, executor: RunRankUpdate) -> bool:
+        return executor.takes_whole
+
     def arrays(
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> _Operands:
@@ -239,7 +242,7 @@ class RunRankUpdate(Exchanging):
         self._moved = [i for i, kind in enumerate(operation.vectors) if kind.column is not None and self._updates]
         kinds = [operation.vectors[i] for i in self._moved]
         conjugates = operation.dtype.kind == "c" and operation.name in ("gerc", "her", "her2")
-        self._takes_whole: bool = (
+        self.takes_whole: bool = (
             plan.nprocs == 1
             and self._updates
             and "update_whole" not in backend.arrays.traits.lacks
@@ -251,18 +254,18 @@ class RunRankUpdate(Exchanging):
         self._local = LocalUpdate(plan.a, operation.part, backend.rank)
 
     def publish(self, x: _Operands) -> bool:
-        if self._columns is not None and not self._takes_whole:
+        if self._columns is not None:
             self._columns.lay_out(x.runtime, x.opname, [x.vectors[i] for i in self._moved])
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        return self._columns is not None and not self._takes_whole and self._columns.stage()
+        return self._columns is not None and self._columns.stage()
 
     def run(self, x: _Operands) -> None:
         """**Collective.** Update this rank's elements."""
         if not self._updates:
             return
-        if self._takes_whole:
+        if self.takes_whole:
             name, first, last = self._operation.name, x.vectors[0], x.vectors[-1]
             uplo: Uplo = "U" if self._operation.part == "U" else "L"
             x.runtime.backend.arrays.update_whole(name, x.alpha, first, last, x.a, uplo=uplo)

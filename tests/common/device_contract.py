@@ -153,6 +153,10 @@ def pick(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     for rows, columns in some_places(m):
         picked = on.device.pick(on.put(host, order), rows, columns)
         same(on.get(picked), host[np.ix_(rows, columns)])
+        z, expected = on.put(np.zeros_like(host), ORDERS[m % 2]), np.zeros_like(host)
+        on.device.place(on.put(host, order), z, rows[::-1], columns, of=(rows, columns), conj=True)
+        expected[np.ix_(rows[::-1], columns)] = conjugated(host[np.ix_(rows, columns)], dtype.kind == "c")
+        same(on.get(z), expected)
 
 
 @case(*DTYPES, *FLOAT8)
@@ -178,10 +182,11 @@ def select(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     for kind in (np.dtype(bool), dtype):
         flags = np.where(chosen, 2, -0.0).astype(kind)
         for where in (flags, on.put(flags, ORDERS[m % 2])) if kind.kind != "b" else (flags,):
-            rows, columns, values = on.device.select(on.put(host, order), where)
-            found = sorted(zip(rows.tolist(), columns.tolist(), strict=True))
-            assert found == [(i, j) for i, j in np.argwhere(chosen).tolist()]
-            same(values, host[rows, columns])
+            places, values = on.device.select(on.put(host, order), where, with_places=True)
+            assert places is not None, "they are asked for"
+            assert np.array_equal(np.transpose(places), np.argwhere(chosen))
+            same(values, host[chosen])
+            same(on.device.select(on.put(host, order), where, with_places=False)[1], host[chosen])
 
 
 def some_places(m: int) -> list[tuple[Array, Array]]:
