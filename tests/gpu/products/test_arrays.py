@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pblas
+from pblas import blas
 from pblas.backends.cuda import arrays
 from tests.gpu.products.general import context
 from tests.gpu.products.products import Placed
@@ -120,10 +121,14 @@ class Counting:
 def test_a_chain_in_one_layout_waits_for_nothing(
     contexts: dict[str, pblas.Context], transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its calls follow each other on the caller's stream, and calls on another stream wait for them."""
+    """Its calls follow each other on the caller's stream, and calls on another stream wait for them.
+
+    On one rank products of a matrix with a vector are such calls, and updates by vectors.
+    """
     ctx = contexts[transport]
     A, B = (ctx.random((300, 40), seed=seed) for seed in (1, 2))
-    a, b = A.to_global(None), B.to_global(None)
+    a, b, v = A.to_global(None), B.to_global(None), ctx.random((40, 1), seed=3)
+    y = blas.gemv(A, v)
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     for _ in range(3):
         counting = Counting(cupy.cuda.runtime)
@@ -131,10 +136,16 @@ def test_a_chain_in_one_layout_waits_for_nothing(
             C = abs(2 * (A + B) - A)
             patch.setattr(arrays, "runtime", counting)
             C = abs(2 * (C - B) + A)
+            if ctx.nprocs == 1:
+                blas.gemv(C, v, y, beta=2.0, out=y)
+                blas.ger(y, v, C)
         assert counting.waits == 0
         with streams[1]:
             D = C + C
             total = D.sum()
-        expected = 2 * abs(2 * (abs(2 * (a + b) - a) - b) + a)
-        assert np.array_equal(D.to_global(None), expected)
+        c = abs(2 * (abs(2 * (a + b) - a) - b) + a)
+        if ctx.nprocs == 1:
+            c = c + y.to_global(None) @ v.to_global(None).T
+        expected = 2 * c
+        assert np.allclose(D.to_global(None), expected, rtol=1e-14, atol=1e-13)
         assert np.isclose(total, expected.sum())
