@@ -34,7 +34,7 @@ from pblas.runtime.runtime import (
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import DTypeLike
 
@@ -543,17 +543,25 @@ def _fill(backend: HostRanks, local: Array, desc: MatrixDescriptor, entries: Any
         for index, copy in zip(indices, on_gpu, strict=True):
             backend.copy(index, copy)
         with suppress(Exception):  # a function of NumPy's arrays, or one that fails below too
-            _fill_panels(local, on_gpu[0], on_gpu[1], entries, _GPU_PANEL)
+            for panel, values in _panels(local, on_gpu[0], on_gpu[1], entries, _GPU_PANEL):
+                if backend.is_here(values):  # by rows, where the panel may be by columns
+                    x = np.broadcast_to(values.astype(panel.dtype, copy=False), panel.shape)
+                    backend.arrays.begin()
+                    backend.arrays.place(x, panel)
+                    backend.arrays.synchronize()
+                else:
+                    panel[...] = values
             return
     with backend.writing(local) as host:
-        _fill_panels(host, *indices, entries, _PANEL)
+        for panel, values in _panels(host, *indices, entries, _PANEL):
+            panel[...] = values
 
 
-def _fill_panels(local: Array, i: Array, j: Array, entries: Any, nelements: int) -> None:
-    """local := entries(i, j), a few columns at a time so that temporaries stay small."""
+def _panels(local: Array, i: Array, j: Array, entries: Any, nelements: int) -> Iterator[tuple[Array, Array]]:
+    """Parts of `local` of a few columns, so that temporaries stay small, and entries(i, j) for each."""
     width = max(1, nelements // len(i))
     for start in range(0, len(j), width):
-        local[:, start : start + width] = entries(i[:, None], j[None, start : start + width])
+        yield local[:, start : start + width], entries(i[:, None], j[None, start : start + width])
 
 
 def _try(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:
