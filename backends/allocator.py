@@ -195,7 +195,8 @@ class Blocks(ABC, Generic[W, B]):
             common ^= lowest
 
     def _first_slot(self, turn: int) -> int:
-        return self._nbits * (turn % (max(self._blocks, default=0) // self._nbits + 1))
+        nslots = len(self._blocks) + len(self._free_slots)
+        return 0 if nslots <= self._nbits else self._nbits * (turn % -(-nslots // self._nbits))
 
     def _free(self, slot: int) -> None:
         """Free the memory of a block that all ranks have dropped (global)."""

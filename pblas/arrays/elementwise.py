@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from pblas import errors
-from pblas.arrays.elementwise_arguments import Analysis, Kind, analysed, checked_operands, is_number, local_values
+from pblas.arrays.elementwise_arguments import Analysis, Kind, analysed, checked_operands, local_values
 from pblas.arrays.elementwise_plan import ElementwisePlan
 from pblas.arrays.elementwise_run import ElementwiseOperands, RunElementwise
 from pblas.core.call import call, is_of_descriptors, planned, planned_without_context
@@ -61,7 +61,7 @@ class Elementwise(Operation[DistMatrix]):
         kinds = tuple([Kind.of(name, z, asked) for name, z in checked.items()])
         converted, order = (None, None) if runtime is None else (asked, runtime.order)
         form = expression, kinds, target, converted, False, order
-        numbers = {name: z for name, z in checked.items() if is_number(z)}
+        numbers = {kind.name: checked[kind.name] for kind in kinds if kind.shape is None}
         return Bound(cls, form, numbers, checked, out)
 
     @classmethod

@@ -66,13 +66,13 @@ def local_values(
     backend, values = runtime.backend, dict[str, Any]()
     target = None if result is None else result.stored(opname)
     for name, z in operands.items():
-        if isinstance(z, _NUMBERS):
-            values[name] = z
-            continue
         if name in analysis.moved:
             continue
         if isinstance(z, DistMatrix):
             part = z.stored(opname)
+        elif isinstance(z, _NUMBERS):
+            values[name] = z
+            continue
         else:
             part = part_of(z, spread(analysis.plan.out, z.shape), runtime.rank)
             if part.dtype.kind in "biu":
