@@ -667,19 +667,23 @@ class Lapack(Protocol):
         raise lacking("multiply_q_stacked")
 
     @traced("factor", "SYEVD", "x")
-    def eigh(self, x: Array, *, vectors: bool, bandwidth: int = 0) -> tuple[Array, int]:
+    def eigh(self, x: Array, *, vectors: bool) -> tuple[Array, int]:
         """X := V with X V = V diag(w), for the lower triangle of a Hermitian X; without `vectors` X is lost.
 
         Args:
             x: n x n, finite, with real elements on its diagonal (local).
             vectors: whether to compute V (global).
-            bandwidth: of the band by way of which a GPU computes them; 0 for the library's routine (global).
 
         Returns:
             w, ascending, in host memory; 0, or INFO of a tridiagonal matrix whose eigenvalues were not found.
 
         Source: LAPACK, xSYEVD and xHEEVD.
         """
+
+    @untraced
+    def band_stages(self, width: int) -> BandStages:
+        """The stages of eigenvalues by way of a band of this width; optional (local)."""
+        raise lacking("band_stages")
 
     @traced("sum", "fix signs", "x")
     def fix_signs(self, x: Array) -> None:
@@ -696,6 +700,46 @@ class Lapack(Protocol):
 
         Source: LAPACK, xLARFT.
         """
+
+
+class BandStages(Protocol):
+    """Stages of eigenvalues by way of a band, A = Q1 B Q1^H, B = Q2 T Q2^H, T = S diag(w) S^T (local).
+
+    B is in the lower triangle of A. Below it are the reflectors V of Q1, by panels, with their T side by side.
+    """
+
+    width: int
+
+    def holds(self, n: int, dtype: Dtype) -> bool:
+        """Whether the device can reduce a band of n columns."""
+
+    @property
+    def multiply(self) -> Callable[..., None]:
+        """`multiply(x, y, z, alpha=, beta=, adjoint=(bool, bool))`: Z := alpha op(X) op(Y) + beta Z.
+
+        Unlike `Products.gemm` it does not search for the best algorithm of new sizes.
+        """
+
+    def complete(self, x: Array) -> None:
+        """Above the diagonal X := the adjoint of its lower triangle, whose diagonal becomes real."""
+
+    def factor(self, panel: Array, t: Array) -> None:
+        """Panel := R and V, as `qr`."""
+
+    def unit_lower(self, panel: Array, v: Array) -> None:
+        """V of a factored panel, with its ones and zeros."""
+
+    def chase(self, a: Array, *, keeps: bool) -> Any:
+        """T of the band of A; Q2 is kept above the diagonal of A if it is needed."""
+
+    def values(self, t: Any) -> Array:
+        """The eigenvalues of T, ascending, in host memory."""
+
+    def vectors(self, a: Array, triangles: Array, t: Any, wanted: tuple[int, int], z: Array) -> tuple[Array, int]:
+        """All eigenvalues, ascending, in host memory, and INFO; Z := the wanted vectors Q1 Q2 S (start, stop)."""
+
+    def release(self) -> None:
+        """Give memory back that no array uses; both lanes become idle."""
 
 
 class Lanes(Protocol):

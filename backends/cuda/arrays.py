@@ -112,12 +112,6 @@ class DeviceArrays(Device):
     def _reflectors(self) -> Reflectors:
         return Reflectors(self._lapack, self.gemm)
 
-    def _two_stage(self, bandwidth: int) -> TwoStage:
-        """The way to eigenvalues by a band of this width."""
-        if bandwidth not in self._bands:
-            self._bands[bandwidth] = TwoStage(self, self._reflectors, bandwidth)
-        return self._bands[bandwidth]
-
     @property
     def blas_handle(self) -> int:
         """cuBLAS' handle of this lane, with a workspace of its own."""
@@ -614,18 +608,21 @@ class DeviceArrays(Device):
             handle = self.blas_handle
             multiply(handle, alpha, x, y, beta, z, adjoint=adjoint, count=count, strides=strides)
 
-    def eigh(self, x: Array, *, vectors: bool, bandwidth: int = 0) -> tuple[Array, int]:
+    def eigh(self, x: Array, *, vectors: bool) -> tuple[Array, int]:
         if not x.size:
             return np.empty(0, x.dtype).real, 0
-        stages = self._two_stage(bandwidth) if bandwidth else None
-        if stages is not None and stages.holds(x):
-            self._lapack.mirror(self.stream, x)
-            result = stages.vectors(x) if vectors else (stages.values(x), 0)
-        else:
-            result = self._lapack.syevd(self.stream, x, vectors=vectors)
+        result = self._lapack.syevd(self.stream, x, vectors=vectors)
+        self.release()
+        return result
+
+    def band_stages(self, width: int) -> TwoStage:
+        if width not in self._bands:
+            self._bands[width] = TwoStage(self, self._lapack, self._reflectors, width)
+        return self._bands[width]
+
+    def release(self) -> None:
         self.synchronize()  # which frees the workspace
         self._pool.free_all_blocks()
-        return result
 
     def fix_signs(self, x: GpuArray) -> None:
         """Some columns at a time, since CuPy has temporaries of their size."""

@@ -8,7 +8,9 @@
 // element of row i and column j is in slot (i mod BAND, j mod BAND), so that no other elements move.
 //
 // A CTA waits for its neighbours at a sweep, so all CTAs must be resident: the launch is cooperative. A wait ends after
-// LIMIT ns, or if another one has ended so: `failed` is set.
+// LIMIT ns, or if another one has ended so: `failed` is set. Of a longer band each CTA has two pieces k, one after the
+// other in each sweep; the blocks of the one that waits are in shared memory. A sweep begins two steps after the one
+// before it, so that the second piece takes time in which a CTA would wait.
 //
 // Source: Lang, A parallel algorithm for reducing symmetric banded matrices to tridiagonal form, 1993.
 
@@ -16,7 +18,7 @@
 #define BAND 64
 #endif
 enum { LANES = 32, GROUPS = 4, THREADS = GROUPS * BAND, WARPS = THREADS / LANES };
-enum { OWNED = BAND / GROUPS, PER_LANE = BAND / LANES, PATIENCE = 1 << 12 };
+enum { OWNED = BAND / GROUPS, PER_LANE = BAND / LANES, PIECES = 2, PATIENCE = 1 << 12 };
 #define LIMIT 2000000000ull
 
 // Whether the elements of these lines have arrived, in `x`; the lanes of a warp have every LANES-th one.
@@ -88,25 +90,28 @@ __device__ __forceinline__ void add_rows(T (&z)[OWNED], int& start) {
 // of sweep s are in row s of A, to the right of its diagonal, with tau in place of their 1. `lines` are 0 before:
 // BAND + 1 elements to each of two neighbours, from each CTA.
 template <class T, class Real>
-__device__ void chase(T* a, integer ld, int n, Real* d, Real* e, int keeps, uint4* lines, int* failed) {
-    __shared__ T arrived[BAND], column[BAND + 1], product_d[BAND], product_b[BAND], first_d[BAND], first_b[BAND];
+__device__ void chase(T* a, integer ld, int n, int pieces, Real* d, Real* e, int keeps, uint4* lines, int* failed) {
+    extern __shared__ double2 kept[];
+    __shared__ T arrived[BAND], column[BAND + 1], product_d[BAND], product_b[BAND];
+    __shared__ T firsts_d[PIECES][BAND], firsts_b[PIECES][BAND];
     __shared__ T w[BAND], next[BAND], row_b[BAND], parts[WARPS * BAND], sums[BAND];
     __shared__ int is_late;
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, group = threadIdx.x % GROUPS;
-    const int r = threadIdx.x / GROUPS, k = blockIdx.x, size = (BAND + 1) * Lines<T>::COUNT;
-    uint4 *from_left = lines + 2 * k * size, *from_right = from_left + size;
-    uint4 *to_right = from_left + 2 * size, *to_left = from_left - size;
+    const int r = threadIdx.x / GROUPS, begin = blockIdx.x * pieces, size = (BAND + 1) * Lines<T>::COUNT;
     // D and B: row r, and the columns group + GROUPS * i
-    T block_d[OWNED], block_b[OWNED];
-    const int row = k * BAND + (r ? r : BAND);
+    T block_d[OWNED], block_b[OWNED], *place = (T*)kept + threadIdx.x;
+    for (int piece = pieces - 1; piece >= 0; --piece) {
+        const int k = begin + piece, row = k * BAND + (r ? r : BAND);
 #pragma unroll
-    for (int i = 0; i < OWNED; ++i) {
-        int c = group + GROUPS * i, col = k * BAND + (c ? c : BAND);
-        block_d[i] = block_b[i] = zero(T());
-        if (row < n && col < n) block_d[i] = row >= col ? a[row + col * ld] : conj(a[col + row * ld]);
-        if (row == col) make_real(block_d[i]);
-        if (row + BAND < n && row <= col) block_b[i] = a[row + BAND + col * ld];
-        if (c == 1 % BAND) first_d[r] = block_d[i], first_b[r] = block_b[i];
+        for (int i = 0; i < OWNED; ++i) {
+            int c = group + GROUPS * i, col = k * BAND + (c ? c : BAND);
+            block_d[i] = block_b[i] = zero(T());
+            if (row < n && col < n) block_d[i] = row >= col ? a[row + col * ld] : conj(a[col + row * ld]);
+            if (row == col) make_real(block_d[i]);
+            if (row + BAND < n && row <= col) block_b[i] = a[row + BAND + col * ld];
+            if (c == 1 % BAND) firsts_d[piece][r] = block_d[i], firsts_b[piece][r] = block_b[i];
+            if (piece) place[2 * i * THREADS] = block_d[i], place[(2 * i + 1) * THREADS] = block_b[i];
+        }
     }
     T head[PER_LANE];  // column s, of the first CTA
 #pragma unroll
@@ -115,13 +120,27 @@ __device__ void chase(T* a, integer ld, int n, Real* d, Real* e, int keeps, uint
         head[i] = below < n ? a[below] : zero(T());
     }
     if (threadIdx.x == 0) is_late = 0;
-    if (k == 0 && threadIdx.x == 0) d[0] = real(a[0]);
+    if (blockIdx.x == 0 && threadIdx.x == 0) d[0] = real(a[0]);
     __syncthreads();
-    for (int s = 0; s + 1 + k * BAND < n; ++s) {
-        const int q = s % BAND, p = (s + 1) % BAND, first = s + 1 + k * BAND;
+    for (int s = 0, piece = 0, here = 0; s + 1 + begin * BAND < n;
+         piece = piece + 1 < pieces && s + 1 + (begin + piece + 1) * BAND < n ? piece + 1 : 0, s += piece == 0) {
+        const int k = begin + piece, q = s % BAND, p = (s + 1) % BAND, first = s + 1 + k * BAND;
+        uint4 *from_left = lines + 2 * k * size, *from_right = from_left + size;
+        uint4 *to_right = from_left + 2 * size, *to_left = from_left - size;
+        T *first_d = firsts_d[piece], *first_b = firsts_b[piece];
+        if (piece != here) {
+            here = piece;
+#pragma unroll
+            for (int i = 0; i < OWNED; ++i) {
+                T x = block_d[i], y = block_b[i];
+                block_d[i] = place[2 * i * THREADS], block_b[i] = place[(2 * i + 1) * THREADS];
+                place[2 * i * THREADS] = x, place[(2 * i + 1) * THREADS] = y;
+            }
+        }
         // The reflector of this sweep, and the column that has come into the blocks
         if (warp == 0) {
             bool is_here = true;
+            T received[PER_LANE];
             if (k == 0) {
                 Real tail = 0, beta;
                 T alpha = zero(T());
@@ -134,10 +153,10 @@ __device__ void chase(T* a, integer ld, int n, Real* d, Real* e, int keeps, uint
                 reflect(head, alpha, sum_of_lanes(tail), p, beta);
                 if (lane == 0) e[s] = beta;
             } else {
-                is_here = receive(from_left, BAND, s + 1, head, failed);
+                is_here = receive(from_left, BAND, s + 1, received, failed);
             }
 #pragma unroll
-            for (int i = 0; i < PER_LANE; ++i) arrived[lane + i * LANES] = head[i];
+            for (int i = 0; i < PER_LANE; ++i) arrived[lane + i * LANES] = k ? received[i] : head[i];
             if (!is_here) is_late = 1;
         } else if (warp == 1) {
             T x[PER_LANE + 1];
@@ -273,6 +292,7 @@ __device__ void chase(T* a, integer ld, int n, Real* d, Real* e, int keeps, uint
 // Compiled with one OF_DTYPE.
 #define OF_DTYPE(letter, T, Real)                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, sizeof(T) > sizeof(double) ? 1 : 2)                      \
-        chase_##letter(T* a, integer ld, int n, Real* d, Real* e, int keeps, uint4* lines, int* failed) {          \
-        chase<T, Real>(a, ld, n, d, e, keeps, lines, failed);                                                      \
+        chase_##letter(T* a, integer ld, int n, int pieces, Real* d, Real* e, int keeps, uint4* lines,             \
+                       int* failed) {                                                                              \
+        chase<T, Real>(a, ld, n, pieces, d, e, keeps, lines, failed);                                              \
     }

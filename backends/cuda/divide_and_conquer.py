@@ -55,8 +55,10 @@ class DivideAndConquer:
         self._array, self._multiply = array, multiply
         self._kernels = DtypeKernels("merge")
 
-    def run(self, stream: int, d: GpuArray, e: GpuArray, s: Array, u: Array, spare: Array) -> tuple[Any, Array, Any]:
-        """The eigenvalues of T, ascending, S with its vectors, and INFO.
+    def run(
+        self, stream: int, d: GpuArray, e: GpuArray, s: Array, u: Array, spare: Array, wanted: tuple[int, int]
+    ) -> tuple[Any, Array, Any]:
+        """The eigenvalues of T, ascending, S with the wanted vectors (start, stop) in their columns, and INFO.
 
         S is one of the three arrays of `rows_of` rows and columns, all of which are lost. Values and rows from n on are
         of no interest.
@@ -98,11 +100,11 @@ class DivideAndConquer:
             self._launch(stream, "rotate", letter, -(-total // THREADS), (*deflated, half, *place(u)))
             # [S1 0; 0 S2] U
             m, distance = int(half), 2 * int(half) * (int(ld) + 1)
+            columns = slice(*wanted) if count == 1 else slice(2 * m)
             for first in (0, m):
                 part = slice(first, first + m)
-                self._multiply(
-                    s[part, part], u[part, : 2 * m], spare[part, : 2 * m], count=count, strides=(distance,) * 3
-                )
+                left, right, product = s[part, part], u[part, columns], spare[part, columns]
+                self._multiply(left, right, product, count=count, strides=(distance,) * 3)
             s, spare = spare, s
         return values, s, info
 

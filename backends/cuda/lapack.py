@@ -68,10 +68,10 @@ class DtypeKernels:
         with cupy.cuda.Stream.from_external(streams.Handle(stream)):
             function((ctas,), (threads,), arguments, shared_mem=shared_nbytes)
 
-    def most_resident(self, name: str, letter: str, threads: int) -> int:
-        """CTAs of a kernel without dynamic shared memory that the current device holds at a time."""
-        kernel = self._function(name, letter, 0).kernel
-        ctas = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, threads, 0)
+    def most_resident(self, name: str, letter: str, threads: int, shared_nbytes: int) -> int:
+        """CTAs of a kernel with this dynamic shared memory that the current device holds at a time."""
+        kernel = self._function(name, letter, shared_nbytes).kernel
+        ctas = cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, threads, shared_nbytes)
         return int(ctas) * int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
     def _function(self, name: str, letter: str, shared_nbytes: int) -> Any:
@@ -81,10 +81,10 @@ class DtypeKernels:
             if letter not in self._modules:
                 self._modules[letter] = self._compiled(letter)
             function = self._functions[name + letter] = self._modules[letter].get_function(f"{name}_{letter}")
-            if shared_nbytes:
-                attributes = cupy.cuda.Device().attributes
-                most = attributes["MaxSharedMemoryPerBlockOptin"] - function.shared_size_bytes
-                function.max_dynamic_shared_size_bytes = most
+        if shared_nbytes > function.max_dynamic_shared_size_bytes:
+            attributes = cupy.cuda.Device().attributes
+            most = attributes["MaxSharedMemoryPerBlockOptin"] - function.shared_size_bytes
+            function.max_dynamic_shared_size_bytes = most
         return function
 
     def _compiled(self, letter: str) -> Any:

@@ -8,7 +8,7 @@ Source: Bischof, Lang, Sun, A framework for symmetric band reduction, 2000.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import cupy
 import numpy as np
@@ -16,8 +16,8 @@ from cupy.cuda import runtime
 
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.divide_and_conquer import DivideAndConquer, address, rows_of
-from pblas.backends.cuda.lapack import THREADS, DtypeKernels, Reflectors, place
-from pblas.backends.device import Device
+from pblas.backends.cuda.lapack import THREADS, DtypeKernels, Lapack, Reflectors, place
+from pblas.backends.device import BandStages, Device
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ _CHAIN_WIDTH, _HOPPER = 64, "90"  # `WIDTH` of chains.cu, and the GPUs that it i
 _CHAINS_FROM = 8192
 """Vectors from which that kernel is faster than cuBLAS: 89 and 131 ms for 8192, 28 and 24 ms for 4096 (H200)."""
 _PANELS = 4  # whose reflectors are multiplied at a time
+_PIECES = 2  # of the band that a CTA has at most: `PIECES` of chase.cu
 _GROUP = 4  # points of an eigenvalue at a time: `GROUP` of bisect.cu
 
 
@@ -41,97 +42,94 @@ class Lanes(Device, Protocol):
     def multiply(self) -> Callable[..., None]:
         """Products by cuBLAS; see `DeviceArrays`."""
 
+    def release(self) -> None:
+        """Give the memory of arrays that are dropped back to the device."""
 
-class TwoStage:
-    """Eigenvalues and vectors by way of a band of this width."""
 
-    def __init__(self, arrays: Lanes, reflectors: Reflectors, width: int) -> None:
-        self._arrays, self._reflectors, self.width = arrays, reflectors, width
+class Tridiagonal(NamedTuple):
+    """T on the device: its diagonal and the one below it, and whether a wait of `chase` ended too late (local)."""
+
+    d: Any
+    e: Any
+    failed: Any
+
+
+class TwoStage(BandStages):
+    """Eigenvalues and vectors by way of a band of this width; see `pblas.backends.device`."""
+
+    def __init__(self, arrays: Lanes, lapack: Lapack, reflectors: Reflectors, width: int) -> None:
+        self._arrays, self._lapack, self._reflectors, self.width = arrays, lapack, reflectors, width
         self._chase = DtypeKernels("chase", "exchange.cuh", defines={"BAND": width}, cooperative=True)
         self._bisect = DtypeKernels("bisect")
         self._blocks, self._chains = DtypeKernels("sweeps", defines={"BAND": width}), DtypeKernels("chains")
         self._solver = DivideAndConquer(self._array, arrays.multiply)
 
-    def holds(self, a: Array) -> bool:
+    def holds(self, n: int, dtype: Dtype) -> bool:
         """Whether the current device holds all CTAs that chase bulges at a time."""
-        return self._pieces(a) <= self._chase.most_resident("chase", a.dtype.char, self._threads)
+        return self._pieces_of_a_cta(n, dtype) > 0
 
-    def values(self, a: Array) -> Array:
-        """The eigenvalues of A, ascending, in host memory; A is lost. Both of its triangles are read."""
-        self.reduce_to_band(a)
-        d, e, failed = self.chase(a)
-        values = self.bisect(d, e)
+    # The reduction to a band
+
+    @property
+    def multiply(self) -> Callable[..., None]:
+        """Products by cuBLAS; see `DeviceArrays`."""
+        return self._arrays.multiply
+
+    def complete(self, x: Array) -> None:
+        """Above the diagonal X := the adjoint of its lower triangle, whose diagonal becomes real."""
+        self._lapack.lower(self._arrays.stream, x)
+        self._lapack.mirror(self._arrays.stream, x)
+
+    def factor(self, panel: Array, t: Array) -> None:
+        """Panel := R and V, as `qr`, by the kernel of products where it takes the panel."""
+        if not self._reflectors.factor_narrow(self._arrays.stream, panel, t):
+            self._arrays.qr(panel, t)
+
+    def unit_lower(self, panel: Array, v: Array) -> None:
+        """V of a factored panel, with its ones and zeros."""
+        self._reflectors.unit_lower(self._arrays.stream, panel, v)
+
+    def release(self) -> None:
+        """Give the memory of arrays that are dropped back to the device."""
+        self._arrays.release()
+
+    # Eigenvalues and vectors of the band
+
+    def values(self, t: Tridiagonal) -> Array:
+        """The eigenvalues of T, ascending, in host memory."""
+        values = self.bisect(t.d, t.e)
         self._arrays.synchronize()
-        self._check(failed)
-        found: Array = np.sort(values.get()).astype(d.dtype)
+        self._check(t.failed)
+        found: Array = np.sort(values.get()).astype(t.d.dtype)
         return found
 
-    def vectors(self, a: Array) -> tuple[Array, int]:
-        """The eigenvalues of A, ascending, in host memory, and INFO; A := V. Both of its triangles are read."""
+    def vectors(
+        self, a: Array, triangles: Array, t: Tridiagonal, wanted: tuple[int, int], z: Array
+    ) -> tuple[Array, int]:
+        """All eigenvalues of A, ascending, in host memory, and INFO; Z := the wanted vectors (start, stop)."""
         arrays, n, width = self._arrays, len(a), self.width
-        triangles = self._array((width, n), a.dtype)
-        self.reduce_to_band(a, triangles)
-        d, e, failed = self.chase(a, keeps=True)
         # T = S diag(w) S^T, in one of three arrays; blocks of reflectors reach beyond its rows
         total = rows_of(n)
-        s, u, spare = (self._array((total + 2 * width, total), d.dtype) for _ in range(3))
+        s, u, spare = (self._array((total + 2 * width, total), t.d.dtype) for _ in range(3))
         with self._lane():
             for x in (s, spare):
                 x[total:] = 0
-        values, z, info = self._solver.run(arrays.stream, d, e, s, u, spare)
-        z = z[:, :n]
-        del s, u, spare, x
+        values, vectors, info = self._solver.run(arrays.stream, t.d, t.e, s, u, spare, wanted)
+        columns = vectors[:, slice(*wanted)]
+        del s, u, spare, x, vectors
         arrays.synchronize()  # which frees them
-        self._check(failed)
-        if a.dtype != d.dtype:
-            real, z = z, self._array((len(z), n), a.dtype)
+        self._check(t.failed)
+        if a.dtype != t.d.dtype:
+            real, columns = columns, self._array(columns.shape, a.dtype)
             with self._lane():
-                z[...] = real
-        # Q Z
-        self.multiply_sweeps(a, z)
-        self.multiply_panels(a, triangles, z[:n])
-        arrays.assign(z[:n], a)
+                columns[...] = real
+        # Q S
+        if columns.size:
+            self.multiply_sweeps(a, columns)
+            self.multiply_panels(a, triangles, columns[:n])
+        arrays.assign(columns[:n], z)
         arrays.synchronize()
         return values.get()[:n], int(info.get()[0])
-
-    def reduce_to_band(self, a: Array, triangles: Array | None = None) -> None:
-        """A := Q^H A Q with zeros below a band, where reflectors are stored. Both triangles of A are read.
-
-        A panel is factored on the side lane, while the main lane updates the columns after it. T of its reflectors is
-        kept in its columns of `triangles`, if they are given.
-        """
-        arrays, width, n = self._arrays, self.width, len(a)
-        buffers = [self._array((n, 3 * width), a.dtype) for _ in range(2)]
-        scaled, inner, t = (self._array((rows, width), a.dtype) for rows in (n, width, width))
-        is_updated = arrays.mark()
-        for number, start in enumerate(self._panels(n)):
-            below = slice(start + width, n)
-            m = n - start - width
-            k = min(m, width)
-            y, vt, s = buffers[number % 2][:m], scaled[:m, :k], inner[:k, :k]
-            v, w = y[:, :k], y[:, k : 2 * k]
-            with arrays.on_side_lane():
-                arrays.follow(is_updated)
-                panel = a[below, start : start + width]
-                triangle = (t if triangles is None else triangles[:, start:])[:k, :k]
-                if not self._reflectors.factor_narrow(arrays.stream, panel, triangle):
-                    arrays.qr(panel, triangle)
-                for copy in (v, y[:, 2 * k : 3 * k]):
-                    self._reflectors.unit_lower(arrays.stream, panel[:, :k], copy)
-                arrays.multiply(v, triangle, vt)
-                is_factored = arrays.mark()
-            arrays.follow(is_factored)
-            trailing = a[below, below]
-            # W = X - V S / 2 with X = A V T and S = (V T)^H X
-            arrays.multiply(trailing, vt, w)
-            arrays.multiply(vt, w, s, adjoint=(True, False))
-            arrays.multiply(v, s, w, alpha=-0.5, beta=1)
-            # A -= V W^H + W V^H
-            for columns in (slice(width), slice(width, None)):
-                left, right = y[:, : 2 * k], y[columns, k : 3 * k]
-                arrays.multiply(left, right, trailing[:, columns], alpha=-1, beta=1, adjoint=(False, True))
-                if columns.stop:
-                    is_updated = arrays.mark()
 
     def multiply_panels(self, a: Array, triangles: Array, z: Array) -> None:
         """Z := Q Z for the reflectors of `reduce_to_band`, of some panels at a time, so that Z is read less often."""
@@ -162,20 +160,22 @@ class TwoStage:
             arrays.multiply(triangle, products[:total], transformed[:total])
             arrays.multiply(v, transformed[:total], z[top:], alpha=-1, beta=1)
 
-    def chase(self, a: Array, *, keeps: bool = False) -> tuple[Any, Any, Any]:
-        """The diagonal of T = Q^H A Q and the one below it, for the band of A, and whether a wait ended too late.
-
-        Reflectors that are kept take the place of A above its diagonal.
-        """
+    def chase(self, a: Array, *, keeps: bool) -> Tridiagonal:
+        """T = Q^H A Q for the band of A. Reflectors that are kept take the place of A above its diagonal."""
         n, real = len(a), np.zeros(0, a.dtype).real.dtype
-        ctas = self._pieces(a)
+        pieces = self._pieces_of_a_cta(n, a.dtype)
+        ctas = -(-self._pieces(n) // pieces)
         d, e = (self._array((n, 1), real)[:, 0] for _ in range(2))
-        lines = self._arrays.empty(16 * 2 * (ctas + 1) * (self.width + 1) * -(-a.itemsize // 8) + 4)
+        lines = self._arrays.empty(16 * 2 * (ctas * pieces + 1) * (self.width + 1) * -(-a.itemsize // 8) + 4)
         runtime.memsetAsync(int(address(lines)), 0, lines.nbytes, self._arrays.stream)
         failed: Any = lines[-4:].view(np.int32)
-        arguments = *place(a), np.int32(n), address(d), address(e), np.int32(keeps), address(lines), address(failed)
-        self._chase.launch(self._arrays.stream, "chase", a.dtype.char, ctas, arguments, threads=self._threads)
-        return d, e, failed
+        numbers = np.int32(n), np.int32(pieces), address(d), address(e), np.int32(keeps)
+        self._chase.launch(
+            *(self._arrays.stream, "chase", a.dtype.char, ctas, (*place(a), *numbers, address(lines), address(failed))),
+            shared_nbytes=self._kept_nbytes(pieces, a.dtype),
+            threads=self._threads,
+        )
+        return Tridiagonal(d, e, failed)
 
     def multiply_sweeps(self, a: Array, z: Array) -> None:
         """Z := Q Z for the reflectors that `chase` keeps; Z has 2 * width rows more than A, at least."""
@@ -187,15 +187,15 @@ class TwoStage:
 
     def _multiply_chains(self, a: Array, z: Array) -> None:
         """`multiply_sweeps` by a kernel that multiplies all blocks of a group of sweeps, one after the other."""
-        n, stream = len(a), self._arrays.stream
+        (n, columns), stream = (len(a), z.shape[1]), self._arrays.stream
         groups, rows = -(-(n - 1) // self.width), 2 * self.width
         v, y = (self._array((rows, self.width * groups), a.dtype) for _ in range(2))
         for first in reversed(range(groups)):
             count = groups - first
             self._make_blocks(a, first, 0, 0, v, y, count)
-            places = address(v), address(y), np.int32(count), *place(z[first * self.width + 1 :]), np.int32(n)
+            places = address(v), address(y), np.int32(count), *place(z[first * self.width + 1 :]), np.int32(columns)
             shared = a.itemsize * self.width * (3 * rows + self.width)
-            ctas = -(-n // self.width)
+            ctas = -(-columns // self.width)
             self._chains.launch(stream, "multiply_chain", a.dtype.char, ctas, places, shared_nbytes=shared)
 
     def _multiply_blocks(self, a: Array, z: Array) -> None:
@@ -239,9 +239,22 @@ class TwoStage:
         """Threads of a CTA that chases bulges: four for each row of the band's blocks."""
         return 4 * self.width
 
-    def _pieces(self, a: Array) -> int:
-        """Pieces of the band, one for each CTA that chases bulges."""
-        return max(1, -(-(len(a) - 1) // self.width))
+    def _pieces(self, n: int) -> int:
+        """Pieces of the band of n columns."""
+        return max(1, -(-(n - 1) // self.width))
+
+    def _pieces_of_a_cta(self, n: int, dtype: Dtype) -> int:
+        """The fewest pieces of each CTA with which all CTAs are resident; 0 if there are too many in any case."""
+        for pieces in range(1, _PIECES + 1):
+            shared = self._kept_nbytes(pieces, dtype)
+            most = self._chase.most_resident("chase", dtype.char, self._threads, shared)
+            if self._pieces(n) <= pieces * most:
+                return pieces
+        return 0
+
+    def _kept_nbytes(self, pieces: int, dtype: Dtype) -> int:
+        """Shared memory for the blocks of the pieces of a CTA but one, whose blocks are in registers."""
+        return (pieces - 1) * 2 * self.width**2 * dtype.itemsize
 
     def _check(self, failed: Any) -> None:
         """Raise BackendError if the kernel of `chase` gave up."""

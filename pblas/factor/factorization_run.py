@@ -101,6 +101,8 @@ class RunFactorization(FactorsInPlace, ABC):
             updated = arrays.mark()
             # panel k, from its owner   (None if this rank has no columns to update with it)
             panel = self._await_panel(k)
+            if panel is not None:
+                self.begin_step(k, panel)
             if self.has_failed(k):
                 if panel is not None:
                     self.panels.wait(k)
@@ -147,6 +149,13 @@ class RunFactorization(FactorsInPlace, ABC):
     @abstractmethod
     def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
         """Update the local columns j0..j1-1 with the factored panel k, whose rows arrive in pieces (local)."""
+
+    def reads(self, k: int) -> bool:
+        """Whether this rank needs panel k: it has columns after it (local)."""
+        return self._first_after[k] < self._end
+
+    def begin_step(self, k: int, panel: Array) -> None:
+        """Do what all updates of step k need, once the panel has arrived or begins to arrive by pieces (local)."""
 
     def end_step(self, k: int) -> None:
         """Do the rest of step k, after the updates (local)."""
@@ -229,14 +238,14 @@ class RunFactorization(FactorsInPlace, ABC):
         self.send_header(k, near=True)
 
     def _await_panel(self, k: int) -> Array | None:
-        """Panel k after its header, whose rows may still be under way; None if this rank has no columns after it."""
+        """Panel k after its header, whose rows may still be under way; None if this rank does not need it."""
         arrays, owner = self._arrays, self._steps[k].owner
         if owner != self._rank:
             with arrays.on_side_lane():
                 transfer = self._backend.channel.receive(self._header(k), owner, TAG_HEADER)
             self._backend.wait(transfer.done, f"panel {k} of a factorization, of rank {owner}")
             self._backend.sync()
-        panel = self.panels.view(k) if self._first_after[k] < self._end else None
+        panel = self.panels.view(k) if self.reads(k) else None
         if panel is not None and not self._by_pieces:
             self.panels.wait(k)
         with arrays.on_side_lane():

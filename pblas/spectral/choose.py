@@ -38,7 +38,7 @@ class _Band(NamedTuple):
 
     def takes(self, n: int, *, vectors: bool) -> bool:
         """Whether eigenvalues of an n x n matrix are computed by way of the band."""
-        return (self.vectors_from if vectors else self.values_from) <= n <= _CHAIN * self.width
+        return (self.vectors_from if vectors else self.values_from) <= n <= 2 * _CHAIN * self.width
 
 
 _BANDS = {
@@ -47,7 +47,10 @@ _BANDS = {
     "complex64": _Band(64, 2048, 4096),
     "complex128": _Band(32, 2048, 4096),
 }
-_CHAIN = 256  # CTAs that chase bulges, one for each piece of a band as long as it is wide: H200s hold 264, two each
+_CHAIN = 256
+"""CTAs that chase bulges, of one or two pieces of a band as long as it is wide each: H200s hold 264, two each."""
+_SHARED_FROM = 8192
+"""Order from which several GPUs share the way by a band: for fewer columns they would wait for each other's panels."""
 _LAYOUTS = 256
 
 
@@ -63,10 +66,12 @@ def choose_eigh(
     vectors: bool = True,
     algorithm: EighAlgorithm = "auto",
     gpus: bool = False,
+    bands: bool = True,
 ) -> EighPlan:
     """The plan for `count` vectors, None for all, of a matrix with the distribution `a`.
 
-    On GPUs one of them computes all, whatever the algorithm: by cuSOLVER, or by way of a band.
+    On GPUs small matrices are solved by cuSOLVER on rank 0, and others by way of a band, unless GPUs are too small for
+    the kernel that chases bulges (not `bands`).
 
     >>> plan = choose_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "message")
     >>> plan.w.nprocs, plan.w.nb, plan.members
@@ -76,16 +81,21 @@ def choose_eigh(
     """
     n, k = a.n, a.n if count is None else count
     v = a.without_lld if k == n else resized(a.without_lld, (n, k))
+    band = _BANDS[dtype]
+    if gpus and bands and band.takes(n, vectors=vectors):
+        shares = algorithm == "blocked" or (algorithm == "auto" and n >= _SHARED_FROM)
+        members = max(1, min(nprocs, n // band.width)) if shares else 1
+        why = "GPUs share the way by a band" if members > 1 else "GPUs would wait for each other's panels"
+        why = "one rank" if nprocs == 1 else why if algorithm == "auto" else f"algorithm={algorithm!r}"
+        w = MatrixDescriptor.column_wise(n + band.width, n, members, nb=band.width)
+        z = MatrixDescriptor.column_wise(n, k, members)
+        return EighPlan(*(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, "cuSOLVER"), bandwidth=band.width)
     if gpus or (algorithm == "auto" and n <= _DIRECT):
         w = MatrixDescriptor.column_wise(n, n, 1)
         library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
         why = "one rank" if nprocs == 1 else f"{library} solves A on one rank; several are no faster"
         z = MatrixDescriptor.column_wise(n, k, 1)
-        band = _BANDS[dtype]
-        bandwidth = band.width if gpus and band.takes(n, vectors=vectors) else 0
-        return EighPlan(
-            *(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, library), direct=True, bandwidth=bandwidth
-        )
+        return EighPlan(*(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, library), direct=True)
     w, why = working_matrix(n, dtype, nprocs, transport, algorithm)
     members = max(1, min(nprocs, n // _LEAF))
     z = apart(MatrixDescriptor.column_wise(n, k, members), dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -19,7 +20,7 @@ from pblas.runtime.runtime import checked_flag, is_one_of
 from pblas.simulation.hardware import Topology
 from pblas.spectral.choose import EighAlgorithm, choose_eigh
 from pblas.spectral.generalized import Pencil, completed, pencil_of
-from pblas.spectral.steps import reduced, solved, solved_tridiagonal
+from pblas.spectral.steps import by_way_of_a_band, reduced, solved, solved_tridiagonal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -104,7 +105,14 @@ class Options(NamedTuple):
         return cls(uplo, subset_by_index, subset_by_value, vectors, algorithm)
 
     def plan(
-        self, a: MatrixDescriptor, dtype: np.dtype[Any], nprocs: int, topology: Topology, count: int | None = None
+        self,
+        a: MatrixDescriptor,
+        dtype: np.dtype[Any],
+        nprocs: int,
+        topology: Topology,
+        count: int | None = None,
+        *,
+        bands: bool = True,
     ) -> EighPlan:
         """The plan for `count` vectors, or as many as there are by index."""
         if self.subset_by_index is not None:
@@ -116,6 +124,7 @@ class Options(NamedTuple):
             vectors=self.vectors,
             algorithm=self.algorithm,
             gpus=topology.gpus,
+            bands=bands,
         )
 
     def wanted(self, n: int, values: Callable[[], Array]) -> tuple[int, int]:
@@ -161,16 +170,24 @@ def eigensystem(
     plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology)
     with runtime.local_step(opname):
         lacks = int(not overwrite_a or a.conjugated or not is_writeable(a.stored(opname)))
+        stages = runtime.backend.arrays.band_stages(plan.bandwidth) if plan.bandwidth else None
+        is_too_long = int(stages is not None and not stages.holds(a.desc.n, a.dtype))
         placed = None if out is None else out.signature()
         agrees = {**options._asdict(), "overwrite_a": overwrite_a, "out": placed, **a.signature()}
-    (lacks,) = runtime.agree(opname, agrees, None, (lacks,))
+    lacks, is_too_long = runtime.agree(opname, agrees, None, (lacks, is_too_long))
+    if is_too_long:
+        plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology, bands=False)
     # W := A
-    w = empty(plan.w, a) if plan.is_split or plan.direct else zeros(opname, plan.w, a)
+    w = empty(plan.w, a) if plan.is_split or plan.direct or plan.bandwidth else zeros(opname, plan.w, a)
     for copy in plan.copies:
         trapezoid = copy.trapezoid
         assert trapezoid is not None, "of one triangle"
         redistributed(opname, a, out=w[: a.desc.m], trans=copy.trans, uplo=trapezoid.uplo, diagonal=trapezoid.diagonal)
-    values, z = (_directly if plan.direct else _in_stages)(opname, plan, options, a, w, stage)
+    if plan.bandwidth:
+        values, z = by_way_of_a_band(opname, plan, partial(options.wanted, a.desc.n), w, stage)
+    else:
+        values, z = (_directly if plan.direct else _in_stages)(opname, plan, options, a, w, stage)
+    del w
     if z is None:
         return values, None
     if pencil is not None:

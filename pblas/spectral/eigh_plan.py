@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
-from pblas.factor.factorization_plan import Panel, panels
+from pblas.factor.factorization_plan import FactorizationPlan, Panel, columns_from, panels
 from pblas.factor.with_factor_plan import PanelReflectorsPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
@@ -40,6 +40,29 @@ class Merge(NamedTuple):
     lo: int
     mid: int
     hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class BandPlan(FactorizationPlan):
+    """A = Q B Q^H with a band B, by block columns as wide as the band; T of reflectors is in the last rows of W."""
+
+    name: ClassVar[str] = "BandPlan"
+    operation: ClassVar[str] = "eigh"
+    equation: ClassVar[str] = "A = Q B Q^H"
+    projection: ClassVar[float] = 0.0
+
+    @property
+    def multiplications(self) -> float:
+        """A V T, and the update of both triangles with twice as many vectors."""
+        return float(self.a.n) ** 3
+
+    def rows(self, panel: Panel) -> tuple[int, int]:
+        """The rows from the diagonal on, and those of T."""
+        return panel.start, self.w.m
+
+    def needs(self, panel: Panel, rank: int) -> bool:
+        """Every rank of W keeps all panels."""
+        return rank < self.w.nprocs
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +93,7 @@ class EighPlan(Plan):
     vectors: bool = True  # whether V is computed, not w alone (global)
     library: Literal["cuSOLVER", "LAPACK"] = "LAPACK"
     direct: bool = False  # whether rank 0 computes w, and V in W, by one routine of the device (global)
-    bandwidth: int = 0  # of the band by way of which a GPU computes w and V; 0 for the library's routine (global)
+    bandwidth: int = 0  # of the band by way of which GPUs compute w and V; 0 for other ways (global)
 
     # The tridiagonalization
 
@@ -93,6 +116,11 @@ class EighPlan(Plan):
     def strip(self) -> int:
         """Columns of all ranks that are multiplied at a time, a whole number of panels of each rank (global)."""
         return -(-_STRIP // self.w.nb) * self.w.nb * self.w.nprocs
+
+    @property
+    def reduction(self) -> BandPlan:
+        """The plan of the reduction to a band."""
+        return BandPlan(self.target, self.w, self.why, self.dtype, self.nprocs, self.transport)
 
     @property
     def reflectors(self) -> MatrixDescriptor:
@@ -129,8 +157,10 @@ class EighPlan(Plan):
         return [(min(i * block, count), min((i + 1) * block, count)) for i in range(hi - lo)]
 
     def merged_elements(self, rank: int) -> int:
-        """Elements that a rank receives in merges: vectors of both halves, values, weights."""
+        """Elements that a rank receives in merges: vectors of both halves. GPUs compute both by themselves."""
         total = 0
+        if self.bandwidth or not self.vectors:
+            return total
         for lo, mid, hi in self.merges(rank):
             for first, last in ((lo, mid), (mid, hi)):
                 start, stop = self.span(first, last)
@@ -164,44 +194,51 @@ class EighPlan(Plan):
     @property
     def transformation(self) -> list[PanelReflectorsPlan]:
         """The product of Q with Z."""
-        if self.direct or not self.vectors or self.a.n < 2:
+        if self.direct or self.bandwidth or not self.vectors or self.a.n < 2:
             return []
         z = self.z.submatrix(1, self.z.m, 0, self.z.n)
         return [PanelReflectorsPlan(self.reflectors, z, self.dtype, self.nprocs, self.transport)]
 
     def reduction_elements(self, panel: Panel, rank: int) -> int:
         """Elements that a rank receives for a panel: the panel, and of each column the products of the other ranks."""
-        if not self.is_split:
+        if not self.is_split or (self.bandwidth and rank >= self.w.nprocs):
             return 0
         n, (start, stop) = self.a.n, panel[:2]
+        if self.bandwidth:
+            own = columns_from(self.w, stop, rank)
+            return panel.width * ((self.w.m - start) * (panel.owner != rank) + (n - stop - own) * (own > 0))
         vectors = sum(n - j - 1 for j in range(start, stop)) * (self.w.nprocs - 1)
         return vectors + (n - start) * (stop - start) * (panel.owner != rank)
 
     def received_elements(self, rank: int) -> int:
         reduced = sum(self.reduction_elements(panel, rank) for panel in self.steps)
         others = sum(plan.received_elements(rank) for plan in (*self.copies, *self.transformation, *self.back))
-        return reduced + others + (self.merged_elements(rank) if self.vectors else 0)
+        return reduced + others + self.merged_elements(rank)
 
     def sent_elements(self, rank: int) -> int:
         """As many as it receives, to first order, except in the redistributions."""
         reduced = sum(self.reduction_elements(panel, rank) for panel in self.steps)
         others = sum(plan.sent_elements(rank) for plan in (*self.copies, *self.transformation, *self.back))
-        return reduced + others + (self.merged_elements(rank) if self.vectors else 0)
+        return reduced + others + self.merged_elements(rank)
 
     def phases(self, view: View) -> Iterator[Phase]:
         for copy in self.copies:
             yield from copy.phases(view)
         rank, n = view.rank, self.a.n
-        if self.bandwidth and rank == 0:
-            yield Phase(1, (n, n, (_BAND_VECTORS if self.vectors else _BAND) * n))
         for panel in self.steps if self.is_split or (rank == 0 and not self.bandwidth) else ():
             below, width = n - panel.start, panel.width
-            # W -= V W^H + W V^H   (trailing update), and width products of W with a vector, bound by memory
+            # W -= V W^H + W V^H   (trailing update, and width products of W with a vector, bound by memory)
             peer = next(p for p in range(self.w.nprocs + 1) if p != rank)
             traffic = view.traffic(peer, self.itemsize * self.reduction_elements(panel, rank))
             gemm = below, max(1, below // (2 * self.w.nprocs)), 2 * width
-            yield Phase(1, gemm, before=traffic, copied=self.itemsize * gemm[0] * gemm[1] * width)
-        if self.vectors:
+            if self.bandwidth:
+                yield Phase(1, (0, 0, 0), before=traffic)
+            else:
+                yield Phase(1, gemm, before=traffic, copied=self.itemsize * gemm[0] * gemm[1] * width)
+        if self.bandwidth and rank < self.members:
+            columns = -(-self.z.n // self.members) * self.vectors
+            yield Phase(1, (n, n, _BAND * n // self.members + (_BAND_VECTORS - _BAND) * columns))
+        elif self.vectors:
             merges = self.merges(rank)
             total = self.itemsize * self.merged_elements(rank)
             for k, merge in enumerate(merges):
@@ -212,7 +249,7 @@ class EighPlan(Plan):
                 # Z := [S1 0; 0 S2] U, for this rank's columns
                 columns = -(-size // (merge.hi - merge.lo))
                 yield Phase(1, (size, columns, -(-size // 2)), before=view.traffic(peer, part))
-            if self.direct and rank == 0 and not self.bandwidth:
+            if self.direct and rank == 0:
                 yield Phase(1, (n, n, _DIRECT * n))
         for plan in (*self.transformation, *self.back):
             yield from plan.phases(view)
@@ -229,7 +266,9 @@ class EighPlan(Plan):
     def workspace_nbytes(self) -> int:
         """W and Z, S of two halves and their products, and the messages of redistributions."""
         elements = self.w.max_stored_nelements
-        if not self.direct:
+        if self.bandwidth:
+            elements += self.vectors * self.z.max_stored_nelements
+        elif not self.direct:
             elements += 4 * self.w.nb * self.a.n + self.vectors * self.z.max_stored_nelements
         others = (*self.copies, *self.transformation, *self.back)
         return self.itemsize * elements + self.transient_nbytes + max(plan.workspace_nbytes for plan in others)
@@ -239,7 +278,7 @@ class EighPlan(Plan):
         """S of two halves and their products, or what the routine takes that computes all on one rank."""
         n = self.a.n
         if self.bandwidth:  # divide and conquer takes three real arrays, and V is complex if A is
-            arrays = 0 if not self.vectors else 3 if self.dtype.startswith("float") else 2.5
+            arrays = self.is_split + (0 if not self.vectors else 3 if self.dtype.startswith("float") else 2.5)
             return int(self.itemsize * (arrays * (n + 2 * self.bandwidth) + _BAND_ARRAYS * self.bandwidth) * n)
         if self.direct:
             return self.itemsize * (1 + self.vectors) * n * n * (2 if self.library == "cuSOLVER" else 1)
@@ -286,10 +325,10 @@ class EighPlan(Plan):
             return "nothing"
         parts = ["A to W"]
         if self.is_split:
-            parts.append("panels and products of W with vectors to all ranks")
-        if self.vectors and self.members > 1:
+            parts.append(f"panels and products of W with {'panels' if self.bandwidth else 'vectors'} to all ranks")
+        if self.vectors and self.members > 1 and not self.bandwidth:
             parts.append("vectors of both halves in each merge")
-        if self.vectors and not self.direct:
+        if self.vectors and not self.direct and not self.bandwidth:
             parts.append("reflectors to every rank with columns of Z")
         if self.vectors:
             parts.append("Z to the layout of A")
@@ -297,17 +336,17 @@ class EighPlan(Plan):
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         ranks = ranks_text(self.w.nprocs)
+        if self.bandwidth:
+            yield (
+                "reduction",
+                f"two stages: a band of {self.bandwidth} by products on {ranks}, bulge chasing by a kernel",
+            )
+            yield "T", "divide and conquer" if self.vectors else "bisection by a kernel"
+            if self.vectors:
+                yield "back", f"block reflectors of the bulges, then of the band; {ranks}, each its columns of V"
+            return
         if self.direct:
-            if self.bandwidth:
-                yield (
-                    "reduction",
-                    f"two stages, on rank 0: a band of {self.bandwidth} by products, bulge chasing by a kernel",
-                )
-                yield "T", "divide and conquer" if self.vectors else "bisection by a kernel"
-                if self.vectors:
-                    yield "back", "block reflectors of the bulges, then of the band"
-            else:
-                yield "solver", f"{self.library}'s xSYEVD, on rank 0"
+            yield "solver", f"{self.library}'s xSYEVD, on rank 0"
             return
         how = f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks}"
         yield (

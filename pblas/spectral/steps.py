@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -13,14 +14,18 @@ from pblas.backends.local_step import agreed
 from pblas.core.call import step
 from pblas.core.linalg_errors import ConvergenceError
 from pblas.core.operation import Bound, Operation, ResultT
-from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.factor.with_factor import empty
+from pblas.layouts.descriptor import MatrixDescriptor, resized
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.progress import StageReport
+from pblas.spectral.band_run import Band, RunBandReduction
 from pblas.spectral.divide_and_conquer_run import RunDivideAndConquer, Tridiagonal
 from pblas.spectral.eigh_plan import EighPlan
 from pblas.spectral.tridiagonalization_run import RunTridiagonalization, largest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
     from pblas.runtime.runtime import Runtime
@@ -68,11 +73,10 @@ def _scale(plan: EighPlan, size: float, real: np.dtype[Any]) -> float:
     """The power of 2 by which elements of at most this size get as large as squares of their sums allow.
 
     cuSOLVER has no scale of its own. The columns that it reduces may become smaller by eps each, as those of a constant
-    matrix do; where their squares underflow, reflectors are not orthogonal. The way by a band leaves such columns out,
-    for elements of about 1.
+    matrix do; where their squares underflow, reflectors are not orthogonal.
     """
     limits = np.finfo(real)
-    most = 0 if plan.bandwidth else int(np.frexp(limits.eps / limits.smallest_normal)[1]) // 2 - plan.a.n.bit_length()
+    most = int(np.frexp(limits.eps / limits.smallest_normal)[1]) // 2 - plan.a.n.bit_length()
     return float(np.ldexp(1.0, min(most - int(np.frexp(size)[1]), limits.maxexp - 1)))
 
 
@@ -90,7 +94,7 @@ def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) ->
                 raise _not_finite(opname, plan)
             scale = _scale(plan, size, a.real.dtype)
             arrays.scale(scale, a)
-            values, info = arrays.eigh(a, vectors=plan.vectors, bandwidth=plan.bandwidth)
+            values, info = arrays.eigh(a, vectors=plan.vectors)
             values /= values.dtype.type(scale)
     runtime.agree(f"{opname}: eigenvalues", {})
     values, info = runtime.backend.broadcast_object((values, info), 0)
@@ -142,6 +146,87 @@ class Reduction(_Step[Reduced]):
         if np.isnan(executor.scale):
             raise agreed(_not_finite(opname, self.chosen))
         return Reduced(executor.d, executor.e, executor.scale)
+
+
+class BandReduction(_Step["Band | None"]):
+    """The band of A, and T of the band, on every rank with columns of W."""
+
+    noun: ClassVar[str] = "reduction to a band"
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
+        return self.chosen.w, self.dtype
+
+    def executor(self, plan: EighPlan, backend: HostRanks) -> RunBandReduction:
+        return RunBandReduction(plan, backend, self.dtype)
+
+    def arrays(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: DistMatrix) -> Array:
+        executor.progress = bound.local
+        return result.stored(opname)
+
+    def finish(
+        self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: DistMatrix
+    ) -> Band | None:
+        executor.finish()
+        executor.progress = None  # an exception in it keeps frames alive
+        if np.isnan(executor.scale):
+            raise agreed(_not_finite(opname, self.chosen))
+        band: Band | None = executor.taken_band()
+        return band
+
+
+def by_way_of_a_band(
+    opname: str,
+    plan: EighPlan,
+    wanted: Callable[[Callable[[], Array]], tuple[int, int]],
+    w: DistMatrix,
+    stage: Callable[[str], StageReport],
+) -> tuple[Array, DistMatrix | None]:
+    """**Collective.** The wanted eigenvalues of the Hermitian matrix in W, and their vectors, by way of a band.
+
+    `wanted` gives their numbers (start, stop), by a function that returns all eigenvalues if they are needed.
+    """
+    runtime, n = w.runtime, plan.a.n
+    band = step(opname, runtime, lambda: Bound(BandReduction, (plan, w.dtype), {}, {}, w, local=stage("reduce")))
+    stages = runtime.backend.arrays.band_stages(plan.bandwidth)
+
+    def solved(what: str, compute: Callable[[Band], tuple[Array, int]]) -> Array:
+        """**Collective.** All eigenvalues, of which GPUs have equal bits."""
+        values, info = np.zeros(0), 0
+        with runtime.local_step(opname):
+            if band is not None:
+                runtime.backend.arrays.begin()
+                values, info = compute(band)
+                stages.release()
+                values = values / values.dtype.type(band.scale)
+        runtime.agree(f"{opname}: {what}", {})
+        sums = runtime.backend.gather(zlib.crc32(values.tobytes()))[: plan.members]
+        if len(set(sums)) > 1:
+            raise agreed(errors.BackendError(f"{opname}: GPUs computed different bits; use GPUs of one model"))
+        values, info = runtime.backend.broadcast_object((values, info), 0)
+        if info:
+            raise agreed(_not_converged(opname, info))
+        return values
+
+    def bisected() -> Array:
+        return solved("bisection", lambda x: (stages.values(x.t), 0))
+
+    first, last = wanted(bisected)
+    if not plan.vectors:
+        values, z = bisected(), None
+    else:
+        runtime.end_reading(opname)
+        k = last - first
+        z = empty(plan.z if plan.z.n == k else resized(plan.z, (n, k)), w)
+        columns = z.stored(opname)
+        start, stop = plan.shares(k, 0, plan.members)[runtime.rank] if band is not None else (0, 0)
+        values = solved(
+            "vectors", lambda x: stages.vectors(x.a, x.triangles, x.t, (first + start, first + stop), columns)
+        )
+    report = stage("solve")
+    if report is not None:
+        report(1.0)
+    return values[first:last], z
 
 
 def reduced(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) -> Reduced:

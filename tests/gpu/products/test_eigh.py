@@ -67,6 +67,7 @@ def by_way_of_a_band(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A band for matrices of any order."""
     bands = {name: band._replace(values_from=0, vectors_from=0) for name, band in choose._BANDS.items()}
     monkeypatch.setattr(choose, "_BANDS", bands)
+    monkeypatch.setattr(choose, "_SHARED_FROM", 0)
     choose_eigh.cache_clear()
     yield
     choose_eigh.cache_clear()
@@ -77,11 +78,13 @@ def by_way_of_a_band(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_by_way_of_a_band(ctx: pblas.Context, name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """One CTA that chases and several, one leaf and several levels of merges; equal bits in a second call.
 
-    Vectors of an even number go through the kernel of chains, those of an odd one through cuBLAS.
+    Vectors of an even number go through the kernel of chains, those of an odd one through cuBLAS. CTAs have two pieces
+    of the band in every other case.
     """
     dtype = dtype_of(name)
     for n in (*range(10), 33, 65, 66, 129, 200):
         monkeypatch.setattr(tridiagonal, "_CHAINS_FROM", 0 if n % 2 == 0 else 1 << 30)
+        monkeypatch.setattr(tridiagonal.TwoStage, "_pieces_of_a_cta", lambda *_, pieces=1 + n % 3 % 2: pieces)
         a = hermitian(n, dtype, n)
         A = ctx.from_global(a)
         w, v = linalg.eigh(A)
@@ -90,7 +93,10 @@ def test_by_way_of_a_band(ctx: pblas.Context, name: str, monkeypatch: pytest.Mon
         check_values(a, values)
         assert values.tobytes() == linalg.eigvalsh(A, lower=False).tobytes()
         assert collected(v).tobytes() == collected(linalg.eigh(A).eigenvectors).tobytes()
-    assert "two stages, on rank 0" in linalg.plan_eigh(A).explain()
+        part = linalg.eigh(A, subset_by_index=[n // 3, n // 2]) if n else None
+        if part is not None:
+            check(a, part.eigenvalues, collected(part.eigenvectors))
+    assert "two stages: a band of" in linalg.plan_eigh(A).explain()
 
 
 @pytest.mark.usefixtures("by_way_of_a_band")
@@ -110,7 +116,7 @@ def test_chasing_without_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CTA that does not run: the others give up."""
     arrays = DeviceArrays()
     arrays.begin()
-    stages = arrays._two_stage(64)
+    stages = arrays.band_stages(64)
     launch = stages._chase.launch
 
     def without_the_last(stream: int, name: str, letter: str, ctas: int, *rest: Any, **options: Any) -> None:
@@ -118,7 +124,7 @@ def test_chasing_without_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(stages._chase, "launch", without_the_last)
     with pytest.raises(pblas.BackendError, match="did not run at the same time"):
-        arrays.eigh(cupy.asfortranarray(cupy.ones((300, 300))), vectors=False, bandwidth=64)
+        stages.values(stages.chase(cupy.asfortranarray(cupy.ones((300, 300))), keeps=False))
     arrays.close()
 
 

@@ -12,6 +12,10 @@ import pytest
 
 import pblas
 from pblas import MatrixDescriptor, linalg
+from pblas.backends.cpu import lapack
+from pblas.backends.cpu.arrays import HostArrays as CpuArrays
+from pblas.backends.device import BandStages
+from pblas.spectral import choose, eigh
 from pblas.spectral.choose import choose_eigh
 from tests.common.factors import MOST, NAMES, general, norm1, positive, ratio
 from tests.common.gauge import Array, dtype_of
@@ -43,6 +47,67 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     choose_eigh.cache_clear()
     yield
     choose_eigh.cache_clear()
+
+
+class HostStages(BandStages):
+    """The stages of `backends.cuda.tridiagonal` by NumPy, so that ranks on CPUs run the plan of several GPUs."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def holds(self, n: int, dtype: Any) -> bool:
+        return n != TOO_LONG
+
+    def multiply(self, x: Array, y: Array, z: Array, *, alpha: Any = 1, beta: Any = 0, adjoint: Any = (0, 0)) -> None:
+        left, right = (m.conj().T if turn else m for m, turn in zip((x, y), adjoint, strict=True))
+        z[...] = alpha * (left @ right) + (beta * z if beta else 0)
+
+    def complete(self, x: Array) -> None:
+        lower = np.tril(x, -1)
+        x[...] = lower + lower.conj().T + np.diag(x.diagonal().real)
+
+    def factor(self, panel: Array, t: Array) -> None:
+        lapack.geqrt(panel, t)
+
+    def unit_lower(self, panel: Array, v: Array) -> None:
+        v[...] = np.tril(panel, -1) + np.eye(*panel.shape, dtype=panel.dtype)
+
+    def chase(self, a: Array, *, keeps: bool) -> Array:
+        band = np.triu(np.tril(a), -self.width)
+        a[np.triu_indices(len(a), 1)] = np.nan
+        self.complete(band)
+        return band
+
+    def values(self, t: Array) -> Array:
+        return np.linalg.eigvalsh(t)
+
+    def vectors(self, a: Array, triangles: Array, t: Array, wanted: tuple[int, int], z: Array) -> tuple[Array, int]:
+        values, s = np.linalg.eigh(t)
+        z[...] = s[:, slice(*wanted)]
+        for start in reversed(range(0, len(a), self.width)):
+            panel = a[start + self.width :, start : start + self.width]
+            if len(panel) > 1:
+                v = np.zeros((len(panel), count := min(panel.shape)), a.dtype)
+                self.unit_lower(panel[:, :count], v)
+                block = z[start + self.width :]
+                block -= v @ (triangles[:count, start : start + count] @ (v.conj().T @ block))
+        return values, 0
+
+    def release(self) -> None:
+        pass
+
+
+TOO_LONG = 23  # columns of a band that the stages do not hold
+
+
+@pytest.fixture
+def by_way_of_a_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of GPUs, with a band of a few columns."""
+    bands = {name: choose._Band(NB, 1, 1) for name in NAMES}
+    monkeypatch.setattr(choose, "_BANDS", bands)
+    monkeypatch.setattr(choose, "_SHARED_FROM", 5)
+    monkeypatch.setattr(CpuArrays, "band_stages", lambda _, width: HostStages(width))
+    monkeypatch.setattr(eigh, "choose_eigh", lambda *a, **options: choose_eigh(*a, **options | {"gpus": True}))
 
 
 pytestmark = [pytest.mark.mpi, pytest.mark.usefixtures("small")]
@@ -105,6 +170,31 @@ def test_any_layout(contexts: Contexts, seed: int) -> None:
     check(a, w, collected(v))
     check_values(a, w)
     check_values(a, values)
+
+
+@pytest.mark.usefixtures("by_way_of_a_band")
+@pytest.mark.parametrize("seed", range(1, 24, 2))
+def test_any_layout_by_way_of_a_band(contexts: Contexts, seed: int) -> None:
+    """As of several GPUs: panels and products are exchanged, and each rank multiplies its columns."""
+    test_any_layout(contexts, seed)
+
+
+@pytest.mark.usefixtures("by_way_of_a_band")
+def test_plans_by_way_of_a_band(ctx: pblas.Context) -> None:
+    """Ranks of a small matrix have no columns; a part of the spectrum; a band that is too long; NaN."""
+    for n in (1, 2, 3, 4, 5, 7, TOO_LONG):
+        a = hermitian(n, dtype_of("complex128"), n)
+        A = ctx.from_global(a)
+        w, v = linalg.eigh(A)
+        check(a, w, collected(v))
+        low, high = w[n // 3] - 1e-9, w[n // 2] + 1e-9
+        part = linalg.eigh(A, subset_by_value=[low, high], algorithm="blocked")
+        check(a, part.eigenvalues, collected(part.eigenvectors))
+        assert part.eigenvectors.shape == (n, n // 2 + 1 - n // 3)
+        check_values(a, linalg.eigvalsh(A, subset_by_index=[n // 3, n // 2]), slice(n // 3, n // 2 + 1))
+    test_elements_that_are_not_finite(ctx, np.nan, "auto")
+    ranks = "1 rank" if P == 1 else f"{min(P, 40 // NB)} ranks"
+    assert f"a band of {NB} by products on {ranks}" in linalg.plan_eigh(ctx.zeros((40, 40))).explain()
 
 
 @pytest.mark.parametrize("algorithm", ["blocked", "local"])

@@ -1,0 +1,210 @@
+"""Executor of the reduction of a Hermitian matrix to a band, B = Q1^H A Q1, in block columns as wide as the band.
+
+For each panel k, with the columns of A that each rank has (here X and W are names of Bischof, Lang and Sun):
+
+    A[k+1:, k] = H[k] [R; 0], H[k] = I - V T V^H         (factor panel k, and broadcast it)
+    X := A V T                                           (each rank the rows of its columns; all rows to all ranks)
+    W := X - V S / 2, S = (V T)^H X
+    A := A - V W^H - W V^H                               (trailing update, of each rank's columns)
+
+Every rank keeps all panels, so that it needs no others to multiply columns of its own with Q1.
+
+Source: Bischof, Lang, Sun, A framework for symmetric band reduction, 2000.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pblas.factor.factorization_run import RunFactorization
+from pblas.matrices.scatter_gather import global_indices
+from pblas.spectral.tridiagonalization_run import largest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.transport import Transfer
+    from pblas.spectral.eigh_plan import EighPlan
+
+TAG_PRODUCT = 1063
+
+
+class Band(NamedTuple):
+    """The reduced matrix on one rank: see `BandStages`; the power of 2 by which A was multiplied (global)."""
+
+    a: Array
+    triangles: Array
+    t: Any
+    scale: float
+
+
+class RunBandReduction(RunFactorization):
+    """Runs the reduction of an EighPlan by way of a band on one rank; `taken_band` is its result."""
+
+    def __init__(self, plan: EighPlan, backend: HostRanks, dtype: Dtype) -> None:
+        super().__init__(plan.reduction, backend, dtype)
+        self._n, self._width, self._size, self._dtype = plan.a.n, plan.bandwidth, plan.w.nprocs, dtype
+        self._stages, self._keeps = self._arrays.band_stages(plan.bandwidth), plan.vectors
+        ranks = range(self._size)
+        self._columns = [global_indices(plan.w, rank)[1] for rank in ranks]  # the numbers of each rank's columns
+        self._others = [rank for rank in ranks if rank != self._rank] if self._rank in ranks else []
+        self._slot_nbytes = max(map(len, self._columns)) * self._width * dtype.itemsize
+        self._products: Any = backend.allocate_scratch(2 * self._slot_nbytes) if self._size > 1 else None
+        """Rows of X of two panels: before a rank writes those of panel k + 2, the others have sent those of k + 1."""
+        self._sent: list[Transfer] = []
+        self.scale: float  # the power of 2 by which A was multiplied; NaN if A is not finite, and not reduced (global)
+        self.band: Band | None  # on ranks with columns of A (local)
+
+    def publish(self, w: Array) -> bool:
+        """Allocate all memory; publish the location of W."""
+        n, width, a = self._n, self._width, w[: self._n]
+        if a.size:
+            self._a = a if self._size == 1 else self._new(n, n)
+            self._triangles = self._new(width, n)
+            self._buffers = [self._new(n, 3 * width) for _ in range(2)]
+            self._vt, self._s = self._new(n, width), self._new(width, width)
+        return super().publish(w)
+
+    def run(self, w: Array) -> None:
+        """Reduce W to a band, and the band to T."""
+        arrays, a, self.band = self._arrays, w[: self._n], None
+        if self._size == 1 and a.size:
+            self._stages.complete(a)
+        elif self._dtype.kind == "c":
+            for panel in self._steps:
+                if panel.owner == self._rank:
+                    self._stages.complete(self.columns_of(panel)[panel.start : panel.stop])
+        arrays.synchronize()
+        size = float(np.max(self._backend.gather(largest(arrays, a))))
+        self.scale = float(np.ldexp(1.0, min(-int(np.frexp(size)[1]), np.finfo(self._dtype).maxexp - 1)))
+        if not np.isfinite(size):
+            self.scale = np.nan
+            return
+        arrays.scale(self.scale, a)
+        arrays.synchronize()
+        super().run(w)
+        for transfer in self._sent:
+            self._backend.wait(transfer.done, "sending products of a reduction")
+        self._sent = []
+        if a.size:
+            t = self._stages.chase(self._a, keeps=self._keeps)
+            self.band = Band(self._a, self._triangles, t, self.scale)
+            arrays.synchronize()
+
+    def finish(self) -> None:
+        """Forget all memory, after `taken_band`."""
+        for name in ("_a", "_triangles", "_buffers", "_vt", "_s", "_right", "_ready"):
+            self.__dict__.pop(name, None)
+        super().finish()
+
+    def factor(self, k: int) -> None:
+        """Factor the rows of the panel below the band; T in the rows below A."""
+        panel, n, count = self._steps[k], self._n, self._reflectors(k)
+        if count:
+            columns = self.columns_of(panel)
+            # A[k+1:, k] = H[k] [R; 0]
+            self._stages.factor(columns[panel.stop : n], columns[n : n + count, :count])
+
+    def reads(self, k: int) -> bool:
+        """True on every rank with columns of A, which keeps the panel."""
+        return self.w.size > 0
+
+    def begin_step(self, k: int, panel: Array) -> None:
+        """W of panel k, of all rows on all ranks."""
+        step, n, count, arrays = self._steps[k], self._n, self._reflectors(k), self._arrays
+        stages, m = self._stages, n - step.stop
+        y = self._buffers[k % 2][:m]
+        v, w, again = (y[:, i * count : (i + 1) * count] for i in range(3))
+        vt, s, triangle = self._vt[:m, :count], self._s[:count, :count], self._triangles[:count, step.start :]
+        with arrays.on_side_lane("keep a panel"):
+            if self._size > 1:
+                arrays.assign(panel[: n - step.start], self._a[step.start :, step.start : step.stop])
+            if count:
+                t = triangle[:, :count]
+                arrays.assign(panel[n - step.start :][:count, :count], t)
+                for copy in (v, again):
+                    stages.unit_lower(panel[step.width : n - step.start, :count], copy)
+                stages.multiply(v, t, vt)
+            kept = arrays.mark()
+        arrays.follow(kept)
+        first = self._first_after[k]
+        if count and first < self._end:
+            # X := A V T
+            own = self.w[step.stop : n, first:]
+            x = w if self._size == 1 else self._slot(self._rank, k, own.shape[1], count)
+            stages.multiply(own, vt, x, adjoint=(True, False))
+            if self._size > 1:
+                self._exchange(k, x, w)
+            # W := X - V S / 2, S = (V T)^H X
+            stages.multiply(vt, w, s, adjoint=(True, False))
+            stages.multiply(v, s, w, alpha=-0.5, beta=1)
+            self._right = y[:, count : 3 * count]
+            if self._size > 1:
+                rows = self._columns[self._rank][first:] - step.stop
+                self._right = arrays.pick(self._right, rows, np.arange(2 * count))
+        self._ready = arrays.mark()
+
+    def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """Update the local columns j0..j1-1."""
+        del panel, pieces  # all have arrived
+        count, first, top = self._reflectors(k), self._first_after[k], self._steps[k].stop
+        if count:
+            # A[k+1:, j] -= V W[j]^H + W V[j]^H
+            left, right = self._buffers[k % 2][: self._n - top, : 2 * count], self._right[j0 - first : j1 - first]
+            c = self.w[top : self._n, j0:j1]
+            self._stages.multiply(left, right, c, alpha=-1, beta=1, adjoint=(False, True))
+
+    def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: object) -> None:
+        """Update panel k + 1 after W of panel k, and factor it."""
+        del updated
+        super().look_ahead(k, panel, j0, j1, self._ready)
+
+    def taken_band(self) -> Band | None:
+        """The result, which the executor forgets (local)."""
+        band, self.band = self.band, None
+        return band
+
+    def _reflectors(self, k: int) -> int:
+        """Number of reflectors of panel k: none if there is a row at most below the band (global)."""
+        below = self._n - self._steps[k].stop
+        return min(below, self._width) if below > 1 else 0
+
+    def _exchange(self, k: int, x: Array, w: Array) -> None:
+        """W[i] := the rows i of X of each rank."""
+        arrays, backend, step, count = self._arrays, self._backend, self._steps[k], w.shape[1]
+        channel, all_columns = backend.channel, np.arange(count)
+        rows = [columns[np.searchsorted(columns, step.stop) :] - step.stop for columns in self._columns]
+        peers = [peer for peer in self._others if len(rows[peer])]  # the others need no W any more
+        arrays.place(x, w, rows[self._rank], all_columns)
+        backend.sync()
+        for peer in peers:
+            near = backend.is_near(peer)
+            self._sent.append(channel.signal(peer, TAG_PRODUCT) if near else channel.send(x, peer, TAG_PRODUCT))
+        with arrays.on_side_lane("bring products"):
+            arriving = [self._arriving(k, peer, len(rows[peer]), count) for peer in peers]
+            for peer, (part, transfer) in zip(peers, arriving, strict=True):
+                backend.wait(transfer.done, f"products of panel {k} of a reduction, of rank {peer}")
+                backend.sync()
+                arrays.place(part, w, rows[peer], all_columns)
+            arrived = arrays.mark()
+        arrays.follow(arrived)
+
+    def _arriving(self, k: int, peer: int, count: int, width: int) -> tuple[Array, Transfer]:
+        """A peer's rows of X, in its memory or in a message, and the transfer that says when they are there."""
+        if self._backend.is_near(peer):
+            return self._slot(peer, k, count, width), self._backend.channel.await_signal(peer, TAG_PRODUCT)
+        part = self._new(count, width)
+        return part, self._backend.channel.receive(part, peer, TAG_PRODUCT)
+
+    def _slot(self, rank: int, k: int, count: int, width: int) -> Array:
+        """Memory for a rank's rows of X."""
+        offset = k % 2 * self._slot_nbytes
+        return self._backend.peer_block(self._products, rank, offset, (count, width), self._dtype, "F")
+
+    def _new(self, m: int, n: int) -> Any:
+        """New memory of this rank, in Fortran order (local)."""
+        return self._arrays.array(self._arrays.empty(self._dtype.itemsize * m * n), (m, n), self._dtype)
