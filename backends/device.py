@@ -729,6 +729,12 @@ class BandStages(Protocol):
     def unit_lower(self, panel: Array, v: Array) -> None:
         """V of a factored panel, with its ones and zeros."""
 
+    def copy_blocks(self, x: Array, z: Array, step_x: int, step_z: int) -> None:
+        """Z := X in blocks of `width` rows, of which every step_x-th one of X and every step_z-th one of Z counts.
+
+        One of the steps is 1: all rows of X, or of Z, are copied.
+        """
+
     def chase(self, a: Array, *, keeps: bool) -> Any:
         """T of the band of A; Q2 is kept above the diagonal of A if it is needed."""
 

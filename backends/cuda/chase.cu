@@ -18,15 +18,13 @@
 #define BAND 64
 #endif
 enum { LANES = 32, GROUPS = 4, THREADS = GROUPS * BAND, WARPS = THREADS / LANES };
-enum { OWNED = BAND / GROUPS, PER_LANE = BAND / LANES, PIECES = 2, PATIENCE = 1 << 12 };
-#define LIMIT 2000000000ull
+enum { OWNED = BAND / GROUPS, PER_LANE = BAND / LANES, PIECES = 2 };
 
 // Whether the elements of these lines have arrived, in `x`; the lanes of a warp have every LANES-th one.
 template <class T, int COUNT>
 __device__ bool receive(const uint4* lines, int count, unsigned flag, T (&x)[COUNT], int* failed) {
     int lane = threadIdx.x % LANES;
-    unsigned long long start = 0;
-    for (unsigned tries = 1;; ++tries) {
+    for (Wait wait;;) {
         bool complete = true;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
@@ -38,12 +36,8 @@ __device__ bool receive(const uint4* lines, int count, unsigned flag, T (&x)[COU
             }
         }
         if (complete) return true;
-        if (tries % PATIENCE == 0) {
-            unsigned long long time = now();
-            start = start ? start : time;
-            if (time - start > LIMIT) *(volatile int*)failed = 1;
-            if (*(volatile int*)failed) return false;
-        }
+        if (wait.is_over()) *(volatile int*)failed = 1;
+        if (wait.tries % PATIENCE == 0 && *(volatile int*)failed) return false;
     }
 }
 

@@ -76,3 +76,17 @@ __device__ __forceinline__ unsigned long long now() {
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(time));
     return time;
 }
+
+#define LIMIT 2000000000ull  // ns of a wait
+enum { PATIENCE = 1 << 12 };  // tries between two looks at the time
+// The time of a wait, which counts its tries.
+struct Wait {
+    unsigned tries = 0;
+    unsigned long long start = 0;
+    __device__ __forceinline__ bool is_over() {
+        if (++tries % PATIENCE) return false;
+        unsigned long long time = now();
+        start = start ? start : time;
+        return time - start > LIMIT;
+    }
+};

@@ -6,7 +6,8 @@
 // columns c > j, and those with the reflectors c < j. Then the block is multiplied with the other columns of the panel:
 // with those before it for T, with those after it to update them.
 //
-// Sums have one order: over the rows of a CTA, then over the CTAs.
+// Sums have one order: over the rows of a CTA, then over the CTAs. A wait of more than LIMIT ns ends the kernel by a
+// trap: the CTAs are not resident together.
 
 enum { LANES = 32, THREADS = 256, WARPS = THREADS / LANES, WIDTH = 32, STAGE = 32, PAD = 33, GROUPS = 4, ROWS = 128 };
 enum { NARROW = 64, EDGE = NARROW + 1, STEP = 8 };  // columns of a panel that products factor
@@ -26,7 +27,8 @@ __device__ void wait_for_all(unsigned* arrived, unsigned& expected) {
     __syncthreads();
     if (threadIdx.x == 0) {
         arrive(arrived);
-        while (arrivals(arrived) < expected) continue;
+        for (Wait wait; arrivals(arrived) < expected;)
+            if (wait.is_over()) __trap();
     }
     __syncthreads();
 }
@@ -51,7 +53,9 @@ __device__ T sum_of_ctas(const uint4* lines, int ctas, const uint4* last, unsign
     for (int first = warp; is_sent && first < ctas; first += BATCH * WARPS) {
         Lines<T> batch[BATCH];
         bool complete;
+        Wait wait;
         do {
+            if (wait.is_over()) __trap();
             complete = true;
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
@@ -65,7 +69,8 @@ __device__ T sum_of_ctas(const uint4* lines, int ctas, const uint4* last, unsign
     }
     if (is_sent) {
         Lines<T> top;
-        while (!top.receive(last + lane * size, flag)) continue;
+        for (Wait wait; !top.receive(last + lane * size, flag);)
+            if (wait.is_over()) __trap();
         row = top.element();
     }
     parts[warp * LANES + lane] = sum;

@@ -89,6 +89,14 @@ class TwoStage(BandStages):
         """V of a factored panel, with its ones and zeros."""
         self._reflectors.unit_lower(self._arrays.stream, panel, v)
 
+    def copy_blocks(self, x: Array, z: Array, step_x: int, step_z: int) -> None:
+        """Z := X in blocks of rows; see `BandStages`."""
+        rows = len(x) if step_x == 1 else len(z)
+        ctas = -(-rows // (4 * THREADS)) * x.shape[1]
+        arguments = *place(x), np.int32(step_x), *place(z), np.int32(step_z), np.int32(rows), np.int32(x.shape[1])
+        if ctas:
+            self._blocks.launch(self._arrays.stream, "copy_blocks", x.dtype.char, ctas, arguments)
+
     def release(self) -> None:
         """Give the memory of arrays that are dropped back to the device."""
         self._arrays.release()

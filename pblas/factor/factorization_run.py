@@ -59,6 +59,8 @@ class RunFactorization(FactorsInPlace, ABC):
     """Runs a factorization on one rank: W is factored in place."""
 
     peers_read = True  # peers read this rank's panels until the closing agreement (global)
+    looks_ahead_first: ClassVar[bool] = False
+    """Whether on GPUs too the host launches the lookahead before the trailing update (global)."""
     takes_pieces: ClassVar[bool] = False
     """Whether the next panel is updated on CPUs piece by piece, as the rows of the panel before arrive (global)."""
 
@@ -112,14 +114,15 @@ class RunFactorization(FactorsInPlace, ABC):
             j1, owns_next = self._first_after[k], self._owns(k + 1)
             j2 = j1 + (self._steps[k + 1].width if owns_next else 0)
             # W[:, k+1] := its update with panel k, factored and broadcast   (lookahead)
-            if owns_next and arrays.traits.blocking:
+            is_first = arrays.traits.blocking or self.looks_ahead_first
+            if owns_next and is_first:
                 self.look_ahead(k, panel, j1, j2, updated)
             # W[:, j] := its update with panel k, for the other columns j   (trailing update)
             if panel is not None:
                 self.panels.wait(k)
                 if j2 < self._end:
                     self.update(k, panel, j2, self._end, self.panels.whole(k))
-            if owns_next and not arrays.traits.blocking:  # a GPU works on both at once
+            if owns_next and not is_first:  # a GPU works on both at once
                 self.look_ahead(k, panel, j1, j2, updated)
             self.end_step(k)
             if self.progress is not None and k < last:

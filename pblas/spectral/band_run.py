@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pblas.factor.factorization_plan import columns_from
 from pblas.factor.factorization_run import RunFactorization
-from pblas.matrices.scatter_gather import global_indices
 from pblas.spectral.tridiagonalization_run import largest
 
 if TYPE_CHECKING:
@@ -50,9 +50,8 @@ class RunBandReduction(RunFactorization):
         self._n, self._width, self._size, self._dtype = plan.a.n, plan.bandwidth, plan.w.nprocs, dtype
         self._stages, self._keeps = self._arrays.band_stages(plan.bandwidth), plan.vectors
         ranks = range(self._size)
-        self._columns = [global_indices(plan.w, rank)[1] for rank in ranks]  # the numbers of each rank's columns
         self._others = [rank for rank in ranks if rank != self._rank] if self._rank in ranks else []
-        self._slot_nbytes = max(map(len, self._columns)) * self._width * dtype.itemsize
+        self._slot_nbytes = plan.w.columns.max_count * self._width * dtype.itemsize
         self._products: Any = backend.allocate_scratch(2 * self._slot_nbytes) if self._size > 1 else None
         """Rows of X of two panels: before a rank writes those of panel k + 2, the others have sent those of k + 1."""
         self._sent: list[Transfer] = []
@@ -63,21 +62,24 @@ class RunBandReduction(RunFactorization):
         """Allocate all memory; publish the location of W."""
         n, width, a = self._n, self._width, w[: self._n]
         if a.size:
-            self._a = a if self._size == 1 else self._new(n, n)
-            self._triangles = self._new(width, n)
+            is_alone = self._size == 1
+            self._a: Any = a if is_alone else self._new(n, n)
+            self._triangles: Any = w[n:] if is_alone else self._new(width, n)
             self._buffers = [self._new(n, 3 * width) for _ in range(2)]
             self._vt, self._s = self._new(n, width), self._new(width, width)
+            self._right: Any = None if is_alone else self._new(a.shape[1], 2 * width)
         return super().publish(w)
 
     def run(self, w: Array) -> None:
         """Reduce W to a band, and the band to T."""
         arrays, a, self.band = self._arrays, w[: self._n], None
-        if self._size == 1 and a.size:
-            self._stages.complete(a)
-        elif self._dtype.kind == "c":
-            for panel in self._steps:
-                if panel.owner == self._rank:
-                    self._stages.complete(self.columns_of(panel)[panel.start : panel.stop])
+        # Of several ranks' columns both triangles were brought, with imaginary parts on the diagonal
+        blocks = [a] if self._size == 1 else []
+        if self._size > 1 and self._dtype.kind == "c":
+            mine = (panel for panel in self._steps if panel.owner == self._rank)
+            blocks = [self.columns_of(panel)[panel.start : panel.stop] for panel in mine]
+        for block in blocks:
+            arrays.lower(block)
         arrays.synchronize()
         size = float(np.max(self._backend.gather(largest(arrays, a))))
         self.scale = float(np.ldexp(1.0, min(-int(np.frexp(size)[1]), np.finfo(self._dtype).maxexp - 1)))
@@ -85,6 +87,8 @@ class RunBandReduction(RunFactorization):
             self.scale = np.nan
             return
         arrays.scale(self.scale, a)
+        for block in blocks:
+            self._stages.complete(block)
         arrays.synchronize()
         super().run(w)
         for transfer in self._sent:
@@ -97,9 +101,11 @@ class RunBandReduction(RunFactorization):
 
     def finish(self) -> None:
         """Forget all memory, after `taken_band`."""
-        for name in ("_a", "_triangles", "_buffers", "_vt", "_s", "_right", "_ready"):
+        for name in ("_a", "_triangles", "_buffers", "_vt", "_s", "_right", "_rows", "_ready"):
             self.__dict__.pop(name, None)
         super().finish()
+
+    looks_ahead_first = True  # two kernels factor a panel
 
     def factor(self, k: int) -> None:
         """Factor the rows of the panel below the band; T in the rows below A."""
@@ -125,7 +131,8 @@ class RunBandReduction(RunFactorization):
                 arrays.assign(panel[: n - step.start], self._a[step.start :, step.start : step.stop])
             if count:
                 t = triangle[:, :count]
-                arrays.assign(panel[n - step.start :][:count, :count], t)
+                if self._size > 1:
+                    arrays.assign(panel[n - step.start :][:count, :count], t)
                 for copy in (v, again):
                     stages.unit_lower(panel[step.width : n - step.start, :count], copy)
                 stages.multiply(v, t, vt)
@@ -136,16 +143,18 @@ class RunBandReduction(RunFactorization):
             # X := A V T
             own = self.w[step.stop : n, first:]
             x = w if self._size == 1 else self._slot(self._rank, k, own.shape[1], count)
-            stages.multiply(own, vt, x, adjoint=(True, False))
+            stages.multiply(own, vt, x, adjoint=(self._size > 1, False))  # A = A^H is faster as it is
             if self._size > 1:
                 self._exchange(k, x, w)
             # W := X - V S / 2, S = (V T)^H X
             stages.multiply(vt, w, s, adjoint=(True, False))
             stages.multiply(v, s, w, alpha=-0.5, beta=1)
-            self._right = y[:, count : 3 * count]
+            self._rows = y[:, count : 3 * count]
             if self._size > 1:
-                rows = self._columns[self._rank][first:] - step.stop
-                self._right = arrays.pick(self._right, rows, np.arange(2 * count))
+                rows = self._right[: own.shape[1], : 2 * count]
+                top = self._first_row(k, self._rank)
+                stages.copy_blocks(self._rows[top:], rows, self._size, 1)
+                self._rows = rows
         self._ready = arrays.mark()
 
     def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
@@ -154,7 +163,7 @@ class RunBandReduction(RunFactorization):
         count, first, top = self._reflectors(k), self._first_after[k], self._steps[k].stop
         if count:
             # A[k+1:, j] -= V W[j]^H + W V[j]^H
-            left, right = self._buffers[k % 2][: self._n - top, : 2 * count], self._right[j0 - first : j1 - first]
+            left, right = self._buffers[k % 2][: self._n - top, : 2 * count], self._rows[j0 - first : j1 - first]
             c = self.w[top : self._n, j0:j1]
             self._stages.multiply(left, right, c, alpha=-1, beta=1, adjoint=(False, True))
 
@@ -175,23 +184,27 @@ class RunBandReduction(RunFactorization):
 
     def _exchange(self, k: int, x: Array, w: Array) -> None:
         """W[i] := the rows i of X of each rank."""
-        arrays, backend, step, count = self._arrays, self._backend, self._steps[k], w.shape[1]
-        channel, all_columns = backend.channel, np.arange(count)
-        rows = [columns[np.searchsorted(columns, step.stop) :] - step.stop for columns in self._columns]
-        peers = [peer for peer in self._others if len(rows[peer])]  # the others need no W any more
-        arrays.place(x, w, rows[self._rank], all_columns)
+        arrays, backend, count = self._arrays, self._backend, w.shape[1]
+        channel, stop = backend.channel, self._steps[k].stop
+        lengths = {peer: columns_from(self.plan.w, stop, peer) for peer in self._others}
+        peers = [peer for peer in self._others if lengths[peer]]  # the others need no W any more
+        self._stages.copy_blocks(x, w[self._first_row(k, self._rank) :], 1, self._size)
         backend.sync()
         for peer in peers:
             near = backend.is_near(peer)
             self._sent.append(channel.signal(peer, TAG_PRODUCT) if near else channel.send(x, peer, TAG_PRODUCT))
         with arrays.on_side_lane("bring products"):
-            arriving = [self._arriving(k, peer, len(rows[peer]), count) for peer in peers]
+            arriving = [self._arriving(k, peer, lengths[peer], count) for peer in peers]
             for peer, (part, transfer) in zip(peers, arriving, strict=True):
                 backend.wait(transfer.done, f"products of panel {k} of a reduction, of rank {peer}")
                 backend.sync()
-                arrays.place(part, w, rows[peer], all_columns)
+                self._stages.copy_blocks(part, w[self._first_row(k, peer) :], 1, self._size)
             arrived = arrays.mark()
         arrays.follow(arrived)
+
+    def _first_row(self, k: int, rank: int) -> int:
+        """The first row below panel k with the number of one of a rank's columns (global)."""
+        return (rank - k - 1) % self._size * self._width
 
     def _arriving(self, k: int, peer: int, count: int, width: int) -> tuple[Array, Transfer]:
         """A peer's rows of X, in its memory or in a message, and the transfer that says when they are there."""

@@ -192,7 +192,7 @@ def by_way_of_a_band(
 
     def solved(what: str, compute: Callable[[Band], tuple[Array, int]]) -> Array:
         """**Collective.** All eigenvalues, of which GPUs have equal bits."""
-        values, info = np.zeros(0), 0
+        values, info = np.zeros(0, w.dtype).real, 0
         with runtime.local_step(opname):
             if band is not None:
                 runtime.backend.arrays.begin()

@@ -72,6 +72,11 @@ class HostStages(BandStages):
     def unit_lower(self, panel: Array, v: Array) -> None:
         v[...] = np.tril(panel, -1) + np.eye(*panel.shape, dtype=panel.dtype)
 
+    def copy_blocks(self, x: Array, z: Array, step_x: int, step_z: int) -> None:
+        rows = np.arange(len(x) if step_x == 1 else len(z))
+        inside, block = rows % self.width, rows // self.width * self.width
+        z[block * step_z + inside] = x[block * step_x + inside]
+
     def chase(self, a: Array, *, keeps: bool) -> Array:
         band = np.triu(np.tril(a), -self.width)
         a[np.triu_indices(len(a), 1)] = np.nan
