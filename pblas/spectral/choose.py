@@ -54,6 +54,14 @@ _SHARED_FROM = 8192
 _LAYOUTS = 256
 
 
+def takes_doubled(n: int, dtype: str) -> bool:
+    """Whether the singular values of an n x n matrix are taken from the eigenvalues of one of twice the order.
+
+    On GPUs, that is faster than by a polar decomposition as long as these are computed by way of a band.
+    """
+    return 2 * n <= _CHAIN * _BANDS[dtype].width
+
+
 @lru_cache(_LAYOUTS)
 def choose_eigh(
     a: MatrixDescriptor,

@@ -18,12 +18,13 @@ from pblas.core.operation import Bound, Operation
 from pblas.factor.qr import factored
 from pblas.factor.qr_matrices import qr
 from pblas.factor.with_factor import Reflectors, empty, identity, multiplied, range_scale, zeros
-from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.descriptor import MatrixDescriptor, resized
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.progress import StageReport
 from pblas.spectral.bidiagonalization_run import Reflected, RunBidiagonalization
+from pblas.spectral.choose import takes_doubled
 from pblas.spectral.eigh import Options, eigensystem
 from pblas.spectral.svd_plan import SvdAlgorithm, SvdPlan, choose_svd, placements
 from pblas.spectral.unitary import unitary_factor
@@ -150,6 +151,7 @@ def _by_polar(
     """**Collective.** The singular system by eigenvalues of a polar factor.
 
     Q1, R of A, or of A^H        (if A is not square)
+    [0 R^H; R 0]                 (for values only: its eigenvalues are s and -s)
     R = U H                      (QDWH)
     H = V diag(s) V^H            (by eigenvalues of -H, which ascend as s descends)
     Z := U V                     (orthonormal by QR, if A is singular to rounding)
@@ -161,11 +163,17 @@ def _by_polar(
     if m != n:
         factor, _ = factored(opname, a.H if m < n else a, overwrite_a=overwrite_a, progress=stage("factor"))
         square = factor.upper(opname, k, is_last=not vectors)
+    options = Options("L", None, None, vectors=vectors, algorithm="auto")
+    if not vectors and takes_doubled(k, a.dtype.name):
+        # [0 R^H; R 0] has the eigenvalues s and -s
+        h = zeros(opname, resized(a.desc.without_lld, (2 * k, 2 * k)), a)
+        redistributed(opname, square, out=h[k:, :k])
+        w, _ = eigensystem(opname, h, options, stage, overwrite_a=True)
+        return SingularSystem(np.maximum(w[: k - 1 : -1], 0), None, None)
     u, is_singular = unitary_factor(opname, square, stage("iterate"))
     h = pmatmul(u.H, square)
     # H := -(H + H^H) / 2
     h = elementwise("(x + y) * s", x=h, y=h.H, s=-0.5)
-    options = Options("L", None, None, vectors=vectors, algorithm="auto")
     w, v = eigensystem(opname, h, options, stage, overwrite_a=True)
     s = np.maximum(-w, 0)
     if v is None:
