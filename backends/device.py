@@ -346,6 +346,19 @@ class Level3(Protocol):
         Source: BLAS, xGEMM.
         """
 
+    @traced("gemm", lambda _alpha, x, y, _beta, _c, z: product_text([(x, x.T if y is None else y, z)]))
+    def multiply_add(self, alpha: complex, x: Array, y: Array | None, beta: complex, c: Array | None, z: Array) -> None:
+        """Z := alpha X Y + beta C, rounded once; without Y Z := alpha X X^H + beta C, by half of the operations.
+
+        Args:
+            alpha: scalar; without Y real and not 0 (local).
+            x: m x k, of 16 bits or more (local).
+            y: k x n, of the same dtype (local).
+            beta: scalar; real without Y (local).
+            c: m x n, another array than Z with its strides; None if beta is 0 (local).
+            z: m x n, of the dtype of X; without Y in Fortran order (local).
+        """
+
     @untraced
     def exact_gemm(self, sizes: PieceSizes, allocate: Callable[[int], Array]) -> PieceProducts:
         """Products whose K consists of pieces, each of which is exact and rounded once: with the same bits everywhere.

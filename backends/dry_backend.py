@@ -173,7 +173,18 @@ def _nothing(*args: object, **options: object) -> None:
 
 for _name in (
     *("fill", "randomize", "assign", "scale", "add_scaled", "conjugate", "evaluate", "finish", "add_rows", "largest"),
-    *("gemm", "add_product", "subtract_square", "trsm", "syrk", "syr2k", "solve_factored", "lower", "swap_rows"),
+    *(
+        "gemm",
+        "multiply_add",
+        "add_product",
+        "subtract_square",
+        "trsm",
+        "syrk",
+        "syr2k",
+        "solve_factored",
+        "lower",
+        "swap_rows",
+    ),
     *("multiply_q", "block_of_reflectors", "fix_signs"),
 ):
     assert hasattr(Device, _name), "it is a method of the contract"

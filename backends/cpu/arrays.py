@@ -175,6 +175,19 @@ class HostArrays(Device):
     ) -> None:
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
+    def multiply_add(self, alpha: complex, x: Array, y: Array | None, beta: complex, c: Array | None, z: Array) -> None:
+        total = accumulator_dtype(z.dtype)
+        w = z if total == z.dtype else np.empty_like(z, total)
+        if c is not None:
+            w[...] = c
+        if y is not None:
+            blas.gemm(alpha, x, y, beta, w)
+        else:
+            syrk(alpha, x.astype(total, copy=False), beta, w, uplo="L", hermitian=True)
+            lapack.mirror(w)
+        if w is not z:
+            z[...] = w
+
     def exact_gemm(self, sizes: PieceSizes, allocate: Callable[[int], Array]) -> PieceProducts:
         from pblas.backends.cpu.exact import ExactGemm
 

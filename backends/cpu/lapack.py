@@ -17,6 +17,7 @@ from pblas.backends.cpu.blas import _pointer
 from pblas.backends.dtypes import Array, address_of
 
 _PREFIXES = dict(zip("fdFD", "sdcz", strict=True))  # first letters of routines, by NumPy's letters of dtypes
+_MIRRORED = 64  # columns that are mirrored at a time
 
 
 def potrf(x: Array) -> int:
@@ -50,6 +51,18 @@ def lower(x: Array) -> None:
         x[:j, j] = 0
     if x.dtype.kind == "c":
         x.imag[np.diag_indices(n)] = 0
+
+
+def mirror(x: Array) -> None:
+    """Above the diagonal X := the adjoint of its lower triangle.
+
+    >>> x = np.array([[4.0, 9.0], [2.0, 5.0]]); mirror(x); x.tolist()
+    [[4.0, 2.0], [2.0, 5.0]]
+    """
+    for j in range(0, len(x), _MIRRORED):
+        rows, square = x[j : j + _MIRRORED], x[j : j + _MIRRORED, j : j + _MIRRORED]
+        x[:j, j : j + _MIRRORED] = rows[:, :j].conj().T
+        square[...] = np.tril(square) + np.tril(square, -1).conj().T
 
 
 def getrf(x: Array, pivots: Array) -> int:

@@ -20,6 +20,7 @@ from nvmath.bindings import cublas
 from pblas import errors
 from pblas.backends.cuda import level2, random, reductions, streams, transfer, vectors
 from pblas.backends.cuda.gemm import Gemm, copies_of, needs_copy
+from pblas.backends.cuda.gemm_problem import ALIGNMENT
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, Lapack, Reflectors
 from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise, type_name
 from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy, StridedRegion, copied, upload
@@ -40,6 +41,11 @@ _GRAM_BLOCKS, _GRAM_ROWS = 528, 512
 """Blocks of rows of a Gram matrix at most, some for each multiprocessor, and rows of a block at least."""
 _SIGNED = 1 << 24  # elements whose signs are fixed at a time
 _WIDE = 256  # fewest right-hand sides that are multiplied with inverses
+_PARTS, _LEAST_PART = 8, 256
+"""Blocks on the diagonal of a product X X^T of 16 bits at most, and rows of one at least.
+
+Of 8192 rows the diagonal takes two rounds of tiles of 128 x 256, and the blocks below it seven; a whole product 16
+(132 SMs)."""
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
 
@@ -451,6 +457,72 @@ class DeviceArrays(Device):
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
+    def multiply_add(self, alpha: complex, x: Array, y: Array | None, beta: complex, c: Array | None, z: Array) -> None:
+        if y is not None:
+            self._multiply_add(alpha, x, y, beta, c, z)
+        elif z.itemsize > 2:
+            if c is not None:
+                self.assign(c, z)
+            self.syrk(alpha, x, beta, z, uplo="L", hermitian=True)
+            self._lapack.mirror(self.stream, z)
+        else:
+            self._square(alpha, x, beta, c, z)
+
+    def _multiply_add(
+        self, alpha: complex, x: GpuArray, y: GpuArray, beta: complex, c: GpuArray | None, z: GpuArray
+    ) -> None:
+        """Z := alpha X Y + beta C, or several such products of matrices one after the other in memory."""
+        if alpha == 0:
+            self.add_scaled(0 if c is None else beta, z if c is None else c, 0, z)
+            return
+        if c is not None and (c.strides != z.strides or (c.data.ptr - z.data.ptr) % ALIGNMENT):
+            self.assign(c, z)
+            c = None
+        self._matmul(alpha, x, y, beta, z, (False, False), c)
+
+    def _square(self, alpha: complex, x: GpuArray, beta: complex, c: GpuArray | None, z: GpuArray) -> None:
+        """Z := alpha X X^T + beta C, for elements that cuBLAS' symmetric product does not take.
+
+        0 . . .         blocks of one size are multiplied at a time: 0 on the diagonal, 1, and 2, which is twice as
+        1 0 . .         large; then 1 and 2 are mirrored
+        2 2 0 .
+        2 2 1 0
+        """
+        parts = 1
+        while parts < _PARTS and len(z) >= 2 * parts * _LEAST_PART:
+            parts *= 2
+        size = len(z) // parts // ALIGNMENT * ALIGNMENT if parts > 1 else len(z)
+        stop = size * parts
+        self._multiply_blocks(alpha, x, beta, c, z, (size, parts, 0, size))
+        while parts > 1:
+            parts //= 2
+            self._multiply_blocks(alpha, x, beta, c, z, (size, parts, size, 2 * size))
+            size *= 2
+        if stop < len(z):
+            # the rows after the blocks
+            self._multiply_add(alpha, x[stop:], x.T, beta, None if c is None else c[stop:], z[stop:])
+            self.assign(z[stop:, :stop].T, z[:stop, stop:])
+
+    def _multiply_blocks(
+        self, alpha: complex, x: GpuArray, beta: complex, c: GpuArray | None, z: GpuArray, blocks: tuple[int, ...]
+    ) -> None:
+        """Z[i, j] := alpha X[i] X[j]^T + beta C[i, j] for blocks i and j = i + 1, or j = i.
+
+        `blocks`: rows and columns of a block, their number, the first row, and rows from one to the next.
+        """
+        size, count, first, step = blocks
+
+        def blocks_of(w: GpuArray, start: int, next_block: int, columns: int) -> Any:
+            return transfer.new_array((count, size, columns), w.dtype, w[start:].data, (step * next_block, *w.strides))
+
+        left, right = (blocks_of(x, start, x.strides[0], x.shape[1]) for start in (first, 0))
+        new = blocks_of(z, first, sum(z.strides), size)
+        old = None if c is None else blocks_of(c, first, sum(c.strides), size)
+        self._multiply_add(alpha, left, right.transpose(0, 2, 1), beta, old, new)
+        for start in range(0, step * count, step) if first else ():
+            rows, columns = slice(start + first, start + first + size), slice(start, start + size)
+            self.assign(z[rows, columns].T, z[columns, rows])
+
     def exact_gemm(self, sizes: PieceSizes, allocate: Callable[[int], Array]) -> PieceProducts:
         from pblas.backends.cuda.exact import ExactGemm
 
@@ -516,12 +588,19 @@ class DeviceArrays(Device):
             self._kept.append(memory)
 
     def _matmul(
-        self, alpha: complex, x: GpuArray, y: GpuArray, beta: complex, z: GpuArray, conj: tuple[bool, bool]
+        self,
+        alpha: complex,
+        x: GpuArray,
+        y: GpuArray,
+        beta: complex,
+        z: GpuArray,
+        conj: tuple[bool, bool],
+        c: GpuArray | None = None,
     ) -> None:
         """A product on this lane, with the lane's workspace."""
         lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
-        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune)
+        self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune, c=c)
 
     def trsm(
         self, t: Array, z: Array, *, uplo: Uplo, unit: bool = False, conj: bool = False, inverts: bool = True
@@ -547,9 +626,16 @@ class DeviceArrays(Device):
             self._solve_by_inverses(t, z, uplo="L", unit=unit, conj=conj, order=MOST_INVERTED)
 
     def _solve_by_inverses(self, t: Array, z: Array, *, uplo: Uplo, unit: bool, conj: bool, order: int) -> None:
-        """Z := T^-1 Z, with inverses of blocks of T's diagonal of `order` rows."""
+        """Z := T^-1 Z, with inverses of blocks of T's diagonal of `order` rows.
+
+        In the full precision of Z in any mode: an inverse is much larger than T, and so are the errors of its elements.
+        """
         inverses = self._lapack.inverses(self.stream, t if uplo == "L" else t.T, unit=unit, order=order)
-        self._multiply_by_inverses(t, inverses, z, uplo=uplo, conj=conj)
+        modes, self._modes = self._modes, EXACT
+        try:
+            self._multiply_by_inverses(t, inverses, z, uplo=uplo, conj=conj)
+        finally:
+            self._modes = modes
 
     def _multiply_by_inverses(self, t: Array, inverses: Array, z: Array, *, uplo: Uplo, conj: bool) -> None:
         """Z := T^-1 Z, by halves; `inverses` are those of T's blocks, or of T^T's for an upper triangle."""

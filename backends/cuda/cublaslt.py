@@ -126,8 +126,9 @@ class Product:
         bias: int = 0,
         scale_a: int = 0,
         scale_b: int = 0,
+        c: int = 0,
     ) -> None:
-        """Z := the epilogue of alpha scale_a scale_b op(A) op(B) + beta Z."""
+        """Z := the epilogue of alpha scale_a scale_b op(A) op(B) + beta C; without the address of a C it is Z."""
         if [bias, scale_a, scale_b] != self._addresses:
             self._point([bias, scale_a, scale_b])
         if self._values != (alpha, beta):
@@ -137,7 +138,7 @@ class Product:
         layout_a, layout_b, layout_z = self._layouts
         cublasLt.matmul(
             *(self._handle, self._operation, self._alpha, a, layout_a, b, layout_b),
-            *(self._beta, z, layout_z, z, layout_z),
+            *(self._beta, c or z, layout_z, z, layout_z),
             *(algorithm.address, workspace, self.workspace_nbytes, stream),
         )
 

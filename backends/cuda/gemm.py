@@ -112,8 +112,12 @@ class Gemm:
         scales: tuple[Any, Any] = (None, None),
         tune: int | None = None,
         finish: Finish | None = None,
+        c: GpuArray | None = None,
     ) -> bool:
-        """Z := alpha X Y + beta Z, in stream order; whether the epilogue was applied too, before Z was rounded."""
+        """Z := alpha X Y + beta C, in stream order; whether the epilogue was applied too, before Z was rounded.
+
+        C has the strides and the alignment of Z; without it C is Z.
+        """
         assert alpha != 0, "a product with alpha = 0 is a scaling of Z"
         address_x, address_y, address_z = x.data.ptr, y.data.ptr, z.data.ptr
         if not z.size:
@@ -136,7 +140,15 @@ class Gemm:
         scale_x, scale_y = (0 if scale is None else scale.data.ptr for scale in scales)
         if swapped:
             address_x, address_y, scale_x, scale_y = address_y, address_x, scale_y, scale_x
-        words = [address_x, address_y, address_z, bias if epilogue else 0, scale_x, scale_y]
+        words = [
+            address_x,
+            address_y,
+            address_z,
+            bias if epilogue else 0,
+            scale_x,
+            scale_y,
+            0 if c is None else c.data.ptr,
+        ]
         workspace = self._workspaces[lane]
 
         def start(handle: int) -> None:

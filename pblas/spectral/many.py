@@ -25,14 +25,14 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import fail_without_context, spelled
 from pblas.spectral.functions import inverse_root, not_positive
-from pblas.spectral.newton_schulz import MUON, checked_weights, iterated
+from pblas.spectral.newton_schulz import MUON, checked_weights, iterated, iterated_alone
 from pblas.spectral.polar import polar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
 
 ManyFunction = Literal["newton_schulz", "polar", "inverse_root"]
@@ -250,26 +250,7 @@ def _iterate_alone(arrays: Device, x: Array, weights: list[tuple[float, ...]]) -
     arrays.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, x)
     size = sqrt(abs(arrays.dot(x, x, "F", total, conj=True)[0]))
     arrays.evaluate(_QUOTIENT, {"x": x, "s": size}, total, x)
-    x = x if x.shape[0] <= x.shape[1] else x.T
-    m, n = x.shape
-
-    def empty(k: int, of: Dtype) -> Array:
-        return arrays.array(arrays.empty(m * k * of.itemsize), (m, k), of)
-
-    g, w, y = empty(m, total), empty(m, total), empty(n, total)
-    rounded = g if total == dtype else empty(m, dtype)
-    for a, b, c in weights:
-        # G := X X^H
-        arrays.gemm(1, x, x.T, 0, g, conj=(False, True))
-        arrays.assign(g, w)
-        if rounded is not g:
-            arrays.assign(g, rounded)
-        # W := c G G + b G
-        arrays.gemm(c, rounded, rounded, b, w)
-        if rounded is not g:
-            arrays.assign(w, rounded)
-        # X := W X + a X
-        arrays.assign(x, y)
-        arrays.gemm(1, w if rounded is g else rounded, x, a, y)
+    y = arrays.like(x, dtype)
+    if iterated_alone(arrays, x, y, weights):
         arrays.assign(y, x)
-    arrays.synchronize()
+        arrays.synchronize()

@@ -10,6 +10,7 @@ from pblas import errors
 from pblas.arrays.elementwise import elementwise
 from pblas.core.checks import check_matrix, is_integer
 from pblas.factor import arguments
+from pblas.factor.with_factor import empty
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
@@ -18,6 +19,9 @@ from pblas.symmetric.api import hemm, herk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pblas.backends.device import Device
+    from pblas.backends.dtypes import Array
 
 MUON = (3.4445, -4.7750, 2.0315)
 """Weights that bring singular values between 0.01 and 1 into about 0.7 to 1.2 in five steps."""
@@ -62,15 +66,21 @@ def newton_schulz(
 
 def iterated(opname: str, x: DistMatrix, weights: list[tuple[float, ...]]) -> DistMatrix:
     """**Collective.** The steps, one for each (a, b, c)."""
-    size = float(x.norm())
+    size, backend = float(x.norm()), x.runtime.backend
     y = elementwise("x / s", x=x, s=size) if size else x.copy()
+    if backend.size == 1 and backend.dry is None:
+        result = empty(y.desc, y)
+        with x.runtime.local_step(opname):
+            backend.arrays.begin()
+            is_other = iterated_alone(backend.arrays, y.stored(opname), result.stored(opname), weights)
+        return result if is_other else y
     is_tall = x.shape[0] > x.shape[1]
     if is_tall:
         y = redistributed(opname, y, x.desc.without_lld.T, trans="C")
     other: Any = None
     for a, b, c in weights:
         # G := X X^H, W := b G + c G^2, X := a X + W X
-        if x.runtime.backend.gpus:  # whole products take less time than the completion of triangles
+        if backend.gpus:  # whole products take less time than the completion of triangles
             g = pmatmul(y, y.H)
             w = pmatmul(g, g, g, alpha=c, beta=b) if c else elementwise("s * x", x=g, s=b)
             y, other = pmatmul(w, y, y, beta=a, out=y.desc if other is None else other), y
@@ -79,6 +89,22 @@ def iterated(opname: str, x: DistMatrix, weights: list[tuple[float, ...]]) -> Di
         w = herk(completed(opname, g, "L"), g, alpha=c, beta=b, out=g) if c else elementwise("s * x", x=g, s=b)
         y, other = hemm(w, y, y, beta=a, out=y.desc if other is None else other), y
     return redistributed(opname, y, x.desc.without_lld, trans="C") if is_tall else y
+
+
+def iterated_alone(arrays: Device, x: Array, y: Array, weights: list[tuple[float, ...]]) -> bool:
+    """The steps of a matrix that one rank has, in the memory of X and Y by turns; whether Y has the result (local)."""
+    (x, y), dtype = ((x, y) if x.shape[0] <= x.shape[1] else (x.T, y.T)), x.dtype
+    m = len(x)
+    g, w = (arrays.array(arrays.empty(m * m * dtype.itemsize), (m, m), dtype) for _ in range(2))
+    for a, b, c in weights if x.size else ():
+        # G := X X^H, W := b G + c G^2, X := a X + W X
+        arrays.multiply_add(1, x, None, 0, None, g)
+        if c:
+            arrays.multiply_add(c, g, None, b, g, w)
+        arrays.multiply_add(1 if c else b, w if c else g, x, a, x, y)
+        x, y = y, x
+    arrays.synchronize()
+    return len(weights) % 2 == 1
 
 
 def checked_weights(opname: str, steps: Any, coefficients: Any) -> list[tuple[float, ...]]:

@@ -589,6 +589,21 @@ def trmm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
         assert gauge(on.get(z), conjugated(t, conj), x, alpha=2.0) <= THRESHOLD
 
 
+@case(*DTYPES, orders="F")
+def multiply_add(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    for rows, beta in product((m, 1043) if dtype.itemsize == 2 else (m,), (0.0, -0.5)):  # of 16 bits also in blocks
+        x, y, z = entries((rows, K), dtype, 1), entries((K, N), dtype, 2), on.put(np.full((rows, N), np.nan, dtype))
+        old = entries((rows, N), dtype, 3)
+        on.device.multiply_add(2.0, on.put(x), on.put(y), beta, on.put(old) if beta else None, z)
+        assert gauge(on.get(z), x, y, old, alpha=2.0, beta=beta) <= THRESHOLD
+        left, square = entries((rows, rows), dtype, 3), on.put(np.full((rows, rows), np.nan, dtype))
+        old = ((left + left.conj().T) / 2).astype(dtype)
+        on.device.multiply_add(2.0, on.put(x), None, beta, on.put(old) if beta else None, square)
+        result = on.get(square)
+        same(result, result.conj().T)
+        assert gauge(result, x, x.conj().T, old, alpha=2.0, beta=beta) <= THRESHOLD
+
+
 def rank_update(on: On, dtype: np.dtype[Any], order: Order, m: int, *, terms: int) -> None:
     """The triangles of a rank-k update of one or two terms."""
     x, y, old = entries((m, K), dtype, 1), entries((m, K), dtype, 2), entries((m, m), dtype, 3)
