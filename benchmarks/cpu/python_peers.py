@@ -2,11 +2,13 @@
 
     mpiexec -n 2 python -m mpi4py benchmarks/cpu/python_peers.py heat 1000000x64 200000x256 1024x1024
     python benchmarks/cpu/python_peers.py dask 1000000x64 200000x256 1024x1024 --threads 2
+    python benchmarks/cpu/python_peers.py dask 20000x4000 --calls rsvd
 
 In an environment with heat or dask; pblas is not needed. float64, matrices in rows, the best of some rounds. Tall
-matrices: TSQR, for R alone (heat: mode="r") and for Q and R; dask also least squares, with two chunks of rows. Square
-ones: heat's inverse, determinant and QR; dask's Cholesky, LU and solve, in square chunks of a quarter of the rows. dask
-runs one BLAS thread in each of its threads.
+matrices: TSQR, for R alone (heat: mode="r") and for Q and R, and singular values and vectors; dask also least squares,
+with two chunks of rows; "rsvd" is the randomized one of 50 values with 10 further vectors and 2 power iterations.
+Square ones: heat's inverse, determinant and QR; dask's Cholesky, LU and solve, in square chunks of a quarter of the
+rows. dask runs one BLAS thread in each of its threads.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM
 
 import numpy as np
 
+VALUES = 50  # of rsvd
+
 
 def heat_calls(m: int, n: int) -> tuple[dict[str, Callable[[], Any]], Callable[[], None], bool]:
     """Calls of heat, a barrier, and whether this rank prints."""
@@ -33,6 +37,7 @@ def heat_calls(m: int, n: int) -> tuple[dict[str, Callable[[], Any]], Callable[[
     ht.random.seed(0)
     a = ht.random.randn(m, n, dtype=ht.float64, split=0)
     calls = {"r": lambda: ht.linalg.qr(a, mode="r"), "qr": lambda: ht.linalg.qr(a)}
+    calls |= {"svd": lambda: ht.linalg.svd(a), "rsvd": lambda: ht.linalg.rsvd(a, VALUES, 10, 2)}
     if m == n:
         calls |= {"inv": lambda: ht.linalg.inv(a), "det": lambda: ht.linalg.det(a)}
     return calls, MPI.COMM_WORLD.Barrier, MPI.COMM_WORLD.rank == 0
@@ -64,6 +69,8 @@ def dask_calls(m: int, n: int, threads: int) -> tuple[dict[str, Callable[[], Any
         "r": lambda: dask.compute(da.linalg.qr(a)[1]),
         "qr": lambda: dask.compute(*da.linalg.qr(a)),
         "lstsq": lambda: dask.compute(*da.linalg.lstsq(a, b)[:2]),
+        "svd": lambda: dask.compute(*da.linalg.svd(a)),
+        "rsvd": lambda: dask.compute(*da.linalg.svd_compressed(a, VALUES, n_power_iter=2, n_oversamples=10)),
     }
     return calls, lambda: None, True
 
@@ -74,14 +81,15 @@ def main() -> None:
     parser.add_argument("shapes", nargs="+")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--calls", nargs="*", help="names of calls; by default all but rsvd")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     report = []
     for shape in options.shapes:
         m, n = map(int, shape.split("x"))
         calls, barrier, prints = heat_calls(m, n) if options.library == "heat" else dask_calls(m, n, options.threads)
-        for name, call in calls.items():
-            times = []
+        for name in options.calls or [name for name in calls if name != "rsvd"]:
+            call, times = calls[name], list[float]()
             for _ in range(options.rounds):
                 barrier()
                 start = time.perf_counter()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pblas.core.linalg_errors import ConvergenceError
-from pblas.errors import BackendError
 from pblas.redistribution.api import redistributed
 from pblas.scalapack import routines
 from pblas.scalapack.arguments import Call, of_types, without_operands
@@ -43,7 +42,7 @@ class SvdCall(Call):
 def pxgesvd(call: SvdCall) -> int:
     """**Collective.** Singular values of sub(A) = U diag(S) V^H, and if wanted the first min(M, N) singular vectors.
 
-    sub(A) is not changed. On CPUs.
+    sub(A) is not changed.
 
     Returns:
         INFO: 0; or i > 0 if LAPACK has not found all singular values of a bidiagonal matrix.
@@ -52,8 +51,6 @@ def pxgesvd(call: SvdCall) -> int:
     """
     if call.answers_query() or call.is_empty:
         return 0
-    if call.runtime.backend.gpus:
-        raise BackendError(f"{call.opname}: it runs on CPUs, this grid is on GPUs; use pblas.linalg.svd")
     a, *outputs = call.operands()
     try:
         s, u, vh = singular_system(call.opname, a, vectors=bool(outputs))

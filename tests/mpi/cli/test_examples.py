@@ -131,6 +131,7 @@ ARRAYS = {
     "kmeans": ("1200 points in 5 clusters", 0.5),
     "pca": ("explained variance, %: 14.89 13.62 11.79", 1e-12),
     "image_compression": ("rank 80: 31.3% of the numbers", 0.3),
+    "total_least_squares": ("total least squares: slopes", 0.05),
     "spectral_clustering": ("1797 digits in 10 clusters", 0.2),
 }
 

@@ -13,6 +13,7 @@ import pytest
 from pblas import PblasArgumentError, scalapack
 from tests.common.factors import general
 from tests.common.ranks import COMM, few, grids, raises_on_all_ranks, some_wrong
+from tests.conformance.problems import DTYPES
 from tests.mpi.scalapack.test_factorizations import Placed
 
 pytestmark = [pytest.mark.mpi, few]
@@ -196,6 +197,44 @@ def test_a_wrong_argument_of_singular_values(ictxt: int, changed: dict[str, Any]
     work = np.zeros(1)
     assert scalapack.pdgesvd(**{**right, "s": None}, work=work, lwork=-1) == 0
     assert work[0] == 1
+
+
+@pytest.mark.parametrize("letter", "sdcz")
+def test_the_nine_ratios_of_xdsvd(ictxt: int, letter: str) -> None:
+    """Those of ScaLAPACK's PDSVDTST, at most 20, of the spectra that it takes: of S, U and VT, and of calls for less."""
+    routine, dtype = getattr(scalapack, f"p{letter}gesvd"), np.dtype(DTYPES[letter])
+    limits = np.finfo(dtype)
+    ulp, wide = float(limits.eps), np.dtype("c16" if dtype.kind == "c" else "f8")
+    spectra = (
+        *(np.zeros(N), np.ones(N), np.linspace(1, ulp, N), np.geomspace(1, ulp, N), np.where(np.arange(N), ulp, 1)),
+        *(np.linspace(1, ulp, N) * size for size in (float(limits.tiny) ** 0.5, float(limits.max) ** 0.5)),
+    )
+    for turn, d in enumerate(spectra):
+        (m, n), size = ((N, N - 2), (N - 2, N))[turn % 2], N - 2
+        left, right = (np.linalg.qr(general(k, size, wide, k))[0] for k in (m, n))
+        x = ((left * d[:size]) @ right.conj().T).astype(dtype)
+        a, norm = Placed(ictxt, x), float(np.abs(x).astype("f8").sum(0).max()) or 1.0
+        found: dict[str, list[Any]] = {}
+        for jobs in ("VV", "VN", "NV", "NN"):
+            u, vt = Placed(ictxt, np.zeros((m, size), dtype)), Placed(ictxt, np.zeros((size, n), dtype))
+            s = np.full(size, -7, limits.dtype)
+            given = [matrix.at if job == "V" else (None, 0, 0, None) for job, matrix in zip(jobs, (u, vt), strict=True)]
+            assert routine(*jobs, m, n, *a.at, s, *given[0], *given[1]) == 0
+            found[jobs] = [s.astype("f8"), u.collected().astype(wide), vt.collected().astype(wide)]
+        s, u, vt = found["VV"]
+        unit = float(s[0]) or 1.0
+        ratios = [
+            np.abs((u * s) @ vt - x).sum(0).max() / (norm * max(m, n)),  # 1
+            np.abs(np.eye(size) - u.conj().T @ u).sum(0).max() / m,  # 2
+            np.abs(np.eye(size) - vt @ vt.conj().T).sum(0).max() / n,  # 3
+            0.0 if (s >= 0).all() and (np.diff(s) <= 0).all() else 1.0,  # 4
+            np.abs(s - found["VN"][0]).max() / (size * unit),  # 5
+            np.abs(u - found["VN"][1]).sum(0).max() / m,  # 6
+            np.abs(s - found["NV"][0]).max() / (size * unit),  # 7
+            np.abs(vt - found["NV"][2]).sum(0).max() / n,  # 8
+            np.abs(s - found["NN"][0]).max() / (size * unit),  # 9
+        ]
+        assert max(ratios) <= 20 * ulp, (turn, ratios)
 
 
 def test_a_wrong_argument_of_refinement(ictxt: int) -> None:
