@@ -71,6 +71,9 @@ class GemmModes:
 
     tf32: bool = False  # float32 and complex64 may be multiplied in TF32 (global)
     fast_accumulate: bool = False  # products of 8 bits may be added with fewer bits (global)
+    splits: bool = (
+        False  # with `tf32`: elements are two numbers of TF32, and three of their products are added (global)
+    )
     float16: bool = False  # float32 and complex64 may be rounded to float16, and added in float32 (global)
 
 

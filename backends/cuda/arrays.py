@@ -243,7 +243,7 @@ class DeviceArrays(Device):
         if order == "F" and (axis is None or is_mapped):  # CuPy is slow by columns, but for sums of each
             x, axis = x.T, _OTHER_AXIS[axis]
         if is_mapped:
-            y = x if x.itemsize >= 4 else _in_precision(x, dtype)
+            y = transfer.words(x) if x.dtype == BFLOAT16 else x
             return transfer.on_host(_reduction(kind, np.empty(0, dtype).real.dtype)(y, axis=axis).reshape(-1))
         y = _in_precision(x, dtype)
         if axis is not None and x.shape[axis] == 1 and scale is None:
@@ -598,6 +598,11 @@ class DeviceArrays(Device):
         c: GpuArray | None = None,
     ) -> None:
         """A product on this lane, with the lane's workspace."""
+        if self._modes.splits and x.dtype.char in "fF":
+            # X Y = X_hi Y_hi + X_hi Y_lo + X_lo Y_hi, almost: one product with three times as many terms
+            x = self._lapack.split(self.stream, x, is_left=True, conj=conj[0])
+            y = self._lapack.split(self.stream, y, is_left=False, conj=conj[1])
+            conj = False, False
         lane = "main" if self.stream == self._main.ptr else "side"
         tune = self.side if self._autotune else None
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune, c=c)
@@ -859,6 +864,7 @@ _OTHER_AXIS: dict[Axis, Axis] = {None: None, 0: 1, 1: 0}
 _MAPS = {"abs_sum": "magnitude", "abs_max": "magnitude", "squares": "square"}
 _MAPPED = """
 template <class R, class T> __device__ R widened(T x) { return R(x); }
+template <> __device__ float widened<float, unsigned short>(unsigned short x) { return __uint_as_float(x << 16); }
 // CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to.
 template <> __device__ double widened<double, float>(float x) {
     double y;

@@ -124,6 +124,7 @@ class Lapack:
         except Exception as error:
             raise BackendError(f"cuSOLVER does not start: {error}. {INSTALL_CTK}") from error
         self._kernels, self._inversion = DtypeKernels("lapack"), DtypeKernels("invert")
+        self._splits = DtypeKernels("split")
         self._memory: dict[tuple[int, str], Any] = {}
         self._hosts: list[Any] = [np.empty(0, np.uint8)]
         self._sizes: dict[Any, tuple[int, int]] = {}
@@ -156,6 +157,21 @@ class Lapack:
         if x.size:
             tiles = -(-len(x) // 32)
             self._kernels.launch(stream, "mirror", x.dtype.char, tiles * tiles, (*place(x), np.int32(len(x))))
+
+    def split(self, stream: int, x: GpuArray, *, is_left: bool, conj: bool) -> Any:
+        """[hi, hi, lo] of X = hi + lo on the left, or [hi; lo; hi], in TF32, until the next call for the stream.
+
+        Source: Ootomo, Yokota, Recovering single precision accuracy from Tensor Cores, 2022.
+        """
+        (m, n), use = x.shape, "left" if is_left else "right"
+        shape = (m, 3 * n) if is_left else (3 * m, n)
+        y = cupy.ndarray(shape, x.dtype, self.memory(stream, f"split {use}", 3 * m * n * x.itemsize).data, order="F")
+        step = m * n if is_left else m
+        strides = (np.int64(stride // x.itemsize) for stride in x.strides)
+        places = np.int64(x.data.ptr), *strides, np.int32(m), *place(y[:, :n] if is_left else y)
+        arguments = *places, np.int64(step), np.int64(2 * step), np.int32(not is_left), np.int32(conj)
+        self._splits.launch(stream, "split", x.dtype.char, n, arguments)
+        return y
 
     def inverse(self, stream: int, t: GpuArray, *, unit: bool) -> GpuArray:
         """T^-1 of a lower triangle of at most MOST_INVERTED rows; see `inverses`."""

@@ -33,6 +33,7 @@ from pblas import linalg
 
 EPS = 2.0**-52
 MOST = 30.0
+LARGE = 32768  # equations from which GMRES with factors of 11 bits is left out: it takes seconds
 
 
 class Case(NamedTuple):
@@ -69,7 +70,7 @@ def solutions(ctx: pblas.Context, n: int, condition: float) -> Case:
     """Solutions with one right-hand side."""
     a, b = matrix(ctx, n, condition), ctx.random((n, 1), seed=3)
     columns: dict[str, Callable[[], Any]] = {"float64": lambda: linalg.solve(a, b, check=False)}
-    for name in ("float32", "tf32", "float16"):
+    for name in ("float32", "tf32", "float16") if n < LARGE else ("float32", "tf32"):
         refine: Any = name
         columns[f"refine={name}"] = partial(linalg.solve, a, b, check=False, refine=refine)
 

@@ -49,7 +49,7 @@ HALF = {"float64": "float32", "complex128": "complex64"}
 """The dtype of half the bits, for those that can be refined."""
 MODES: dict[RefineDtype, GemmModes] = {
     "float32": GemmModes(),
-    "tf32": GemmModes(tf32=True),
+    "tf32": GemmModes(tf32=True, splits=True),
     "float16": GemmModes(float16=True),
 }
 _LARGEST = {"float32": 2.0**60, "tf32": 2.0**60, "float16": 1.0}

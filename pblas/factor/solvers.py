@@ -69,11 +69,11 @@ def solve(
             pivots of A differ by 3/4 of the digits; otherwise it costs a look at the pivots, and with `overwrite_a`
             the norm of A (global).
         refine: factor a float64 A in float32, a complex128 one in complex64, and refine X to the backward error of a
-            factorization in A's dtype, by GMRES if A is ill-conditioned. "tf32" and "float16" multiply on GPUs in these
-            formats while A is factored by panels, with 11 bits in place of 24; CPUs have no such products, and take
-            float32. If A is too ill-conditioned for that, it is factored in its dtype after all. The log has the
-            numbers of iterations and the backward error, or says so. `overwrite_a` and `check` then concern the second
-            factorization only (global).
+            factorization in A's dtype, by GMRES if A is ill-conditioned. While A is factored by panels on GPUs, "tf32"
+            multiplies elements as sums of two numbers of TF32, with 22 of 24 bits, and "float16" with 11 bits; CPUs
+            have no such products, and take float32. If A is too ill-conditioned for that, it is factored in its dtype
+            after all. The log has the numbers of iterations and the backward error, or says so. `overwrite_a` and
+            `check` then concern the second factorization only (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
             function: rank 0 calls it instead, with the stage, "factor" or "solve", and that share, 0 to 1 (global).
 

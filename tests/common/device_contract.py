@@ -822,12 +822,14 @@ def fix_signs(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 # Lanes
 
 
-@case(FLOAT32, orders="F")
+@case(FLOAT32, np.dtype(np.complex64), orders="F")
 def begin(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     on.device.begin(modes=GemmModes(tf32=True, fast_accumulate=True), autotune=True)
     on.device.begin(modes=GemmModes(float16=True))
+    for modes in (GemmModes(tf32=True, splits=True), GemmModes()):
+        on.device.begin(modes=modes)
+        gemm(on, dtype, order, m)
     on.device.begin()
-    gemm(on, dtype, order, m)
 
 
 @case(FLOAT32)

@@ -201,7 +201,7 @@ def test_a_wrong_argument_of_singular_values(ictxt: int, changed: dict[str, Any]
 
 @pytest.mark.parametrize("letter", "sdcz")
 def test_the_nine_ratios_of_xdsvd(ictxt: int, letter: str) -> None:
-    """Those of ScaLAPACK's PDSVDTST, at most 20, of the spectra that it takes: of S, U and VT, and of calls for less."""
+    """Those of ScaLAPACK's PDSVDTST, at most 20, of spectra as it takes: of S, U and VT, and of calls for less."""
     routine, dtype = getattr(scalapack, f"p{letter}gesvd"), np.dtype(DTYPES[letter])
     limits = np.finfo(dtype)
     ulp, wide = float(limits.eps), np.dtype("c16" if dtype.kind == "c" else "f8")
