@@ -5,8 +5,9 @@
 
 All columns of a case run in one job on the same matrix, in rounds: each round runs every column once, in rotated order.
 "svd", "svdvals", "rsvd", "polar" and "solve" are those of `linalg`, of a matrix in rows; "gesdd", "values",
-"scikit-learn" and "SciPy" run on rank 0 with as many threads as there are ranks, while the other ranks sleep. "pdgesvd"
-is Debian's ScaLAPACK on 1 x P processes with its inner block of 256. Times are from a barrier to the last rank's return.
+"scikit-learn" and "SciPy" run on rank 0 with as many threads as there are ranks, while the other ranks sleep.
+"pdgesvd" is Debian's ScaLAPACK on 1 x P processes with its inner block of 256. Times are from a barrier to the last
+rank's return.
 """
 
 from __future__ import annotations
