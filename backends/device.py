@@ -368,6 +368,24 @@ class Level3(Protocol):
             allocate: returns memory of so many bytes on this device (local).
         """
 
+    @untraced
+    def piece_gemm(self, sizes: PieceSizes, dtype: Dtype, last: int, allocate: Callable[[int], Array]) -> PieceProducts:
+        """Products whose K consists of pieces, each of which is added in one order, wherever the element is.
+
+        Args:
+            sizes: of the products (local).
+            dtype: of the operands (global).
+            last: elements of K in the last piece of all (global).
+            allocate: returns memory of so many bytes on this device (local).
+
+        Raises:
+            BackendError: the library of this device forms elements in different orders.
+        """
+
+    @untraced
+    def fingerprint(self, dtype: Dtype) -> str:
+        """Bits of products of this dtype by `piece_gemm`: devices that add in another order have others (local)."""
+
     @traced("sum", "add", "z")
     def finish_sum(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         """Z := alpha X + beta Z elementwise, each operation rounded; X is lost, unless alpha is 1."""

@@ -168,7 +168,20 @@ def exact_nbytes(m: int, n: int, width: int, itemsize: int, sums: int) -> tuple[
     rows, columns = min(EXACT_ROWS, max(m, 1)), min(EXACT_COLUMNS, max(n, 1))
     count, (p, q, k) = len(moduli_of(itemsize)), map(padded, (rows, columns, width))
     nbytes = count * p * k, count * q * k, 4 * count * p * q, 16 * (p + q)
-    return (rows, columns), [*nbytes, *[padded(itemsize * rows * columns)] * sums]
+    return (rows, columns), [*nbytes, *[itemsize * p * columns] * sums]
+
+
+PIECE_TILE = 8192  # most rows, and most columns, of a block of D that a GPU forms along the tree
+
+
+def pieces_nbytes(m: int, n: int, width: int, itemsize: int, sums: int) -> tuple[tuple[int, int], list[int]]:
+    """Rows and columns of the blocks in which a GPU adds products of pieces, and bytes of its memory.
+
+    These are copies of X and of Y, and sums of blocks.
+    """
+    rows, columns = min(PIECE_TILE, max(m, 1)), min(PIECE_TILE, max(n, 1))
+    depth, whole = padded(width), padded(rows)
+    return (rows, columns), [itemsize * length for length in (rows * depth, columns * depth, *[whole * columns] * sums)]
 
 
 def slices_of(itemsize: int) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 from pblas import errors
 from pblas.backends.cpu import blas, elementwise, lapack, pointwise, random, reductions
 from pblas.backends.cpu.blas import syr2k, syrk, trsm
-from pblas.backends.cpu.reproducible import finish
+from pblas.backends.cpu.reproducible import PieceGemm, fingerprint, finish
 from pblas.backends.device import Axis, Device, Mark, PieceProducts, PieceSizes, Programs, Traits, Uplo
 from pblas.backends.dtypes import Array, Dtype, Order, accumulator_dtype
 from pblas.backends.push_engine import EXACT, GemmModes
@@ -192,6 +192,12 @@ class HostArrays(Device):
         from pblas.backends.cpu.exact import ExactGemm
 
         return ExactGemm(sizes, (), allocate)
+
+    def piece_gemm(self, sizes: PieceSizes, dtype: Dtype, last: int, allocate: Callable[[int], Array]) -> PieceProducts:
+        return PieceGemm(sizes, (sizes.width, last), allocate)
+
+    def fingerprint(self, dtype: Dtype) -> str:
+        return fingerprint(dtype)
 
     def finish_sum(self, alpha: complex, x: Array, beta: complex, z: Array) -> None:
         finish(alpha, x, beta, z)

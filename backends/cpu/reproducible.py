@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 UNITS = 64, 48, 96, 192  # multiples of the tiles of kernels; tried in this order
 _LEAST = 64  # least length: OpenBLAS forms products of less than 100^3 multiplications in other kernels
 _TILE, _TESTED = 1024, 512  # about as many rows and columns are formed at a time, and tested
-_DEEP = 256  # depth of the product that stands for a processor
+DEEP = 256  # depth of the product that stands for a processor
 _ROWS, _COLUMNS = 7, 5  # different ones in a test
 
 
@@ -70,25 +70,36 @@ def kernel(dtype: Dtype, *depths: int) -> Kernel:
 
 
 @lru_cache(256)
-def is_uniform(kernel: Kernel, depth: int, multiply: Callable[..., None] = gemm) -> bool:
-    """Whether products of this depth have equal elements at all places, of a few rows and columns that recur.
+def is_uniform(kernel: Kernel, depth: int) -> bool:
+    """Whether the BLAS forms all elements of products of this depth alike."""
+    return uniform_elements(kernel, depth, gemm) is not None
+
+
+def uniform_elements(kernel: Kernel, depth: int, multiply: Callable[..., None], total: Dtype | None = None) -> Any:
+    """The products of a few rows and columns, if they have these bits at all places where they recur; otherwise None.
 
     Their numbers have no common factor with the sizes of kernels. One element alone may be rounded alike in two orders.
+
+    Args:
+        kernel: the lengths to test (local).
+        depth: of the products (local).
+        multiply: a GEMM of arrays in host memory (local).
+        total: dtype of the products; None for that of the kernel (local).
     """
     rows, columns = _vectors(kernel.dtype, depth)
     short, tile = kernel.padded(1), kernel.padded(_TESTED)
     expected = None
-    for m, n in ((short, short), (short, tile), (tile, short), (short + kernel.unit, tile), (tile, tile)):
+    for m, n in ((tile, tile), (short + kernel.unit, tile), (tile, short), (short, tile), (short, short)):
         for orders in ("FF", "FC", "CF", "CC") if (m, n) != (tile, tile) else ("FF",):
             x, y = (_matrix(shape, kernel.dtype, orders[i]) for i, shape in enumerate(((m, depth), (depth, n))))
             i, j = np.arange(m) % len(rows), np.arange(n) % len(columns)
             x[...], y[...] = rows[i], columns[j].T
-            z = np.empty((m, n), kernel.dtype, "F")
+            z = np.empty((m, n), total or kernel.dtype, "F")
             multiply(1, x, y, 0, z)
             expected = z[: len(rows), : len(columns)].copy() if expected is None else expected
             if not (z == expected[np.ix_(i, j)]).all():
-                return False
-    return True
+                return None
+    return expected
 
 
 def _vectors(dtype: Dtype, depth: int) -> tuple[Array, Array]:
@@ -103,15 +114,8 @@ def _vectors(dtype: Dtype, depth: int) -> tuple[Array, Array]:
 @lru_cache(8)
 def fingerprint(dtype: Dtype) -> str:
     """Bits of a product: ranks whose BLAS or processor adds in another order have another one."""
-    total = accumulator_dtype(dtype)
-    chosen = kernel(total, _DEEP)
-    rows, columns = _vectors(chosen.dtype, _DEEP)
-    length = chosen.padded(1)
-    x, y = (np.zeros((length, _DEEP), chosen.dtype) for _ in range(2))
-    x[:_ROWS], y[:_COLUMNS] = rows, columns
-    z = np.empty((length, length), chosen.dtype, "F")
-    gemm(1, x, y.T, 0, z)
-    return f"{crc32(z[:_ROWS, :_COLUMNS].tobytes()):08x}"
+    elements = uniform_elements(kernel(accumulator_dtype(dtype), DEEP), DEEP, gemm)
+    return f"{crc32(elements.tobytes()):08x}"
 
 
 class TreeSum:

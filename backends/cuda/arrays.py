@@ -34,6 +34,7 @@ from pblas.epilogues import Name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from pblas.backends.cuda.reproducible import UniformGemm
     from pblas.backends.traced import Kind
     from pblas.epilogues import Epilogue, Node
 
@@ -523,6 +524,21 @@ class DeviceArrays(Device):
             rows, columns = slice(start + first, start + first + size), slice(start, start + size)
             self.assign(z[rows, columns].T, z[columns, rows])
 
+    @cached_property
+    def uniform_gemm(self) -> UniformGemm:
+        """Products that form all elements alike."""
+        from pblas.backends.cuda.reproducible import UniformGemm
+
+        return UniformGemm()
+
+    def piece_gemm(self, sizes: PieceSizes, dtype: Dtype, last: int, allocate: Callable[[int], Array]) -> PieceProducts:
+        from pblas.backends.cuda.reproducible import PieceGemm
+
+        return PieceGemm(self, sizes, dtype, last, allocate)
+
+    def fingerprint(self, dtype: Dtype) -> str:
+        return self.uniform_gemm.fingerprint(dtype)
+
     def exact_gemm(self, sizes: PieceSizes, allocate: Callable[[int], Array]) -> PieceProducts:
         from pblas.backends.cuda.exact import ExactGemm
 
@@ -845,6 +861,9 @@ class DeviceArrays(Device):
             self._gemm.close()
             self._loaded = None
         self.__dict__.pop("_reflectors", None)
+        if "uniform_gemm" in self.__dict__:
+            self.uniform_gemm.close()
+            del self.uniform_gemm
         self._bands.clear()
         if "_lapack" in self.__dict__:
             self._lapack.close()

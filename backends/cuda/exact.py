@@ -10,9 +10,8 @@ an integer modular technique (2025, arXiv 2504.08009).
 
 from __future__ import annotations
 
-import itertools
 import math
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +25,19 @@ from pblas.backends.cpu.reproducible import TreeSum
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.kernels import expanded
 from pblas.backends.cuda.pointwise import type_name
-from pblas.backends.device import PieceProducts, PieceSizes
+from pblas.backends.cuda.reproducible import PieceGemm
+from pblas.backends.device import PieceSizes
 from pblas.backends.engine_limits import SLICE_BITS, exact_nbytes, moduli_of, padded, slices_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 _THREADS, _ROWS, _DEPTH, _CHUNK, _WORDS = 256, 32, 64, 1024, 5  # as in exact.cu
 
 
-class ExactGemm(PieceProducts):
+class ExactGemm(PieceGemm):
     """The products of `Device.exact_gemm`, launched on the lane of `arrays`, the `DeviceArrays` of this GPU."""
 
     def __init__(self, arrays: Any, sizes: PieceSizes, allocate: Callable[[int], Array]) -> None:
@@ -45,50 +45,16 @@ class ExactGemm(PieceProducts):
         self._arrays, self._width, self._dtype, self._transposed = arrays, width, dtype, transposed
         m, n = shape[::-1] if transposed else shape
         self._tile, lengths = exact_nbytes(m, n, width, dtype.itemsize, TreeSum.depth(pieces) + 1)
-        starts = list(itertools.accumulate(lengths, initial=0))
-        memory = allocate(starts[-1])
-        self.nbytes = int(memory.nbytes)
-        blocks: list[Any] = [memory[start:] for start in starts[:-1]]
-        self._residues, self._products, self._rows = blocks[:2], blocks[2], blocks[3]
-        self._leaf, self._sums = blocks[4], blocks[5:]
+        (*self._residues, self._products, self._rows, self._leaf), self._sums = self._divided(lengths, allocate, 5)
 
-    def gemm(
-        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
+    def _form(
+        self, x: GpuArray, y: GpuArray, conj: tuple[bool, bool], z: GpuArray, *, adds: bool, is_packed: bool
     ) -> None:
-        for block, total in self.totals(x, y, conj):
-            self._arrays.finish_sum(alpha, total, beta, z[block])
-
-    def totals(
-        self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
-    ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        if self._transposed:
-            x, y = y.T, x.T
-        (m, k), n, (tile_m, tile_n) = x.shape, y.shape[1], self._tile
-        for i in range(0, m, tile_m):
-            rows = slice(i, min(i + tile_m, m))
-            for j in range(0, n, tile_n):
-                columns = slice(j, min(j + tile_n, n))
-                shape = rows.stop - i, columns.stop - j
-                leaf, *sums = (self._arrays.array(memory, shape, self._dtype) for memory in (self._leaf, *self._sums))
-                tree = TreeSum(sums, self._add)
-                for start in range(0, k, self._width):
-                    inner = slice(start, min(start + self._width, k))
-                    is_cut = j > 0 and k <= self._width  # the residues of X are those of the block before
-                    # sum[m, n] = X[m, k] Y[k, n], or += with the second of two pieces
-                    tree.add(partial(self._form, x[rows, inner], y[inner, columns], leaf, is_cut=is_cut))
-                if self._transposed:
-                    yield (columns, rows), tree.total.T
-                else:
-                    yield (rows, columns), tree.total
-
-    def _form(self, x: GpuArray, y: GpuArray, leaf: Array, z: Array, *, adds: bool, is_cut: bool) -> None:
-        """Z := X Y, or Z += X Y with the product in `leaf` before it is added."""
-        self._multiply(x, y, leaf if adds else z, is_cut=is_cut)
+        """Z := X Y, or Z += X Y with the product in memory of its own before it is added."""
+        leaf = self._arrays.array(self._leaf, z.shape, self._dtype) if adds else z
+        self._multiply(x, y, leaf, is_cut=is_packed)
         if adds:
             self._add(leaf, z)
-
-    def _add(self, x: Array, z: Array) -> None:
-        self._arrays.add_scaled(1, x, 1, z)
 
     def _multiply(self, x: GpuArray, y: GpuArray, out: GpuArray, *, is_cut: bool) -> None:
         """Out := X Y, rounded once."""

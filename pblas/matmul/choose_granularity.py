@@ -137,9 +137,13 @@ class PlanningContext:
     def allowed(self, plans: Iterable[ProductPlan]) -> Iterator[ProductPlan]:
         """The plans that may be chosen: if reproducible, those whose ranks have whole pieces of K."""
         for plan in plans:
-            if self.reproducible and self.topology.gpus and not runs_exactly(plan):
+            if not self.reproducible:
+                yield plan
                 continue
-            suitable = reproducible_plan(plan, self.reproducible) if self.reproducible else plan
+            gpus = self.topology.gpus
+            suitable = (
+                reproducible_plan(plan, self.reproducible, gpus=gpus) if isinstance(plan, Summa) or not gpus else None
+            )
             if suitable is not None:
                 yield suitable
 
@@ -188,7 +192,9 @@ class PlanningContext:
         return self.hardware.memory_nbytes if self.memory_nbytes is None and self.hardware else self.memory_nbytes
 
 
-def reproducible_plan(plan: ProductPlan, reproducible: Reproducible = True) -> ProductPlan | None:
+def reproducible_plan(
+    plan: ProductPlan, reproducible: Reproducible = True, *, gpus: bool = False
+) -> ProductPlan | None:
     """The plan, with K cut for its layers between pieces, if its sums can be added along the tree; else None.
 
     >>> from pblas.matmul.product_plan import Distribution
@@ -204,13 +210,8 @@ def reproducible_plan(plan: ProductPlan, reproducible: Reproducible = True) -> P
     product, cuboids = plan.product, plan.cuboids
     if plan.sum_placement is not None and product.rounds:  # beta C is added before D is rounded
         return None
-    k = KPieces.of(product.k, reproducible).split(product.k, cuboids.k.nprocs)
+    k = KPieces.of(product.k, reproducible, gpus=gpus).split(product.k, cuboids.k.nprocs)
     return None if k is None else replace(plan, cuboids=replace(cuboids, k=k))
-
-
-def runs_exactly(plan: ProductPlan) -> bool:
-    """Whether GPUs can run a plan with exact products: all sums are formed in D, and beta C is added as on CPUs."""
-    return isinstance(plan, Summa) and plan.sum_placement is None
 
 
 def needed_nbytes(plan: ProductPlan) -> int:

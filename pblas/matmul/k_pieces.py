@@ -14,6 +14,7 @@ from pblas.layouts.split import Split
 
 _MOST = 16  # most pieces, so that as many ranks can share K
 _LEAST_EXACT = 8192  # least width of a piece whose product is exact; `backends.cpu.exact` takes twice that
+_LEAST_ON_GPUS = 2048  # a GPU writes the sums of a piece to its memory
 _LEAST = 512  # least width of a piece: n = 2048 took 1.04 times as long as one GEMM, with 256 1.08 (float64, AMD EPYC)
 TILE, PADDED = 1024, 192
 """Most rows and columns of a block of D that is formed at a time, and of the zeros that pad it."""
@@ -33,9 +34,9 @@ class KPieces(NamedTuple):
 
     @staticmethod
     @lru_cache(64)
-    def of(k: int, reproducible: Reproducible = True) -> KPieces:
+    def of(k: int, reproducible: Reproducible = True, *, gpus: bool = False) -> KPieces:
         count, exact = 1, reproducible == "exact"
-        least = _LEAST_EXACT if exact else _LEAST
+        least = _LEAST_EXACT if exact else _LEAST_ON_GPUS if gpus else _LEAST
         while (count < _MOST or exact) and k >= 2 * count * least:
             count *= 2
         return KPieces(max(1, -(-k // count)), count)

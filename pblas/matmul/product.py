@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from pblas import errors
-from pblas.backends.cpu.reproducible import fingerprint
+from pblas.backends.dtypes import FLOAT8
 from pblas.backends.push_engine import GemmModes, is_array
 from pblas.core.checks import check_not_conjugated
 from pblas.core.operation import Bound, Executor, Operation
@@ -92,8 +92,8 @@ class Product(Operation[DistMatrix]):
             order=None if runtime is None else runtime.order,
         )
         bits = None
-        if options.reproducible is True and runtime is not None and not runtime.topology.gpus:
-            bits = fingerprint(dtypes.d)
+        if options.reproducible is True and runtime is not None and dtypes.a not in FLOAT8:
+            bits = runtime.backend.arrays.fingerprint(dtypes.a)
         scalars: dict[str, Any] = {"c is given": c is not None, "alpha": alpha, "beta": beta, "reproducible sums": bits}
         written, extras = out if isinstance(out, DistMatrix) else None, _NO_EXTRAS
         (scale_a, scale_b, scale_d, amax), scales, value = call.scales, None, call.epilogue
@@ -124,10 +124,10 @@ class Product(Operation[DistMatrix]):
     @classmethod
     def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
         spec = ProductForm(*form)
-        if spec.options.reproducible is True and (topology.gpus or topology.push):
-            raise errors.ArgumentError(
-                f"{opname}: reproducible=True is for matrices in the memory of hosts that are multiplied by their "
-                f"processors; this context has GPUs, or ranks that push data: pass reproducible='exact'"
+        if spec.options.reproducible is True and topology.gpus and spec.dtypes.a in FLOAT8:
+            raise errors.DTypeError(
+                f"{opname}: on GPUs reproducible=True is for matrices of 16 bits and more, got {spec.dtypes.a.name}; "
+                f"convert A and B with astype"
             )
         desc_d = spec.output(opname, nprocs)
         return cls(spec, desc_d, spec.choose(opname, desc_d, nprocs, topology))

@@ -22,6 +22,7 @@ from pblas.backends.engine_limits import (
     Reproducible,
     exact_nbytes,
     moduli_of,
+    pieces_nbytes,
     slices_of,
 )
 from pblas.layouts.placement import Placement
@@ -224,7 +225,7 @@ class ProductPlan(Plan):
     @property
     def k_pieces(self) -> KPieces:
         """The pieces of K of a reproducible product."""
-        return KPieces.of(self.product.k, self.reproducible)
+        return KPieces.of(self.product.k, self.reproducible, gpus=self.gpus)
 
     def added_nbytes(self, m: int, n: int, k: int, times: int = 3) -> int:
         """Bytes that a core reads and writes to add the m x n products of the pieces in K: none if not reproducible."""
@@ -240,6 +241,9 @@ class ProductPlan(Plan):
         sums = max(1, pieces.bit_length() - 1) + 1
         if self.reproducible == "exact" and self.gpus:
             return sum(exact_nbytes(m, n, self.k_pieces.width, self.d_itemsize, sums)[1])
+        if self.gpus:
+            itemsize = max(self.d_itemsize, ITEMSIZE["float32"])
+            return sum(pieces_nbytes(m, n, self.k_pieces.width, itemsize, sums - 1)[1])
         if self.reproducible == "exact":
             rows, columns = (min(SLICE_TILE, length) for length in (m, n))
             slices, depth = slices_of(self.d_itemsize), min(SLICE_DEPTH, self.k_pieces.width)

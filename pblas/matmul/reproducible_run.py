@@ -14,8 +14,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.cpu.reproducible import PieceGemm, TreeSum
+from pblas.backends.cpu.reproducible import TreeSum
 from pblas.backends.device import PieceProducts, PieceSizes
+from pblas.backends.dtypes import dtype_of_name
 from pblas.matmul.allgather_gemm_run import RunAllGatherGemm
 from pblas.matmul.local_gemm_run import Operands, Orders, RunLocalGemm, RunScaling
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
@@ -97,8 +98,11 @@ class RunReproducibleSummaC(RunSummaC):
         return super().workspace_nbytes + self._products.nbytes + self._sums.nbytes
 
     def run(self, x: Operands) -> None:
-        self._run(x)
-        self._end()
+        if self._plan.reproducible == "exact":  # no graph
+            self._run(x)
+            self._end()
+        else:
+            super().run(x)
 
     def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
         """Total := alpha op(A) op(B) + beta total; with layers alpha is applied later, by the owners of D."""
@@ -182,7 +186,9 @@ class TreePartials(Partials):
                 arrays.finish_sum(self._x.alpha, tree.total, self._x.beta if self._adds else 0, out)
 
     def _added_to_c(self) -> Put:
-        return lambda x, out: self._backend.arrays.finish_sum(1, x, self._x.beta, out)
+        result = self._x.result
+        self._backend.arrays.finish_sum(self._x.beta, result, 0, result)
+        return ADD
 
 
 def _receive(movement: Movement, z: Array, *, adds: bool) -> None:
@@ -219,4 +225,4 @@ def piece_gemm(
     sizes = PieceSizes(width, shape, pieces or parts, total, plan.transposed)
     if plan.reproducible == "exact":
         return backend.arrays.exact_gemm(sizes, allocate)
-    return PieceGemm(sizes, (width, last), allocate)
+    return backend.arrays.piece_gemm(sizes, dtype_of_name(plan.dtype), last, allocate)

@@ -156,7 +156,7 @@ def test_processors_that_add_otherwise_are_a_mismatch(ctx: pblas.Context, monkey
     if P > 1:
         a = ctx.zeros((4, 4))
         with monkeypatch.context() as patch:
-            patch.setattr("pblas.matmul.product.fingerprint", lambda _: str(ctx.rank))
+            patch.setattr("pblas.backends.cpu.arrays.fingerprint", lambda _: str(ctx.rank))
             raises_on_all_ranks(
                 pblas.MismatchError,
                 "reproducible sums differs between ranks",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pblas.backends.cpu import blas, reproducible
-from pblas.backends.cpu.reproducible import Kernel, PieceGemm, TreeSum, fingerprint, finish, is_uniform, kernel
+from pblas.backends.cpu.reproducible import Kernel, PieceGemm, TreeSum, fingerprint, finish, kernel, uniform_elements
 from pblas.backends.device import PieceSizes
 from tests.common.gauge import Array, dtype_of, entries
 
@@ -83,8 +83,8 @@ def test_a_blas_with_other_sums_at_edges_is_found_out(monkeypatch: pytest.Monkey
         z[-1] = np.nextafter(z[-1], 0)
 
     chosen = Kernel(np.dtype("float64"), 64)
-    assert not is_uniform(chosen, 32, last_row_otherwise)
-    assert is_uniform(kernel(np.dtype("float64"), 32), 32)
+    assert uniform_elements(chosen, 32, last_row_otherwise) is None
+    assert uniform_elements(kernel(np.dtype("float64"), 32), 32, blas.gemm) is not None
 
 
 def test_products_are_formed_in_64_bits_where_32_cannot_be_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,216 @@
+"""Products on a GPU whose bits depend on the elements alone: not on sizes, storage orders or places of the matrices.
+
+cuBLASLt multiplies by algorithms that add in one order. Each is tested: a few rows and columns that recur must give
+equal elements at all places, and those of one algorithm that stands for the GPU. Operands are multiplied in one storage
+order, along K, with zeros up to a multiple of 16 elements; others are copied first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+import cupy
+import numpy as np
+
+from pblas import errors
+from pblas.backends.cpu.reproducible import DEEP, Kernel, TreeSum, uniform_elements
+from pblas.backends.cuda import transfer
+from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
+from pblas.backends.cuda.gemm import Gemm
+from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem
+from pblas.backends.cuda.strided_copy import StridedRegion
+from pblas.backends.device import PieceProducts, PieceSizes
+from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.engine_limits import padded, pieces_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pblas.backends.dtypes import Array, Dtype, GpuArray
+
+_ORDER = 4096  # rows and columns of the product whose best algorithm stands for the GPU
+_DEEPEST = 4096  # elements of K in a test
+_COUNT = 8  # algorithms that are tested for one shape
+
+
+class UniformGemm(Gemm):
+    """Products of packed operands by algorithms that form all elements alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # By the dtype and K: the elements of the test, and the algorithms that pass it, the first one for all shapes.
+        self._tested: dict[tuple[str, int], tuple[Array, dict[bytes, bool]]] = {}
+
+    def prepare(self, dtype: Dtype, shape: tuple[int, int], depth: int) -> None:
+        """Test algorithms for products of this K: those that are best for a shape, on the current device."""
+        key = dtype.name, padded(depth)
+        if key not in self._tested:
+            self._tested[key] = self._standard(dtype, key[1])
+        elements, tested = self._tested[key]
+        with closing(self._product(dtype, *shape, key[1])) as product:
+            for algorithm in product.heuristics(_COUNT):
+                if algorithm.data not in tested:
+                    found = self._elements(algorithm, dtype, key[1])
+                    tested[algorithm.data] = found is not None and np.array_equal(found, elements)
+                if tested[algorithm.data]:
+                    return
+
+    def fingerprint(self, dtype: Dtype) -> str:
+        """Bits of a product: ranks whose GPU or cuBLASLt adds in another order have another one."""
+        self.prepare(dtype, (1, 1), DEEP)
+        return f"{crc32(self._tested[dtype.name, DEEP][0].tobytes()):08x}"
+
+    def _product(self, dtype: Dtype, m: int, n: int, k: int) -> Product:
+        """Z := X Y with packed operands, each stored along K."""
+        names = dtype.name, accumulator_dtype(dtype).name
+        problem = Problem(m, n, k, "T", "N", k, k, _lines(m), 1, 0, 0, 0, *names)
+        return Product(self._handle, self.workspace_nbytes, problem)
+
+    def _standard(self, dtype: Dtype, depth: int) -> tuple[Array, dict[bytes, bool]]:
+        with closing(self._product(dtype, _ORDER, _ORDER, depth)) as product:
+            for algorithm in product.heuristics(_COUNT):
+                elements = self._elements(algorithm, dtype, depth)
+                if elements is not None:
+                    return elements, {algorithm.data: True}
+        raise errors.BackendError(
+            f"reproducible=True: no algorithm of cuBLASLt {self.version} forms all elements of a product of "
+            f"{dtype.name} matrices in one order; pass reproducible='exact' for float64 or float32, or leave it out"
+        )
+
+    def _elements(self, algorithm: GemmAlgorithm, dtype: Dtype, depth: int) -> Any:
+        """`uniform_elements` of an algorithm; None also if it does not support all shapes."""
+        total = accumulator_dtype(dtype)
+        try:
+            multiply = partial(self._multiply_host, algorithm, total)
+            return uniform_elements(Kernel(dtype, 1, least=1), min(depth, _DEEPEST), multiply, total)
+        except _UnfitError:
+            return None
+
+    def _multiply_host(
+        self, algorithm: GemmAlgorithm, total: Dtype, alpha: complex, x: Array, y: Array, beta: complex, z: Array
+    ) -> None:
+        (m, k), n = x.shape, y.shape[1]
+        left, right = (transfer.on_gpu(_words(w)) for w in (x, y.T))
+        result = cupy.empty(_lines(m) * n * total.itemsize, np.uint8)
+        with closing(self._product(x.dtype, m, n, k)) as product:
+            checked = product.checked(algorithm.data)
+            if checked is None:
+                raise _UnfitError
+            workspace, stream = self._workspaces["main"], cupy.cuda.get_current_stream()
+            addresses = left.data.ptr, right.data.ptr, beta, result.data.ptr
+            product.launch(checked, alpha, *addresses, workspace, stream.ptr)
+            stream.synchronize()
+        z[...] = result.get().view(total).reshape(n, -1).T[:m]
+
+    def _algorithm(self, product: Product, *, warned: bool) -> GemmAlgorithm:
+        problem = product.problem
+        _, tested = self._tested[problem.dtype, problem.k]
+        for algorithm in product.heuristics(_COUNT):
+            if tested.get(algorithm.data):
+                return algorithm
+        for data, fits in tested.items():
+            checked = product.checked(data) if fits else None
+            if checked is not None:
+                return checked
+        raise errors.BackendError(f"reproducible=True: no algorithm of cuBLASLt that was tested fits {problem}")
+
+
+class _UnfitError(Exception):
+    """An algorithm does not support a problem."""
+
+
+def _lines(m: int) -> int:
+    """Elements from one column of sums to the next."""
+    return padded(max(m, 1))
+
+
+def _words(x: Array) -> Array:
+    """The bytes of a matrix by rows."""
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
+class PieceGemm(PieceProducts):
+    """The products of `Device.piece_gemm`, launched on the lane of `arrays`, the `DeviceArrays` of this GPU."""
+
+    def __init__(
+        self, arrays: Any, sizes: PieceSizes, dtype: Dtype, last: int, allocate: Callable[[int], Array]
+    ) -> None:
+        width, shape, pieces, total, transposed = sizes
+        self._arrays, self._width, self._dtype, self._transposed = arrays, width, total, transposed
+        m, n = shape[::-1] if transposed else shape
+        self._tile, lengths = pieces_nbytes(m, n, width, total.itemsize, TreeSum.depth(pieces))
+        for depth in {width, last}:
+            arrays.uniform_gemm.prepare(dtype, self._tile, depth)
+        self._operands, self._sums = self._divided(lengths, allocate, 2)
+
+    def _divided(self, lengths: list[int], allocate: Callable[[int], Array], count: int) -> tuple[list[Any], list[Any]]:
+        """Memory of these lengths: the first ones, and the others."""
+        starts = list(itertools.accumulate(lengths, initial=0))
+        memory = allocate(starts[-1])
+        self.nbytes = int(memory.nbytes)
+        blocks = [memory[start:] for start in starts[:-1]]
+        return blocks[:count], blocks[count:]
+
+    def gemm(
+        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
+    ) -> None:
+        for block, total in self.totals(x, y, conj):
+            self._arrays.finish_sum(alpha, total, beta, z[block])
+
+    def totals(
+        self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
+    ) -> Iterator[tuple[tuple[slice, slice], Array]]:
+        if self._transposed:
+            x, y, conj = y.T, x.T, conj[::-1]
+        (m, k), n, (tile_m, tile_n) = x.shape, y.shape[1], self._tile
+        for i in range(0, m, tile_m):
+            rows = slice(i, min(i + tile_m, m))
+            for j in range(0, n, tile_n):
+                columns = slice(j, min(j + tile_n, n))
+                tree = TreeSum(self._new_sums((rows.stop - i, columns.stop - j)), self._add)
+                for start in range(0, k, self._width):
+                    inner = slice(start, min(start + self._width, k))
+                    is_packed = j > 0 and k <= self._width  # X is that of the block before
+                    # sum[m, n] = X[m, k] Y[k, n], or += with the second of two pieces
+                    tree.add(partial(self._form, x[rows, inner], y[inner, columns], conj, is_packed=is_packed))
+                if self._transposed:
+                    yield (columns, rows), tree.total.T
+                else:
+                    yield (rows, columns), tree.total
+
+    def _new_sums(self, shape: tuple[int, int]) -> list[Array]:
+        """Arrays of this shape for sums along the tree, whose columns start at multiples of 16 elements."""
+        whole = _lines(shape[0]), shape[1]
+        return [self._arrays.array(memory, whole, self._dtype)[: shape[0]] for memory in self._sums]
+
+    def _add(self, x: Array, z: Array) -> None:
+        self._arrays.add_scaled(1, x, 1, z)
+
+    def _form(
+        self, x: GpuArray, y: GpuArray, conj: tuple[bool, bool], z: GpuArray, *, adds: bool, is_packed: bool
+    ) -> None:
+        """Z := X Y, or Z += X Y, rounded once more."""
+        left = self._packed(self._operands[0], x, conj=conj[0], is_packed=is_packed)
+        right = self._packed(self._operands[1], y.T, conj=conj[1])
+        self._arrays.uniform_gemm.matmul(self._arrays.stream, 1, left, right.T, float(adds), z)
+
+    def _packed(self, memory: Array, x: GpuArray, *, conj: bool, is_packed: bool = False) -> GpuArray:
+        """X by rows, with zeros up to a multiple of 16 elements: X itself if that is all."""
+        arrays, (m, k) = self._arrays, x.shape
+        conj = conj and x.dtype.kind == "c"
+        is_aligned = not (k % ALIGNMENT or x.data.ptr % ALIGNMENT or x.strides[0] % ALIGNMENT)
+        if is_aligned and x.strides[1] == x.itemsize and not conj:
+            return x
+        whole = arrays.array(memory, (m, padded(k)), x.dtype, "C")
+        if is_packed:
+            return whole
+        if k % ALIGNMENT or not conj:
+            arrays.strided_copy.pad(arrays.stream, x, whole)
+        if conj:
+            regions = StridedRegion.of(x), StridedRegion.of(whole)
+            arrays.strided_copy.combine(arrays.stream, (x.dtype, x.dtype), x.shape, *regions, 1, 0, conj=True)
+        return whole
