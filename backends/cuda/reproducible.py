@@ -187,7 +187,7 @@ class PieceGemm(PieceProducts):
         whole = _lines(shape[0]), shape[1]
         return [self._arrays.array(memory, whole, self._dtype)[: shape[0]] for memory in self._sums]
 
-    def _add(self, x: Array, z: Array) -> None:
+    def _add(self, x: Any, z: Any) -> None:
         self._arrays.add_scaled(1, x, 1, z)
 
     def _form(
