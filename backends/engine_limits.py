@@ -138,6 +138,7 @@ def bins_of(itemsize: int, *, squares: bool) -> int:
 
 
 EXACT_ROWS, EXACT_COLUMNS = 8192, 2048  # the same for GPUs
+LEAST_LENGTH = 16  # least rows, and least columns, of a product: cuBLASLt forms single ones by other kernels
 
 
 def moduli_of(itemsize: int) -> tuple[int, ...]:
@@ -165,7 +166,7 @@ def exact_nbytes(m: int, n: int, width: int, itemsize: int, sums: int) -> tuple[
 
     These are the residues of X, those of Y, their products, what it knows of the rows, and sums of blocks.
     """
-    rows, columns = min(EXACT_ROWS, max(m, 1)), min(EXACT_COLUMNS, max(n, 1))
+    rows, columns = min(EXACT_ROWS, max(m, LEAST_LENGTH)), min(EXACT_COLUMNS, max(n, LEAST_LENGTH))
     count, (p, q, k) = len(moduli_of(itemsize)), map(padded, (rows, columns, width))
     nbytes = count * p * k, count * q * k, 4 * count * p * q, 16 * (p + q)
     return (rows, columns), [*nbytes, *[itemsize * p * columns] * sums]
@@ -179,7 +180,7 @@ def pieces_nbytes(m: int, n: int, width: int, itemsize: int, sums: int) -> tuple
 
     These are copies of X and of Y, and sums of blocks.
     """
-    rows, columns = min(PIECE_TILE, max(m, 1)), min(PIECE_TILE, max(n, 1))
+    rows, columns = (min(PIECE_TILE, max(length, LEAST_LENGTH)) for length in (m, n))
     depth, whole = padded(width), padded(rows)
     return (rows, columns), [itemsize * length for length in (rows * depth, columns * depth, *[whole * columns] * sums)]
 

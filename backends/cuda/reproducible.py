@@ -25,7 +25,7 @@ from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem
 from pblas.backends.cuda.strided_copy import StridedRegion
 from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.engine_limits import padded, pieces_nbytes
+from pblas.backends.engine_limits import LEAST_LENGTH, padded, pieces_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -61,7 +61,7 @@ class UniformGemm(Gemm):
 
     def fingerprint(self, dtype: Dtype) -> str:
         """Bits of a product: ranks whose GPU or cuBLASLt adds in another order have another one."""
-        self.prepare(dtype, (1, 1), DEEP)
+        self.prepare(dtype, (LEAST_LENGTH, LEAST_LENGTH), DEEP)
         return f"{crc32(self._tested[dtype.name, DEEP][0].tobytes()):08x}"
 
     def _product(self, dtype: Dtype, m: int, n: int, k: int) -> Product:
@@ -86,7 +86,7 @@ class UniformGemm(Gemm):
         total = accumulator_dtype(dtype)
         try:
             multiply = partial(self._multiply_host, algorithm, total)
-            return uniform_elements(Kernel(dtype, 1, least=1), min(depth, _DEEPEST), multiply, total)
+            return uniform_elements(Kernel(dtype, 1, least=LEAST_LENGTH), min(depth, _DEEPEST), multiply, total)
         except _UnfitError:
             return None
 
@@ -125,7 +125,7 @@ class _UnfitError(Exception):
 
 def _lines(m: int) -> int:
     """Elements from one column of sums to the next."""
-    return padded(max(m, 1))
+    return padded(m)
 
 
 def _words(x: Array) -> Array:
@@ -177,15 +177,16 @@ class PieceGemm(PieceProducts):
                     is_packed = j > 0 and k <= self._width  # X is that of the block before
                     # sum[m, n] = X[m, k] Y[k, n], or += with the second of two pieces
                     tree.add(partial(self._form, x[rows, inner], y[inner, columns], conj, is_packed=is_packed))
+                total = tree.total[: rows.stop - i, : columns.stop - j]
                 if self._transposed:
-                    yield (columns, rows), tree.total.T
+                    yield (columns, rows), total.T
                 else:
-                    yield (rows, columns), tree.total
+                    yield (rows, columns), total
 
     def _new_sums(self, shape: tuple[int, int]) -> list[Array]:
-        """Arrays of this shape for sums along the tree, whose columns start at multiples of 16 elements."""
-        whole = _lines(shape[0]), shape[1]
-        return [self._arrays.array(memory, whole, self._dtype)[: shape[0]] for memory in self._sums]
+        """Arrays of this shape at least for sums along the tree, whose columns start at multiples of 16 elements."""
+        m, n = (max(length, LEAST_LENGTH) for length in shape)
+        return [self._arrays.array(memory, (_lines(m), n), self._dtype)[:m] for memory in self._sums]
 
     def _add(self, x: Any, z: Any) -> None:
         self._arrays.add_scaled(1, x, 1, z)
@@ -199,16 +200,16 @@ class PieceGemm(PieceProducts):
         self._arrays.uniform_gemm.matmul(self._arrays.stream, 1, left, right.T, float(adds), z)
 
     def _packed(self, memory: Array, x: GpuArray, *, conj: bool, is_packed: bool = False) -> GpuArray:
-        """X by rows, with zeros up to a multiple of 16 elements: X itself if that is all."""
+        """X by rows, with zeros up to a multiple of 16 elements, and to 16 rows: X itself if that is all."""
         arrays, (m, k) = self._arrays, x.shape
         conj = conj and x.dtype.kind == "c"
         is_aligned = not (k % ALIGNMENT or x.data.ptr % ALIGNMENT or x.strides[0] % ALIGNMENT)
-        if is_aligned and x.strides[1] == x.itemsize and not conj:
+        if m >= LEAST_LENGTH and is_aligned and x.strides[1] == x.itemsize and not conj:
             return x
-        whole = arrays.array(memory, (m, padded(k)), x.dtype, "C")
+        whole = arrays.array(memory, (max(m, LEAST_LENGTH), padded(k)), x.dtype, "C")
         if is_packed:
             return whole
-        if k % ALIGNMENT or not conj:
+        if whole.shape != x.shape or not conj:
             arrays.strided_copy.pad(arrays.stream, x, whole)
         if conj:
             regions = StridedRegion.of(x), StridedRegion.of(whole)

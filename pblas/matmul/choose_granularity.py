@@ -140,12 +140,11 @@ class PlanningContext:
             if not self.reproducible:
                 yield plan
                 continue
-            gpus = self.topology.gpus
-            suitable = (
-                reproducible_plan(plan, self.reproducible, gpus=gpus) if isinstance(plan, Summa) or not gpus else None
-            )
-            if suitable is not None:
-                yield suitable
+            pushes = self.topology.gpus or self.topology.push  # only general plans run with agreements there
+            if isinstance(plan, Summa) or not pushes:
+                suitable = reproducible_plan(plan, self.reproducible, gpus=self.topology.gpus)
+                if suitable is not None:
+                    yield suitable
 
     @property
     def machine(self) -> Hardware:

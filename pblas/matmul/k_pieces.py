@@ -14,6 +14,7 @@ from pblas.layouts.split import Split
 
 _MOST = 16  # most pieces, so that as many ranks can share K
 _LEAST_EXACT = 8192  # least width of a piece whose product is exact; `backends.cpu.exact` takes twice that
+_ALIGNED = 64  # on GPUs pieces start at multiples of so many elements
 _LEAST_ON_GPUS = 2048  # a GPU writes the sums of a piece to its memory
 _LEAST = 512  # least width of a piece: n = 2048 took 1.04 times as long as one GEMM, with 256 1.08 (float64, AMD EPYC)
 TILE, PADDED = 1024, 192
@@ -39,7 +40,8 @@ class KPieces(NamedTuple):
         least = _LEAST_EXACT if exact else _LEAST_ON_GPUS if gpus else _LEAST
         while (count < _MOST or exact) and k >= 2 * count * least:
             count *= 2
-        return KPieces(max(1, -(-k // count)), count)
+        width = max(1, -(-k // count))
+        return KPieces(width + -width % _ALIGNED if gpus and count > 1 else width, count)
 
     def split(self, k: int, layers: int) -> Split | None:
         """K over a number of layers, each with all pieces below one node of the tree; None if there are no such nodes.

@@ -9,6 +9,7 @@ import pytest
 
 import pblas
 from pblas import tp
+from pblas.tp import local_shard
 from tests.common.gauge import Array, dtype_of, entries
 from tests.common.ranks import COMM
 from tests.mpi.tp.test_tp import COUNTS, LAYERS, SPREAD, I, O, T, backward, forward
@@ -51,12 +52,15 @@ def attention(queries: Array, keys: Array, values: Array) -> Array:
     return np.concatenate(heads, axis=1)
 
 
-def logits(ctx: pblas.Context, weights: dict[str, Array], x: Array) -> Array:
-    """A decoder block and the last projection: heads, features of the feed-forward block and words are split."""
+def logits(ctx: pblas.Context, weights: dict[str, Array], x: Array, tp: Any = tp) -> Array:
+    """A decoder block and the last projection: heads, features of the feed-forward block and words are split.
+
+    `tp` has the layers, which take and return arrays in host memory.
+    """
 
     def shard(name: str, axis: int = 0) -> Any:
         w = weights[name]
-        span = tp.local_shard(w.shape[axis], ctx.rank, ctx.nprocs)
+        span = local_shard(w.shape[axis], ctx.rank, ctx.nprocs)
         return w[span] if axis == 0 else np.ascontiguousarray(w[:, span])
 
     h = norm(x)
@@ -72,10 +76,15 @@ def logits(ctx: pblas.Context, weights: dict[str, Array], x: Array) -> Array:
 
 @pytest.mark.ranks(1, 2, 3, 4, 6, reason="heads are split evenly")
 def test_logits_of_a_llama_block(reproducible: pblas.Context, one: pblas.Context) -> None:
+    compare(reproducible, one, 1200)
+
+
+def compare(ctx: pblas.Context, one: pblas.Context, features: int, tp: Any = tp) -> None:
+    """**Collective.** Compare logits with those of one rank."""
     width, float32 = HEADS * HEAD, np.dtype("float32")
-    shapes = dict.fromkeys(("q", "k", "v"), (width, HIDDEN)) | {"o": (HIDDEN, width)}
-    shapes |= {"gate": (1200, HIDDEN), "up": (1200, HIDDEN), "down": (HIDDEN, 1200), "words": (WORDS, HIDDEN)}
+    shapes = dict.fromkeys(("q", "k", "v"), (width, HIDDEN)) | {"o": (HIDDEN, width), "words": (WORDS, HIDDEN)}
+    shapes |= dict.fromkeys(("gate", "up"), (features, HIDDEN)) | {"down": (HIDDEN, features)}
     weights = {name: entries(shape, float32, seed) / np.float32(8) for seed, (name, shape) in enumerate(shapes.items())}
     x = entries((TOKENS, HIDDEN), float32, 99)
-    own, whole = logits(reproducible, weights, x), logits(one, weights, x)
-    assert own.tobytes() == np.ascontiguousarray(whole[:, tp.local_shard(WORDS, RANK, P)]).tobytes()
+    own, whole = logits(ctx, weights, x, tp), logits(one, weights, x, tp)
+    assert own.tobytes() == np.ascontiguousarray(whole[:, local_shard(WORDS, RANK, P)]).tobytes()
