@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 def product_with_array(a: DistMatrix, array: Any, *, left: bool = False) -> DistMatrix | Array:
     """**Collective.** A times an array, or the array times A if `left`; see `DistMatrix.__matmul__`."""
     with a.runtime.call("matmul"):
+        if array.ndim == 1 and a.runtime.reproducible:
+            matrix = a.T if left else a
+            desc = MatrixDescriptor.replicated(matrix.shape[0], 1, a.runtime.nprocs)
+            column = pmatmul(matrix, replicated_matrix("matmul", a, array[:, None]), out=desc)
+            host: Array = a.runtime.backend.reading(column.stored("matmul"))[:, 0]
+            return host
         if array.ndim == 1:
             return product_with_vector(a.T if left else a, array)
         b = replicated_matrix("matmul", a, array)

@@ -17,9 +17,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from pblas import errors
+from pblas.arrays.reductions import sums_exactly
 from pblas.backends.dtypes import ArrayT
 from pblas.core.variants import variant
 from pblas.matmul.epilogue_arguments import scaled
+from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import compare_array
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
@@ -373,7 +375,12 @@ def _backward(
             caller.run(Product("x", y, w, rows(dx.array)))
         if dw is not None:
             caller.run(Product("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0))
-        if db is not None:
+        if db is not None and sums_exactly(runtime):
+            desc = caller.form.placed.descs["y"]
+            total = DistMatrix(desc, y, runtime).sum(axis=0)
+            for j0, j1 in desc.global_ranges(runtime.rank)[1]:
+                db.array[...] = total[j0:j1]
+        elif db is not None:
             whole = caller.gathered.get("y")
             runtime.backend.arrays.add_rows(y if whole is None else whole, db.array, caller.stream)
             if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has summed its own tokens only

@@ -26,6 +26,8 @@ VALUES: dict[str, Callable[[DistMatrix], Any]] = {
     "1-norm": lambda a: a.norm(ord=1),
     "vdot": lambda a: pblas.vdot(a, a + 1),
     "std": lambda a: a.std(),
+    "A @ v": lambda a: a @ np.linspace(0.1, 1, N).astype(a.dtype),
+    "v @ A": lambda a: np.linspace(0.1, 1, M).astype(a.dtype) @ a,
 }
 
 

@@ -32,6 +32,7 @@ def test_a_layer_and_its_gradients(reproducible: pblas.Context, one: pblas.Conte
     wholes = backward(kind)(dy, x, w, ctx=one)
     assert gradients.x.tobytes() == wholes.x[spread["x"]].tobytes()
     assert gradients.weight.tobytes() == wholes.weight[spread["w"]].tobytes()
+    assert gradients.bias.tobytes() == wholes.bias[spread["y"][1]].tobytes()
 
 
 HIDDEN, HEADS, HEAD, WORDS, TOKENS = 40, 12, 4, 24, 5
