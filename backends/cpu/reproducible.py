@@ -196,15 +196,23 @@ class PieceGemm(PieceProducts):
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
     ) -> None:
         """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated."""
-        for block, total in self.totals(x, y, conj):
-            finish(alpha, total, beta, z[block])
+        for block, total, is_in_z in self._blocks(x, y, conj, z if alpha == 1 and beta == 0 else None):
+            if not is_in_z:
+                finish(alpha, total, beta, z[block])
 
     def totals(
         self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
     ) -> Iterator[tuple[tuple[slice, slice], Array]]:
         """Blocks of the product X Y, each with its place; valid until the next one."""
+        for block, total, _ in self._blocks(x, y, conj, None):
+            yield block, total
+
+    def _blocks(
+        self, x: Array, y: Array, conj: tuple[bool, bool], z: Array | None
+    ) -> Iterator[tuple[tuple[slice, slice], Array, bool]]:
+        """As `totals`, and whether the block was formed in Z: those that need no padding are, if Z has their order."""
         if self._transposed:
-            x, y, conj = y.T, x.T, conj[::-1]
+            x, y, conj, z = y.T, x.T, conj[::-1], None if z is None else z.T
         tile, (m, k), n = self._kernel.tile, x.shape, y.shape[1]
         for j in range(0, n, tile):
             columns = slice(j, min(j + tile, n))
@@ -212,16 +220,21 @@ class PieceGemm(PieceProducts):
                 rows = slice(i, min(i + tile, m))
                 shape = self._kernel.padded(rows.stop - i), self._kernel.padded(columns.stop - j)
                 leaf = _array(self._leaf, shape, self._kernel.dtype)
-                tree = TreeSum([_array(sums, shape, self._total) for sums in self._sums])
+                sums = [_array(memory, shape, self._total) for memory in self._sums]
+                place = None if z is None else z[rows, columns]
+                is_in_z = _fits(place, shape, self._total)
+                if place is not None and is_in_z:
+                    sums[0] = place
+                tree = TreeSum(sums)
                 for start in range(0, k, self._width):
                     inner = slice(start, min(start + self._width, k))
                     # sum[m, n] = X[m, k] Y[k, n], or += with the second of two pieces
                     tree.add(partial(self._form, x[rows, inner], y[inner, columns], conj, leaf))
                 total = tree.total[: rows.stop - i, : columns.stop - j]
                 if self._transposed:
-                    yield (columns, rows), total.T
+                    yield (columns, rows), total.T, is_in_z
                 else:
-                    yield (rows, columns), total
+                    yield (rows, columns), total, is_in_z
 
     def _form(self, x: Array, y: Array, conj: tuple[bool, bool], leaf: Array, z: Array, *, adds: bool) -> None:
         """Z := X Y, or Z += X Y with the product in `leaf` before it is added."""
@@ -257,6 +270,16 @@ def _matrix(shape: tuple[int, int], dtype: Dtype, order: str) -> Array:
 
 def _array(memory: Array, shape: tuple[int, int], dtype: Dtype) -> Array:
     return np.ndarray(shape, dtype, memory.data, order="F")
+
+
+def _fits(place: Array | None, shape: tuple[int, int], dtype: Dtype) -> bool:
+    """Whether a BLAS can form a block of this shape and dtype in this place, by columns."""
+    return (
+        place is not None
+        and (place.shape, place.dtype) == (shape, dtype)
+        and place.strides[0] == place.itemsize
+        and place.strides[1] >= place.shape[0] * place.itemsize
+    )
 
 
 def finish(alpha: complex, x: Array, beta: complex, z: Array) -> None:

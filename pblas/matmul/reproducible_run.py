@@ -106,7 +106,8 @@ class RunReproducibleSummaC(RunSummaC):
 
     def _multiply_panels(self, x: Operands, total: Array, beta: complex, result: Array) -> None:
         """Total := alpha op(A) op(B) + beta total; with layers alpha is applied later, by the owners of D."""
-        tree, ahead = self._sums.tree(total.shape), int(self._plan.overlap)
+        alpha = x.alpha if self._partials is None else 1.0
+        tree, ahead = self._sums.tree(total, in_place=beta == 0), int(self._plan.overlap)
         if ahead:
             self._begin(0)
         for s in range(self._count):
@@ -116,18 +117,17 @@ class RunReproducibleSummaC(RunSummaC):
             if a is not None and b is not None and total.size:
                 # sum[m, n] = op(A)[m, k] op(B)[k, n], or += with the second of two panels
                 tree.add(partial(self._put, a, b, x.conj))
-        alpha = x.alpha if self._partials is None else 1.0
         if total.size and self._last >= 0:
-            self._arrays.finish_sum(alpha, tree.total, beta, total)
+            self._sums.finish(alpha, tree, beta, total)
         if total is not result:
             self._arrays.assign(total, result)
 
     def _put(self, a: Array, b: Array, conj: tuple[bool, bool], z: Array, *, adds: bool) -> None:
+        if not adds:
+            self._products.gemm(1.0, a, b, 0.0, z, conj=conj)
+            return
         for block, total in self._products.totals(a, b, conj):
-            if adds:
-                self._arrays.add_scaled(1, total, 1, z[block])
-            else:
-                self._arrays.assign(total, z[block])
+            self._arrays.add_scaled(1, total, 1, z[block])
 
     def _new_partials(self, dtypes: ProductDtypes, orders: Orders) -> Partials:
         return TreePartials(self._backend, self._plan, [(0, self._plan.oriented.n)], dtypes, orders.result)
@@ -177,13 +177,13 @@ class TreePartials(Partials):
 
     def _add(self, movements: Sequence[Movement], out: Array) -> None:
         """Out := alpha (sum of the partial products of all layers) + beta out, if out has C."""
-        tree, arrays = self._tree.tree(out.shape), self._backend.arrays
+        tree, arrays = self._tree.tree(out, in_place=not self._adds), self._backend.arrays
         with arrays.on_side_lane():  # on which partial products arrive
             for movement in movements:
                 # sum[m, n] = partial D[m, n] of a layer, or += with the second of two
                 tree.add(partial(_receive, movement))
             if out.size:
-                arrays.finish_sum(self._x.alpha, tree.total, self._x.beta if self._adds else 0, out)
+                self._tree.finish(self._x.alpha, tree, self._x.beta if self._adds else 0, out)
 
     def _added_to_c(self) -> Put:
         result = self._x.result
@@ -208,11 +208,18 @@ class SumsOfD:
     def nbytes(self) -> int:
         return int(self._memory.nbytes)
 
-    def tree(self, shape: tuple[int, ...]) -> TreeSum:
-        """A tree of sums of a part of D with this shape."""
+    def tree(self, out: Array, *, in_place: bool) -> TreeSum:
+        """A tree of sums of a part of D; in place, its total is formed in that part if it has the dtype of sums."""
         starts, arrays = (i * self._each for i in range(self._count)), self._arrays
-        sums = [arrays.array(self._memory[start:], shape, self._dtype, self._order) for start in starts]
+        sums = [arrays.array(self._memory[start:], out.shape, self._dtype, self._order) for start in starts]
+        if in_place and out.dtype == self._dtype:
+            sums[0] = out
         return TreeSum(sums, lambda x, z: arrays.add_scaled(1, x, 1, z))
+
+    def finish(self, alpha: complex, tree: TreeSum, beta: complex, out: Array) -> None:
+        """Out := alpha (total) + beta out."""
+        if tree.total is not out or alpha != 1:
+            self._arrays.finish_sum(alpha, tree.total, beta, out)
 
 
 def piece_gemm(
