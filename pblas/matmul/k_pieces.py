@@ -16,7 +16,7 @@ _MOST = 16  # most pieces, so that as many ranks can share K
 _LEAST_EXACT = 8192  # least width of a piece whose product is exact; `backends.cpu.exact` takes twice that
 _ALIGNED = 64  # on GPUs pieces start at multiples of so many elements
 _LEAST_ON_GPUS = 2048  # a GPU writes the sums of a piece to its memory
-_LEAST = 512  # least width of a piece: n = 2048 took 1.04 times as long as one GEMM, with 256 1.08 (float64, AMD EPYC)
+_LEAST = 1024  # least width of a piece: n = 2048 takes 0.99 to 1.10 of the time, with 512 1.04 to 1.15 (AMD EPYC)
 TILE, PADDED = 1024, 192
 """Most rows and columns of a block of D that is formed at a time, and of the zeros that pad it."""
 
@@ -25,7 +25,9 @@ class KPieces(NamedTuple):
     """`parts` pieces of `width` elements of K, a power of two; the last piece may be narrower.
 
     >>> [(pieces.width, pieces.parts) for pieces in map(KPieces.of, (7, 1000, 2048, 10**6))]
-    [(7, 1), (1000, 1), (512, 4), (62500, 16)]
+    [(7, 1), (1000, 1), (1024, 2), (62500, 16)]
+    >>> KPieces.of(4100, gpus=True)
+    KPieces(width=2112, parts=2)
     >>> [(pieces.width, pieces.parts) for pieces in (KPieces.of(k, "exact") for k in (16383, 10**6))]
     [(16383, 1), (15625, 64)]
     """
@@ -37,6 +39,7 @@ class KPieces(NamedTuple):
     @lru_cache(64)
     def of(k: int, reproducible: Reproducible = True, *, gpus: bool = False) -> KPieces:
         count, exact = 1, reproducible == "exact"
+        gpus = gpus and not exact  # whose pieces are those of CPUs
         least = _LEAST_EXACT if exact else _LEAST_ON_GPUS if gpus else _LEAST
         while (count < _MOST or exact) and k >= 2 * count * least:
             count *= 2
@@ -46,8 +49,8 @@ class KPieces(NamedTuple):
     def split(self, k: int, layers: int) -> Split | None:
         """K over a number of layers, each with all pieces below one node of the tree; None if there are no such nodes.
 
-        >>> KPieces.of(1030).split(1030, 2), KPieces.of(1030).split(1030, 3)
-        (Split(n=1030, nb=515, nprocs=2, src=0, inb=None), None)
+        >>> KPieces.of(2060).split(2060, 2), KPieces.of(2060).split(2060, 3)
+        (Split(n=2060, nb=1030, nprocs=2, src=0, inb=None), None)
         """
         if layers > self.parts or self.parts % layers:
             return None
@@ -56,8 +59,8 @@ class KPieces(NamedTuple):
     def panels(self, layers: int, wanted: int) -> int:
         """Width of a panel: all pieces below one node of a layer's tree, in at least `wanted` panels if there are.
 
-        >>> KPieces.of(4096).panels(1, 4), KPieces.of(4096).panels(8, 4), KPieces.of(100).panels(1, 4)
-        (1024, 512, 100)
+        >>> KPieces.of(8192).panels(1, 4), KPieces.of(8192).panels(8, 4), KPieces.of(100).panels(1, 4)
+        (2048, 1024, 100)
         """
         pieces = self.parts // layers
         while wanted > 1 and pieces > 1:

@@ -77,7 +77,7 @@ def logits(ctx: pblas.Context, weights: dict[str, Array], x: Array, tp: Any = tp
 
 @pytest.mark.ranks(1, 2, 3, 4, 6, reason="heads are split evenly")
 def test_logits_of_a_llama_block(reproducible: pblas.Context, one: pblas.Context) -> None:
-    compare(reproducible, one, 1200)
+    compare(reproducible, one, 2400)
 
 
 def compare(ctx: pblas.Context, one: pblas.Context, features: int, tp: Any = tp) -> None:
