@@ -64,8 +64,8 @@ class Context(Constructors, Collectives):
             expressions: "C", by rows as in NumPy, or "F", by columns. None: "F", and for results that of their operands
             (global).
         reproducible: products, layers of `pblas.tp`, and on CPUs sums, norms and `vdot` get the same bits for any
-            number of ranks and any layouts: True or "exact", see `plan_matmul`, whose calls may say otherwise. Other
-            calls do as they always do (global).
+            number of ranks and any layouts: True or "exact", see `plan_matmul`, whose calls may say otherwise.
+            docs/reproducibility.md lists all calls; the others do as they always do (global).
         process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for
             ranks that `torchrun` starts, on CPUs and on GPUs with "nvshmem". It needs no MPI (global).
 

@@ -97,9 +97,9 @@ def plan_matmul(
             also without `autotune` (global).
         strict: raise PlanError for layouts that do not conform, instead of redistributing operands (global).
         reproducible: D gets the same bits for any number of ranks, any layouts, storage orders, transports, chunks, and
-            with overlap on or off; on CPUs only. "exact", for float64 and float32: also with any BLAS, and on any
-            processor and GPU; products of pieces of K are exact and rounded once. None for that of the context
-            (global).
+            with overlap on or off, on processors, or GPUs, of one kind. "exact", for float64 and float32: also with any
+            BLAS, and on any processor and GPU; products of pieces of K are exact and rounded once. None for that of the
+            context (global).
         epilogue: elementwise function applied to D before it is returned; None for none. An expression, as "relu(x)",
             or an `Epilogue`, whose arrays have the shape of this rank's part of D, or one element for each column of
             that part. The epilogue is computed in at least 32 bits. Where possible it is fused into the last addition
@@ -129,7 +129,7 @@ def plan_matmul(
         MismatchError: ranks that passed different arguments.
         PlanError: strict=True, and the layouts do not conform; the text says where.
         WorkspaceError: a rank without memory for the workspace, or for a new D.
-        BackendError: reproducible=True, and this processor's BLAS forms elements in different orders whatever is done.
+        BackendError: reproducible=True, and the BLAS of this processor or GPU forms elements in different orders.
         ContextError: the context is closed or broken.
         PeerTimeout: a rank does not arrive; the context is broken then.
 
