@@ -26,10 +26,10 @@ def part_of(x: Any, dim: int | None, rank: int, nprocs: int) -> Any:
 
 
 def random(*shape: int, dtype: Any = None, seed: int = 0) -> Any:
-    """The same numbers on every rank, in float64 unless a dtype is given."""
+    """The same numbers on every rank, on torch's default device, in float64 unless a dtype is given."""
     torch: Any = import_module("torch")
-    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return x if dtype is None else x.to(dtype)
+    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
+    return x.to(torch.get_default_device(), dtype or torch.float64)
 
 
 def made(make: Any) -> Any:

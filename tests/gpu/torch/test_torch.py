@@ -1,0 +1,93 @@
+"""The laws of pblas.torch on GPUs: those of tests/mpi on tensors of the GPU, and CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import pblas
+from tests.common.tensors import close, made, part_of, random
+from tests.gpu.sharing import SHARED
+from tests.mpi.torch import test_layers
+from tests.mpi.torch.test_dtensors import (  # noqa: F401 - pytest runs the imported tests on GPUs
+    test_dtensors_are_matrices_without_a_copy,
+    test_linalg_takes_dtensors,
+    test_muon_updates_as_if_weights_were_whole,
+)
+from tests.mpi.torch.test_layers import (  # noqa: F401
+    HIDDEN,
+    RANK,
+    P,
+    mesh,
+    nn,
+    pt,
+    test_a_block_has_the_state_and_the_gradients_of_an_unsharded_one,
+    test_gradients_of_complex_numbers_are_those_of_torch,
+    test_layers_compile_without_a_graph_break,
+    test_layers_have_the_values_and_gradients_of_unsharded_ones,
+    test_operators_keep_the_rules_of_torch,
+    test_plans_of_parallelize_module_work_with_another_import,
+    test_styles_take_and_return_dtensors,
+    test_tokens_need_not_divide,
+    torch,
+)
+
+pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
+
+
+@pytest.fixture(scope="module")
+def contexts() -> Iterator[dict[str, pblas.Context]]:
+    """A context on GPUs; torch's own collectives go through Gloo where ranks share a GPU, which NCCL refuses."""
+    import cupy
+
+    with pblas.Context(backend="nvshmem", timeout=30) as ctx:
+        torch.cuda.set_device(cupy.cuda.Device().id)
+        if SHARED:
+            store = pt.mesh._store(ctx)
+            torch.distributed.init_process_group("cpu:gloo,cuda:gloo", store=store, rank=RANK, world_size=P)
+        yield {"shared": ctx}
+
+
+@pytest.fixture(autouse=True)
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(test_layers, "SETTINGS", ("shared",))
+    with torch.device("cuda"):
+        yield
+
+
+def test_cuda_graphs_record_a_step_of_training(mesh: Any) -> None:
+    """Forward and backward pass of a block, also compiled; replayed on other values."""
+    tokens, wide = 4 * P, 16 * P
+    up, down = made(lambda: (nn.Linear(HIDDEN, wide), nn.Linear(wide, HIDDEN)))
+    block = pt.ParallelMLP.from_linear(up, down, mesh=mesh, sequence_dim=0, src_data_rank=None)
+    x_ = random(tokens // P, HIDDEN, dtype=torch.float32).requires_grad_()
+
+    def step(call: Any) -> tuple[Any, ...]:
+        y = call(x_)
+        return y, *torch.autograd.grad((y**2).sum(), (x_, *block.parameters()))
+
+    for call in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                step(call)
+            stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                results = step(call)
+        for seed in range(3):
+            x = random(tokens, HIDDEN, dtype=torch.float32, seed=seed)
+            x_.data.copy_(part_of(x, 0, RANK, P))
+            torch.cuda.synchronize()
+            test_layers.COMM.Barrier()
+            graph.replay()
+            torch.cuda.synchronize()
+            x.requires_grad_()
+            y = down(nn.functional.silu(up(x)))
+            expected = torch.autograd.grad((y**2).sum(), (x, up.weight, down.bias))
+            close(results[0], part_of(y, 0, RANK, P), "float32", 64)
+            close(results[1], part_of(expected[0], 0, RANK, P), "float32", 64)
+            close(results[2].to_local(), part_of(expected[1], 0, RANK, P), "float32", 256)
+            close(results[-1].to_local(), expected[2], "float32", 256)
