@@ -16,7 +16,7 @@ from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.delayed_channel import DelayedChannel
 from pblas.backends.dtypes import Array, Dtype, Order, address_of
 from pblas.backends.host_ranks import HostRanks, Location
-from pblas.backends.interop import host_array
+from pblas.backends.interop import host_array, is_tensor
 from pblas.backends.recorder import Recorder
 from pblas.backends.shared_windows import Arena, Block
 
@@ -79,7 +79,7 @@ class CpuBackend(HostRanks):
     # Arrays
 
     def as_array(self, x: object) -> Array:
-        if hasattr(x, "__cuda_array_interface__"):
+        if not is_tensor(x) and hasattr(x, "__cuda_array_interface__"):  # which takes a tensor long to say
             raise errors.ArgumentError(
                 f"the array is on a GPU, a context with backend={self.name!r} multiplies in host memory; "
                 "pass cupy.asnumpy(x), or make the context with backend='nvshmem'"

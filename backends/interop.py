@@ -37,7 +37,8 @@ def is_tensor(x: object) -> bool:
 
 
 _KNOWN: dict[Any, Dtype] = {}
-"""NumPy's dtypes by torch's, which are slow to name."""
+_TORCHS: dict[Dtype, Any] = {}
+"""NumPy's dtypes by torch's, which are slow to name, and torch's by NumPy's."""
 
 
 def tensor_dtype(x: Any) -> Dtype:
@@ -92,7 +93,7 @@ def host_array(x: Any) -> Array:
         return np.asarray(x)  # no subclass: slices of np.matrix always have two dimensions
     if is_tensor(x):
         check_tensor(x)
-        if x.device.type != "cpu":
+        if not x.is_cpu:
             raise errors.ArgumentError(f"the tensor is on {x.device}; pass x.cpu()")
         dtype = tensor_dtype(x)
         array: Array = np.asarray(_Memory(x, _WORDS.get(dtype, dtype.str)))
@@ -176,7 +177,10 @@ def empty(shape: tuple[int, ...], like: Any, dtype: Dtype | None = None) -> Any:
     if not is_tensor(like):
         return None
     torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=like.dtype if dtype is None else getattr(torch, dtype.name), device=like.device)
+    theirs = like.dtype if dtype is None else _TORCHS.get(dtype)
+    if theirs is None and dtype is not None:
+        theirs = _TORCHS[dtype] = getattr(torch, dtype.name)
+    return torch.empty(shape, dtype=theirs, device=like.device)
 
 
 def to_library(result: Array, like: object) -> Any:

@@ -16,14 +16,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 Kind = Literal["allgather", "reduce_scatter", "allreduce", "replicated"]
-ACTIVATIONS: dict[str, Any] = {
-    "relu": nn.functional.relu,
-    "gelu": nn.functional.gelu,
-    "gelu_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
-    "silu": nn.functional.silu,
-    "swiglu": lambda x: nn.functional.silu(x[..., : x.shape[-1] // 2]) * x[..., x.shape[-1] // 2 :],
-}
-"""Functions that may follow a layer; where no gradient is recorded, pblas computes them as epilogues."""
+ACTIVATIONS = "relu", "gelu", "gelu_tanh", "silu", "swiglu"
+"""Functions that may follow a layer."""
 
 
 def linear(
@@ -33,11 +27,12 @@ def linear(
     kind: Kind = "allgather",
     *,
     activation: str | None = None,
+    residual: torch.Tensor | None = None,
     tokens: int | None = None,
     features: int | None = None,
     mesh: DeviceMesh | None = None,
 ) -> torch.Tensor:
-    """**Collective.** y = activation(x w^T + bias) by a layer of `pblas.tp`, with gradients by x, weight and bias.
+    """**Collective.** y = activation(x w^T + bias) + residual by a layer of `pblas.tp`, with gradients by x, weight and bias.
 
     It is the operator `torch.ops.pblas.linear`, which torch.compile records without a graph break. The axes of x are
     tokens, any others, and features, of which the first or the last is cut as in the function of `pblas.tp`.
@@ -49,6 +44,7 @@ def linear(
         kind: "allgather", "reduce_scatter", "allreduce" or "replicated": `tp.allgather_linear`,
             `tp.linear_reduce_scatter`, `tp.linear_allreduce` or `tp.replicated_linear` (global).
         activation: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
+        residual: has the shape of y, and excludes an activation; None for none (local).
         tokens: length of the first axis over all ranks if the kind is "allgather"; None if all ranks have the same
             length (global).
         features: length of the weight's cut axis over all ranks; None if all ranks have the same length (global).
@@ -64,17 +60,20 @@ def linear(
         raise errors.ArgumentError(f"linear: kind must be one of {', '.join(operators.FORWARD)}, got {kind!r}")
     if activation is not None and activation not in ACTIVATIONS:
         raise errors.ArgumentError(f"linear: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+    if activation is not None and residual is not None:
+        raise errors.ArgumentError("linear: activation and residual exclude each other; add the residual to the result")
     mesh = init_mesh() if mesh is None else mesh
     context_of(mesh)
     cut = weight.shape[1] if kind in ("reduce_scatter", "allreduce") else weight.shape[0]
     features = cut * mesh.size() if features is None else features
-    return _linear(x, weight, bias, kind, activation, tokens, features, (group_of(mesh).group_name, mesh))
+    return _linear(x, weight, bias, residual, kind, activation, tokens, features, (group_of(mesh).group_name, mesh))
 
 
 def _linear(
     x: Any,
     weight: Any,
     bias: Any,
+    residual: Any,
     kind: str,
     activation: str | None,
     tokens: int | None,
@@ -85,7 +84,7 @@ def _linear(
     group, mesh = ranks
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias = (z if z is None else z.to(dtype) for z in (x, weight, bias))
+        x, weight, bias, residual = (z if z is None else z.to(dtype) for z in (x, weight, bias, residual))
     if kind != "allgather":
         tokens = x.shape[0]
     elif tokens is None:
@@ -94,10 +93,10 @@ def _linear(
     if kind == "reduce_scatter":
         length = -(-tokens // mesh.size())
         rows = max(0, min(length, tokens - mesh.get_local_rank() * length))
-    is_recorded = torch.is_grad_enabled() and any(z is not None and z.requires_grad for z in (x, weight, bias))
-    epilogue = "" if activation is None or is_recorded else activation
-    y = torch.ops.pblas.linear(x, weight, bias, kind, epilogue, rows, tokens, features, group)
-    return y if activation is None or epilogue else ACTIVATIONS[activation](y)
+    keep = activation is not None and torch.is_grad_enabled()
+    keep = keep and any(z is not None and z.requires_grad for z in (x, weight, bias))
+    sizes = rows, tokens, features, group
+    return torch.ops.pblas.linear(x, weight, bias, residual, kind, activation or "", keep, *sizes)[0]
 
 
 def local(x: Any) -> Any:
@@ -184,6 +183,7 @@ class ParallelLinear(nn.Linear):
         features: int,
         activation: str | None = None,
         tokens: int | None = None,
+        residual: Any = None,
     ) -> Any:
         """**Collective.** The layer with a local weight and bias."""
         dim = self.sequence_dim
@@ -192,9 +192,12 @@ class ParallelLinear(nn.Linear):
                 f"{type(self).__name__}: sequence_dim={dim} must be an axis of x before the last one, and x has shape "
                 f"{tuple(x.shape)}"
             )
-        kind = kinds[dim is None]
-        x = x.unsqueeze(0) if x.ndim == 1 else x if dim is None else x.movedim(dim, 0)
-        y = _linear(x, weight, bias, kind, activation, tokens, features, self._ranks)
+        kind = kinds[0] if dim is not None else kinds[1]
+        x, residual = (
+            z if z is None else z.unsqueeze(0) if z.ndim == 1 else z if dim is None else z.movedim(dim, 0)
+            for z in (x, residual)
+        )
+        y = _linear(x, weight, bias, residual, kind, activation, tokens, features, self._ranks)
         return y if dim is None else y.movedim(0, dim)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -274,16 +277,18 @@ class RowParallelLinear(ParallelLinear):
     _placements: ClassVar[dict[str, Any]] = {"weight": Shard(1), "bias": Replicate()}
     split_input: bool = False
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, *, residual: torch.Tensor | None = None) -> torch.Tensor:
         """**Collective.** All features of y, of all tokens or of this rank's.
 
         Args:
             x: any axes, and this rank's features in last, of all tokens (local).
+            residual: added to y while ranks' sums are added; has the shape of y (local).
         """
         if self.split_input:
             x = torch.ops.pblas.split_features(x, self.weight.to_local().shape[1], self._ranks[0])
         weight, bias = local(self.weight), local(self.bias)
-        y = self._product(x, weight, bias, ("reduce_scatter", "allreduce"), self.in_features)
+        kinds: tuple[Kind, Kind] = "reduce_scatter", "allreduce"
+        y = self._product(x, weight, bias, kinds, self.in_features, residual=residual)
         return y.squeeze(0) if x.ndim == 1 else y
 
 

@@ -126,7 +126,7 @@ class ParallelMLP(nn.Module):
     ) -> None:
         """**Collective.** Shard the layers."""
         nn.Module.__init__(self)
-        known = {"silu"} if gate is not None else ACTIVATIONS.keys() - {"swiglu"}
+        known = {"silu"} if gate is not None else {*ACTIVATIONS} - {"swiglu"}
         if activation not in known:
             raise errors.ArgumentError(
                 f"ParallelMLP: activation must be one of {', '.join(sorted(known))}, got {activation!r}"
@@ -143,15 +143,18 @@ class ParallelMLP(nn.Module):
             self.register_load_state_dict_pre_hook(_combine)
         self.down = RowParallelLinear.from_linear(down, mesh, **options)
 
-    def forward(self, x: torch.Tensor, *, tokens: int | None = None) -> torch.Tensor:
-        """**Collective.** The block applied to x.
+    def forward(
+        self, x: torch.Tensor, *, residual: torch.Tensor | None = None, tokens: int | None = None
+    ) -> torch.Tensor:
+        """**Collective.** The block applied to x, plus a residual.
 
         Args:
             x: any axes, and `hidden` features last; all tokens, or this rank's along `sequence_dim` (local).
+            residual: has the shape of the result; None for none (local).
             tokens: length of axis `sequence_dim` over all ranks; None if all ranks have the same length (global).
         """
         first = self.gate_up if self.is_gated else self.up
-        return self.down(first(x, activation=self.activation, tokens=tokens))
+        return self.down(first(x, activation=self.activation, tokens=tokens), residual=residual)
 
 
 def _separate(_module: ParallelMLP, state_dict: Any, prefix: str, _metadata: object) -> None:

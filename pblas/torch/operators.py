@@ -14,6 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from pblas import errors, tp
+from pblas.epilogues import Epilogue
 from pblas.torch.mesh import context_named
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ def _define(
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            keep(ctx, *arguments)
-            return below(*arguments)
+            results = below(*arguments)
+            keep(ctx, results, *arguments)
+            return results
 
         backward = staticmethod(once_differentiable(gradients))
 
@@ -76,71 +78,123 @@ def _options(kind: str, tokens: int, features: int, group: str) -> dict[str, Any
     return options | {"tokens": tokens} if kind == "allgather" else options
 
 
+def _uniform(x: Any) -> Any:
+    """X, or a copy if its rows do not follow each other with one stride."""
+    return x if x.ndim == 2 and x.stride(1) == 1 else x.contiguous()
+
+
 def _linear(
-    x: Any, weight: Any, bias: Any, kind: str, epilogue: str, rows: int, tokens: int, features: int, group: str
-) -> Any:
-    """**Collective.** y = epilogue(x w^T + bias), whose first axis has `rows` elements on this rank."""
-    options = _options(kind, tokens, features, group)
-    return FORWARD[kind](x.contiguous(), weight, bias, epilogue or None, **options)
+    x: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    kind: str,
+    epilogue: str,
+    keep: bool,
+    rows: int,
+    tokens: int,
+    features: int,
+    group: str,
+) -> tuple[Any, Any]:
+    """**Collective.** y = epilogue(z) + residual with z = x w^T + bias, whose first axis has `rows` elements here.
+
+    The second result is z, for the gradient, with `keep`, and else empty.
+    """
+    options, applied = _options(kind, tokens, features, group), epilogue or None
+    if residual is not None:
+        applied = Epilogue("x + residual", residual=_uniform(residual))
+    z = x.new_empty((rows, *x.shape[1:-1], weight.shape[0]) if keep else 0)
+    y = FORWARD[kind](_uniform(x), weight, bias, applied, aux=z if keep else None, **options)
+    return y, z
 
 
 def _linear_fake(
-    x: Any, weight: Any, bias: Any, kind: str, epilogue: str, rows: int, tokens: int, features: int, group: str
-) -> Any:
-    columns = weight.shape[0] // 2 if epilogue == "swiglu" else weight.shape[0]
-    return x.new_empty(rows, *x.shape[1:-1], columns)
+    x: Any,
+    weight: Any,
+    bias: Any,
+    residual: Any,
+    kind: str,
+    epilogue: str,
+    keep: bool,
+    rows: int,
+    tokens: int,
+    features: int,
+    group: str,
+) -> tuple[Any, Any]:
+    columns = weight.shape[0]
+    y = x.new_empty(rows, *x.shape[1:-1], columns // 2 if epilogue == "swiglu" else columns)
+    return y, x.new_empty((rows, *x.shape[1:-1], columns) if keep else 0)
 
 
 def _linear_backward(
-    dy: Any, x: Any, weight: Any, kind: str, needs: list[bool], tokens: int, features: int, group: str
+    dy: Any,
+    x: Any,
+    weight: Any,
+    z: Any,
+    kind: str,
+    epilogue: str,
+    needs: list[bool],
+    tokens: int,
+    features: int,
+    group: str,
 ) -> list[Any]:
     """**Collective.** Those of the gradients by x, weight and bias that are needed."""
     options = _options(kind, tokens, features, group)
     if dy.is_complex():  # pblas does not conjugate
         dy = dy.conj().resolve_conj()
-    gradients = BACKWARD[kind](dy.contiguous(), x.contiguous(), weight, needs=tuple(needs), **options)
+    options |= {"needs": tuple(needs), "aux": z if epilogue else None}
+    gradients = BACKWARD[kind](_uniform(dy), _uniform(x), weight, epilogue or None, **options)
     needed = [gradient for gradient in gradients if gradient is not None]
     return [gradient.conj().resolve_conj() for gradient in needed] if dy.is_complex() else needed
 
 
 def _linear_backward_fake(
-    dy: Any, x: Any, weight: Any, kind: str, needs: list[bool], tokens: int, features: int, group: str
+    dy: Any,
+    x: Any,
+    weight: Any,
+    z: Any,
+    kind: str,
+    epilogue: str,
+    needs: list[bool],
+    tokens: int,
+    features: int,
+    group: str,
 ) -> list[Any]:
     like = x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])
     return [gradient for gradient, is_needed in zip(like, needs, strict=True) if is_needed]
 
 
-def _keep_linear(ctx: Any, x: Any, weight: Any, bias: Any, *others: Any) -> None:
-    ctx.kind, epilogue, _rows, ctx.tokens, ctx.features, ctx.group = others
-    if epilogue:
-        raise errors.ArgumentError(
-            f"pblas::linear: the gradient of an epilogue is not recorded, got {epilogue!r}; apply it to the result"
-        )
+def _keep_linear(ctx: Any, results: Any, x: Any, weight: Any, bias: Any, _residual: Any, *others: Any) -> None:
+    ctx.kind, ctx.epilogue, keep, _rows, *ctx.sizes = others
+    if ctx.epilogue and not keep:
+        raise errors.ArgumentError(f"pblas::linear: the gradient of the epilogue {ctx.epilogue!r} needs keep=True")
+    ctx.mark_non_differentiable(results[1])
     ctx.has_bias = bias is not None
-    ctx.save_for_backward(x, weight)
+    ctx.save_for_backward(x, weight, results[1])
 
 
-def _gradients(ctx: Any, dy: Any) -> tuple[Any, ...]:
-    x, weight = ctx.saved_tensors
+def _gradients(ctx: Any, dy: Any, _dz: Any) -> tuple[Any, ...]:
+    x, weight, z = ctx.saved_tensors
     needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
-    computed = iter(
-        torch.ops.pblas.linear_backward(dy, x, weight, ctx.kind, needs, ctx.tokens, ctx.features, ctx.group)
-    )
-    return *(next(computed) if is_needed else None for is_needed in needs), *[None] * 6
+    computed = iter(torch.ops.pblas.linear_backward(dy, x, weight, z, ctx.kind, ctx.epilogue, needs, *ctx.sizes))
+    residual = dy if ctx.needs_input_grad[3] else None
+    return *(next(computed) if is_needed else None for is_needed in needs), residual, *[None] * 7
 
 
-_LENGTHS = "SymInt tokens, SymInt features, str group"
+_SIZES = "SymInt tokens, SymInt features, str group"
 _define(
-    f"linear(Tensor x, Tensor weight, Tensor? bias, str kind, str epilogue, SymInt rows, {_LENGTHS}) -> Tensor",
+    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str kind, str epilogue, bool keep, SymInt rows, "
+    f"{_SIZES}) -> (Tensor, Tensor)",
     *(_linear, _linear_fake, _keep_linear, _gradients),
 )
 _define(
-    f"linear_backward(Tensor dy, Tensor x, Tensor weight, str kind, bool[] needs, {_LENGTHS}) -> Tensor[]",
+    "linear_backward(Tensor dy, Tensor x, Tensor weight, Tensor z, str kind, str epilogue, bool[] needs, "
+    f"{_SIZES}) -> Tensor[]",
     *(_linear_backward, _linear_backward_fake),
 )
 
 
-def _keep_columns(ctx: Any, x: Any, *others: Any) -> None:
+def _keep_columns(ctx: Any, _results: Any, x: Any, *others: Any) -> None:
     ctx.columns, ctx.group = x.shape[-1], others[-1]
 
 

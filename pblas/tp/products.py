@@ -370,7 +370,10 @@ class Caller:
         total = d if wide == d.dtype else arrays.like(d, wide)
         if beta != 0 and total is not d:
             arrays.assign(d, total)
-        arrays.gemm(self._factor, a, b, beta, total)
+        if len(a) == 1 and total is d and self._factor == 1 and beta == 0:
+            np.matmul(a, b, total)  # by GEMV; GEMM takes four times as long for one token
+        else:
+            arrays.gemm(self._factor, a, b, beta, total)
         if epilogue is not None:
             arrays.finish(epilogue, total, epilogue.operands, d)
         elif total is not d:

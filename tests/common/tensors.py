@@ -35,7 +35,7 @@ def random(*shape: int, dtype: Any = None, seed: int = 0) -> Any:
 def made(make: Any) -> Any:
     """A module with the same weights on every rank."""
     torch: Any = import_module("torch")
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(()):
         torch.manual_seed(3)
         return make()
 

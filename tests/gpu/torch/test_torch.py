@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import pblas
+from pblas.torch.mesh import _store
 from tests.common.tensors import close, made, part_of, random
 from tests.gpu.sharing import SHARED
 from tests.mpi.torch import test_layers
@@ -34,7 +35,12 @@ from tests.mpi.torch.test_layers import (  # noqa: F401
     torch,
 )
 
-pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,7 @@ def contexts() -> Iterator[dict[str, pblas.Context]]:
     with pblas.Context(backend="nvshmem", timeout=30) as ctx:
         torch.cuda.set_device(cupy.cuda.Device().id)
         if SHARED:
-            store = pt.mesh._store(ctx)
+            store = _store(ctx)
             torch.distributed.init_process_group("cpu:gloo,cuda:gloo", store=store, rank=RANK, world_size=P)
         yield {"shared": ctx}
 

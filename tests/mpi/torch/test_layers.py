@@ -74,8 +74,11 @@ def test_layers_have_the_values_and_gradients_of_unsharded_ones(mesh: Any, name:
     first = pt.ColumnParallelLinear.from_linear(up, mesh, sequence_dim=sequence_dim)
     second = pt.RowParallelLinear.from_linear(down, mesh, sequence_dim=sequence_dim)
     x_ = own(x, sequence_dim).clone().requires_grad_()
-    y = second(first(x_, activation="gelu"))
+    residual = own(random(*x.shape, dtype=dtype, seed=2), sequence_dim).requires_grad_()
+    y = second(first(x_, activation="gelu"), residual=residual)
     y.backward(own(dy, sequence_dim))
+    assert torch.equal(residual.grad, own(dy, sequence_dim))
+    expected = expected + random(*x.shape, dtype=dtype, seed=2)
     assert y.dtype == dtype
     close(y, own(expected, sequence_dim), name)
     close(x_.grad, own(x_wide.grad, sequence_dim), name)
@@ -84,7 +87,8 @@ def test_layers_have_the_values_and_gradients_of_unsharded_ones(mesh: Any, name:
         close(whole(layer.bias.grad), reference.bias.grad, name, BATCH * TOKENS)
     for quiet in (torch.no_grad, torch.inference_mode):
         with quiet():
-            close(second(first(x_, activation="gelu")), own(expected, sequence_dim), name)
+            y = second(first(x_, activation="gelu"), residual=residual)
+            close(y, own(expected, sequence_dim), name)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -145,6 +149,25 @@ def test_gradients_of_complex_numbers_are_those_of_torch(mesh: Any, kind: str) -
     pt.linear(x_, weight_, None, kind, mesh=mesh).backward(own(dy, 1) if cut == 0 else dy)
     for z_, z in ((x_, x), (weight_, weight)):
         close(torch.view_as_real(z_.grad), torch.view_as_real(own(z.grad, cut)))
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce", "replicated"])
+def test_gradients_are_finite_differences(mesh: Any, kind: str) -> None:
+    """Of the layer as a function of whole arrays: each rank takes its shards, and the result is gathered."""
+    group, cuts_features_in = mesh.get_group().group_name, kind in ("reduce_scatter", "allreduce")
+    gathered, summed = torch.ops.pblas.gather_features, torch.ops.pblas.sum_gradients
+
+    def layer(x: Any, weight: Any, bias: Any) -> Any:
+        w = own(summed(weight, group), 1 if cuts_features_in else 0)
+        x_ = x if kind == "replicated" else own(summed(x, group), 0 if kind == "allgather" else 1)
+        b = bias if cuts_features_in else own(summed(bias, group), 0)
+        y = pt.linear(x_, w, b, kind, features=weight.shape[1 if cuts_features_in else 0], mesh=mesh)
+        if kind == "allreduce":
+            return y
+        return gathered(y.t(), P, group).t() if kind == "reduce_scatter" else gathered(y, P + 1, group)
+
+    x, weight, bias = (random(*shape).requires_grad_() for shape in ((P, P + 1), (P + 1, P + 1), (P + 1,)))
+    assert torch.autograd.gradcheck(layer, (x, weight, bias))
 
 
 def test_autocast_multiplies_in_16_bits(mesh: Any) -> None:
@@ -302,6 +325,6 @@ def test_operators_keep_the_rules_of_torch(mesh: Any, kind: str) -> None:
     rows = {"allgather": P * P, "reduce_scatter": 1}.get(kind, P)
     tokens = P * P if kind == "allgather" else P
     features = P * (4 if kind in ("allgather", "replicated") else HIDDEN)
-    arguments = x, weight, bias, kind, "", rows, tokens, features, group
+    arguments = x, weight, bias, None, kind, "silu", True, rows, tokens, features, group
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.pblas.linear.default, arguments, test_utils=tests)

@@ -235,7 +235,15 @@ def traces(ctx: pblas.Context) -> None:
     assert ctx.rank or trace.events
 
 
+def train(ctx: pblas.Context, A: Any) -> None:
+    """A forward and a backward pass of layers of pblas.torch."""
+    x = torch.ones(8, 6, requires_grad=True)
+    mesh = pblas.torch.init_mesh(ctx=ctx)
+    pblas.torch.linear(x, torch.ones(4, 6, requires_grad=True), mesh=mesh).sum().backward()
+
+
 CALLS: dict[str, Callable[[pblas.Context, Any], Any]] = {
+    "layer": train,
     "agreement": lambda ctx, _: ctx.zeros((3, 3)),
     "product": lambda _, A: A @ A,
     "solve": lambda _, A: linalg.solve(A, A),

@@ -54,7 +54,7 @@ def test_a_rank_that_is_late_or_dies_is_named(tmp_path: Path) -> None:
         (2, "product", "message"),
         (3, "agreement", "auto"),
         (3, "solve", "message"),
-        (3, "allreduce", "auto"),
+        (3, "layer", "auto"),
     ],
 )
 def test_a_rank_that_is_killed_in_a_call_is_named_in_time(
