@@ -340,7 +340,7 @@ class Level3(Protocol):
             x: m x k (local).
             y: k x n, of the same dtype, or of 8 bits as X (local).
             beta: scalar; Z is not read when it is 0 (local).
-            z: m x n, of the accumulator dtype of X (local).
+            z: m x n, of the accumulator dtype of X; on GPUs also of X's, to which sums are rounded (local).
             conj: multiply with the conjugates of X and Y.
 
         Source: BLAS, xGEMM.

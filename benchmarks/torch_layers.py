@@ -102,7 +102,8 @@ def styled(model: nn.Module, mesh: Any, of: Any, rows: Any) -> Any:
 
 def training(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """**Collective.** Rows of forward and backward passes."""
-    for size, (hidden, inner) in MODELS.items():
+    for size in options.models:
+        hidden, inner = MODELS[size]
         for name, make in (("mlp", partial(MLP, hidden, inner)), ("attention", partial(Attention, hidden))):
             model = make()
             torch.manual_seed(1 + dist.get_rank())
@@ -154,8 +155,8 @@ class Decoder:
         """All layers by modules of pblas."""
         for qkv, out, mlp in self.layers:
             z = qkv(self.normed(x))
-            x = x + out(z[:, : out.weight.to_local().shape[1]].contiguous())
-            x = x + mlp(self.normed(x))
+            x = out(z[:, : out.weight.to_local().shape[1]], residual=x)
+            x = mlp(self.normed(x), residual=x)
         return x
 
     def theirs(self, add_up: Callable[[Any, Any], Any], x: Any) -> Any:
@@ -202,7 +203,8 @@ class Decoder:
 
 def decode(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """**Collective.** Rows of layers for few tokens."""
-    for size, (hidden, inner) in MODELS.items():
+    for size in options.models:
+        hidden, inner = MODELS[size]
         model = Decoder(hidden, inner, mesh)
         for tokens in SERVED:
             torch.manual_seed(1)
@@ -343,7 +345,8 @@ class Weights:
 
 def muon(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """**Collective.** A row of steps of Muon."""
-    size, (hidden, inner) = next(iter(MODELS.items()))
+    size = options.models[0]
+    hidden, inner = MODELS[size]
     weights = Weights(hidden, inner, options.layers, mesh)
     columns: Columns = {"every rank all": weights.every_rank_all, "gather per matrix": weights.gather_per_matrix}
     if GPUS:
@@ -388,6 +391,7 @@ def main() -> None:
     works = {"training": training, "decode": decode, "host": host, "muon": muon}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", nargs="*", choices=works, default=list(works))
+    parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=2, help="layers whose weights Muon updates")
     parser.add_argument("--eager", action="store_true", help="no columns by torch.compile")
@@ -395,9 +399,6 @@ def main() -> None:
     options = parser.parse_args()
     mesh = pt.init_mesh()
     if GPUS:
-        import torch.distributed._symmetric_memory as symm_mem
-
-        symm_mem.enable_symm_mem_for_group(mesh.get_group().group_name)
         torch._inductor.config._micro_pipeline_tp = True  # noqa: SLF001 - torch's own name for async TP
     rows = []
     for what in options.what:

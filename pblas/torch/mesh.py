@@ -61,6 +61,8 @@ def init_mesh(
             f"{shape} and {names}"
         )
     gpus = torch.cuda.is_available() if ctx is None else ctx.runtime.backend.gpus
+    if gpus and ctx is not None:
+        torch.cuda.set_device(ctx.runtime.backend.device)
     mesh = init_device_mesh("cuda" if gpus else "cpu", shape, mesh_dim_names=names)
     if ctx is not None:
         group = group_of(mesh)
