@@ -1,11 +1,12 @@
 """How fast are the layers of pblas.torch and Muon beside torch's own: parallelize_module, async TP, symmetric memory?
 
-mpiexec -n 2 python -m mpi4py -m benchmarks.torch_layers [--what training decode host muon] [--json FILE]
+mpiexec -n 2 python -m mpi4py -m benchmarks.torch_layers [--what training decode host muon moves] [--json FILE]
 
 training    forward and backward pass of the MLP and of the projections of attention of Llama 3, tokens cut over ranks
 decode      layers for few tokens, every rank with all of them, in one CUDA graph
 host        an eager block of two small layers: time until the call returns
 muon        a step for the weights of a model, cut over the ranks
+moves       redistribution of DTensors on a mesh of two dimensions, on 4 ranks
 
 All columns have the same weights. On CPUs the peers use Gloo and the sizes are small. Times are the slowest rank's, from
 a barrier to the end; medians of rounds of rotated order. Results are compared with those of the first column.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import os
 import statistics
 import time
@@ -356,6 +358,21 @@ def muon(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"what": "muon", "model": f"{size}, {options.layers} layers"} | measured(columns, options)
 
 
+def moves(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """**Collective.** Rows of redistributions by torch and by pblas."""
+    grid, n = pt.init_mesh((2, mesh.size() // 2)), 8192 if GPUS else 2048
+    torch.manual_seed(0)
+    x = torch.randn(n, n, device=mesh.device_type)
+    places = [Shard(0), Shard(1)], [Shard(1), Shard(0)], [Shard(0), Replicate()], [Replicate(), Shard(1)]
+    for source, target in itertools.permutations(places, 2):
+        t = distribute_tensor(x, grid, source, src_data_rank=None)
+        columns = {
+            "DTensor": lambda t=t, target=target: t.redistribute(placements=target).to_local(),
+            "pblas": lambda t=t, target=target: pt.to_dtensor(pt.from_dtensor(t), grid, target).to_local(),
+        }
+        yield {"what": "moves", "model": f"{source} to {target}"} | measured(columns, options)
+
+
 def measured(columns: Columns, options: argparse.Namespace, calls: int = 1) -> dict[str, Any]:
     """**Collective.** Milliseconds of each column, and how far its results are from those of the first."""
     errors, missing, first, right = {}, {}, None, {}
@@ -388,9 +405,9 @@ def measured(columns: Columns, options: argparse.Namespace, calls: int = 1) -> d
 
 def main() -> None:
     """Measure all rows, print them, and write them to a file if one is asked for."""
-    works = {"training": training, "decode": decode, "host": host, "muon": muon}
+    works = {"training": training, "decode": decode, "host": host, "muon": muon, "moves": moves}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="*", choices=works, default=list(works))
+    parser.add_argument("--what", nargs="*", choices=works, default=["training", "decode", "host", "muon"])
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=2, help="layers whose weights Muon updates")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from pblas import errors
 from pblas.backends.dtypes import BFLOAT16
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pblas.backends.dtypes import Array
+    from pblas.context import Context
     from pblas.layouts.descriptor import Order
     from pblas.runtime.runtime import Runtime
 
@@ -37,7 +40,9 @@ def descriptor(
     """The distribution of a matrix that a DTensor has.
 
     Shard cuts as torch.chunk: ceil(n / P) elements on each rank, fewer or none on the last ones. This is a block-cyclic
-    distribution with one block on each rank. Along a dimension of the mesh with Replicate all ranks have the same.
+    distribution with one block on each rank. Along a dimension of the mesh with Replicate all ranks have the same. The
+    placements of `fully_shard` after tensor parallelism along the rows, whose shards are not in the order of the ranks,
+    give the distribution that `from_dtensor` makes of them.
 
     Args:
         shape: rows and columns of the matrix (global).
@@ -57,7 +62,8 @@ def descriptor(
             f"a matrix has two dimensions, got a tensor of shape {tuple(shape)}; pass x[i], or view"
         )
     m, n = map(int, shape)
-    sizes, kinds = tuple(mesh.shape), tuple(map(_plain, placements))
+    sizes, is_known = tuple(mesh.shape), not is_strided(shape, mesh, placements)
+    kinds = tuple(map(_plain, placements)) if is_known else (Shard(0), Shard(0))
     if len(sizes) > 2 or len(kinds) != len(sizes):
         raise errors.ArgumentError(
             f"the mesh has {len(sizes)} dimensions and the tensor {len(kinds)} placements; pass a tensor on a mesh of "
@@ -65,6 +71,8 @@ def descriptor(
         )
     if len(sizes) == 1:
         sizes, kinds = (*sizes, 1), (*kinds, Replicate())
+    if not is_known:  # after an exchange of the shards
+        return MatrixDescriptor.row_wise(m, n, prod(sizes), mb=m // prod(sizes), order=order)
     if kinds[0] == kinds[1] != Replicate():
         return _cut_twice(m, n, sizes, kinds[0].dim, order)
     crosses = kinds[0] == Shard(1) or kinds[1] == Shard(0)  # rows are cut along the second dimension of the mesh
@@ -74,6 +82,30 @@ def descriptor(
     rsrc = 0 if Shard(0) in kinds or nprow == 1 else -1
     csrc = 0 if Shard(1) in kinds or npcol == 1 else -1
     return MatrixDescriptor(m, n, mb, nb, grid, rsrc, csrc, order)
+
+
+def is_strided(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Any]) -> bool:
+    """Whether rows are cut along the second dimension of the mesh first, into shards of one length (global)."""
+    if mesh.ndim != 2 or not isinstance(placements[0], _StridedShard):
+        return False
+    expected = _StridedShard(0, split_factor=mesh.size(1)), Shard(0)
+    return tuple(placements) == expected and shape[0] % mesh.size() == 0
+
+
+def _exchanged(ctx: Context, shard: Any, mesh: DeviceMesh, orders: tuple[Literal["C", "R"], Literal["C", "R"]]) -> Any:
+    """**Collective.** Strided shards from the order "C" of ranks to the order of rows, which is "R", or back.
+
+    Rank (i, j) of the mesh has shard j P + i of the Q P shards of rows. As Q x P blocks, each with the elements of a
+    shard in a row, they lie on a grid whose ranks are numbered down the columns; the order of rows is along its rows.
+    """
+    (outer, inner), width = mesh.shape, shard.numel() if isinstance(shard, torch.Tensor) else shard.size
+
+    def desc(order: Literal["C", "R"]) -> MatrixDescriptor:
+        return MatrixDescriptor(inner, outer * width, 1, max(1, width), Grid(inner, outer, order), order="C")
+
+    shard = shard.contiguous() if isinstance(shard, torch.Tensor) else shard
+    row = ctx.from_local(shard.reshape(1, width), desc(orders[0]))
+    return redistribute(row, desc(orders[1])).local.reshape(shard.shape)
 
 
 def _plain(placement: Any) -> Any:
@@ -113,7 +145,8 @@ def _cut_twice(m: int, n: int, sizes: tuple[int, ...], axis: int, order: Order) 
 def from_dtensor(t: DTensor) -> DistMatrix:
     """**Collective.** The matrix in the memory of a DTensor, for `A @ B`, `pblas.linalg` and all other calls.
 
-    Nothing is copied: what is written into one, the other has.
+    Nothing is copied: what is written into one, the other has. Only shards by `fully_shard` after tensor parallelism
+    along the rows are copied, because they are not in the order of the ranks.
 
     Args:
         t: a DTensor of two axes on a mesh of one or two dimensions, with placements Shard and Replicate (global).
@@ -137,13 +170,16 @@ def from_dtensor(t: DTensor) -> DistMatrix:
     with runtime.call(opname):
         with runtime.local_step(opname):
             try:
-                order: Order = "F" if t.ndim == 2 and t.stride(0) == 1 < t.stride(1) else "C"
+                by_columns = t.ndim == 2 and t.stride(0) == 1 < t.stride(1)
+                order: Order = "F" if by_columns and not is_strided(t.shape, mesh, t.placements) else "C"
                 desc = descriptor(t.shape, mesh, t.placements, order=order)
             except errors.PblasError as error:
                 raise type(error)(f"{opname}: {error}") from None
             local = t.to_local().detach()
             if hasattr(local, "wait"):  # of a collective call that torch has started
                 local = local.wait()
+        if is_strided(t.shape, mesh, t.placements):
+            local = _exchanged(ctx, local, mesh, ("C", "R"))
         matrix = ctx.from_local(local, desc)
     _MESHES[runtime] = [mesh, *(each for each in _MESHES.get(runtime, []) if each.shape != mesh.shape)]
     return matrix
@@ -179,8 +215,12 @@ def to_dtensor(a: DistMatrix, mesh: DeviceMesh | None = None, placements: Sequen
             f"{opname}: the matrix is not of the context of the mesh; make it in the context context_of(mesh)"
         )
     if placements is not None:
-        desc = descriptor(a.shape, meshes[0], placements, order=a.desc.order)
+        strided = is_strided(a.shape, meshes[0], placements)
+        desc = descriptor(a.shape, meshes[0], placements, order="C" if strided else a.desc.order)
         matrix = a if desc.same_distribution(a.desc) else redistribute(a, desc)
+        if strided:
+            shard = _exchanged(context_of(meshes[0]), matrix.local, meshes[0], ("R", "C"))
+            return _wrapped(matrix, meshes[0], placements, shard)
         return _wrapped(matrix, meshes[0], placements)
     for each in meshes:
         for candidate in product(_CHOICES, repeat=each.ndim):
@@ -209,12 +249,12 @@ def _meshes_of(a: DistMatrix) -> list[DeviceMesh]:
     return meshes
 
 
-def _wrapped(a: DistMatrix, mesh: DeviceMesh, placements: Sequence[Any]) -> DTensor:
-    """A DTensor on the local array of a matrix (local)."""
+def _wrapped(a: DistMatrix, mesh: DeviceMesh, placements: Sequence[Any], shard: Array | None = None) -> DTensor:
+    """A DTensor on the local array of a matrix, or on another one (local)."""
     m, n = a.shape
     stride = (n, 1) if a.desc.order == "C" else (1, m)
     return DTensor.from_local(
-        tensor_of(a.local), mesh, list(placements), run_check=False, shape=torch.Size((m, n)), stride=stride
+        tensor_of(a.local if shard is None else shard), mesh, list(placements), run_check=False, shape=torch.Size((m, n)), stride=stride
     )
 
 

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from pblas import errors, linalg
 from pblas.spectral.many import explained
 from pblas.spectral.newton_schulz import MUON
-from pblas.torch.dtensor import descriptor, from_dtensor, tensor_of
+from pblas.torch.dtensor import descriptor, from_dtensor, is_strided, tensor_of, to_dtensor
 from pblas.torch.mesh import init_mesh
 
 if TYPE_CHECKING:
@@ -200,7 +200,11 @@ class _Update:
         """**Collective.** This rank's shard of as many orthogonalized matrices."""
         parts = []
         for _ in range(prod(self._batch)):
-            part = tensor_of(next(results).local)
+            result = next(results)
+            if is_strided(self._shape, self._mesh, self._placements):
+                part = to_dtensor(result, self._mesh, self._placements).to_local()
+            else:
+                part = tensor_of(result.local)
             if self._moved is not self._placements:
                 t = DTensor.from_local(part, self._mesh, self._moved, **self._options)
                 part = t.redistribute(placements=self._placements).to_local()

@@ -26,9 +26,9 @@ from tests.common.tensors import close, made, part_of, random, whole
 CHOICES = Shard(0), Shard(1), Replicate()
 
 
-def block() -> Any:
+def block(wide: int = 9) -> Any:
     """A block with torch's layers; sizes do not divide."""
-    return nn.Sequential(nn.Linear(7, 9), nn.GELU(), nn.Linear(9, 7)).double()
+    return nn.Sequential(nn.Linear(7, wide), nn.GELU(), nn.Linear(wide, 7)).double()
 
 
 def checkpoints(mesh: Any, folder: Path) -> None:
@@ -64,9 +64,21 @@ def matrices(mesh: Any) -> None:
         close(a[:8, :8] @ whole(pt.to_dtensor(x, mesh, [Replicate(), Replicate()])), b[:8], terms=100)
 
 
-def optimizers(mesh: Any) -> None:
+def fully_sharded(mesh: Any) -> None:
+    """Rows that fully_shard has cut after a style: their shards are not in the order of the ranks."""
+    linear = made(lambda: nn.Linear(7, 12)).double()
+    sharded = copy.deepcopy(linear)
+    fully_shard(parallelize_module(sharded, mesh["tp"], pt.ColwiseParallel()), mesh=mesh["dp"])
+    matrix = pt.from_dtensor(sharded.weight)
+    close(torch.from_numpy(matrix.to_global(None)), linear.weight)
+    back = pt.to_dtensor(matrix, mesh, sharded.weight.placements)
+    assert back.placements == sharded.weight.placements
+    assert torch.equal(back.to_local(), sharded.weight.to_local())
+
+
+def optimizers(mesh: Any, wide: int) -> None:
     """The update by Muon is that of unsharded weights, of layers that are also sharded by FSDP."""
-    whole_model, x = made(block), random(6, 7)
+    whole_model, x = made(lambda: block(wide)), random(6, 7)
     sharded = copy.deepcopy(whole_model)
     plan = {"0": pt.ColwiseParallel(), "2": pt.RowwiseParallel()}
     parallelize_module(sharded, mesh["tp"], plan)
@@ -89,7 +101,9 @@ def main() -> None:
     mesh = pt.init_mesh((2, 2))
     checkpoints(line, Path(sys.argv[1]))
     matrices(mesh)
-    optimizers(mesh)
+    fully_sharded(mesh)
+    for wide in (9, 12):  # of which 12 are cut into shards of one length
+        optimizers(mesh, wide)
     dist.barrier()
     print(f"rank {dist.get_rank()}: all laws hold", flush=True)
 
