@@ -8,7 +8,7 @@ host        an eager block of two small layers: time until the call returns
 muon        a step for the weights of a model, cut over the ranks
 moves       redistribution of DTensors on a mesh of two dimensions, on 4 ranks
 
-All columns have the same weights. On CPUs the peers use Gloo and the sizes are small. Times are the slowest rank's, from
+All columns have the same weights. On CPUs peers use Gloo and sizes are small. Times are those of the slowest rank, from
 a barrier to the end; medians of rounds of rotated order. Results are compared with those of the first column.
 """
 
@@ -86,8 +86,7 @@ class Attention(nn.Module):
 def linear(features: int, outwards: int) -> nn.Linear:
     """A layer without bias."""
     with torch.device("cuda" if GPUS else "cpu"):
-        layer = nn.Linear(features, outwards, bias=False, dtype=DTYPE)
-        return layer
+        return nn.Linear(features, outwards, bias=False, dtype=DTYPE)
 
 
 def styled(model: nn.Module, mesh: Any, of: Any, rows: Any) -> Any:
@@ -250,7 +249,9 @@ def host(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 model = styled(block, mesh, of, rows)
                 columns[name] = partial(step, model, x, torch.ones_like(x)) if grad else partial(model, x)
             with torch.set_grad_enabled(grad):
-                times = rounds({name: partial(until_return, call) for name, call in columns.items()}, 3 * options.rounds)
+                times = rounds(
+                    {name: partial(until_return, call) for name, call in columns.items()}, 3 * options.rounds
+                )
             yield {
                 "what": "host",
                 "model": f"block, {rows}, {'forward and backward' if grad else 'inference'}",
@@ -329,7 +330,7 @@ class Weights:
         return results[0], results[-1]
 
     def layer_sharded(self) -> Any:
-        """Each rank has whole layers: one exchange gathers a matrix of each rank's layer, one brings the shards back."""
+        """Each rank has whole layers: an exchange gathers a matrix of each layer, one brings shards back."""
         size, results = self.mesh.size(), list[Any]()
         for k in range(0, len(self.shards), size):
             dim, sent = self.dims[k], torch.stack(self.shards[k : k + size])

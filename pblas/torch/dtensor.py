@@ -254,7 +254,12 @@ def _wrapped(a: DistMatrix, mesh: DeviceMesh, placements: Sequence[Any], shard: 
     m, n = a.shape
     stride = (n, 1) if a.desc.order == "C" else (1, m)
     return DTensor.from_local(
-        tensor_of(a.local if shard is None else shard), mesh, list(placements), run_check=False, shape=torch.Size((m, n)), stride=stride
+        tensor_of(a.local if shard is None else shard),
+        mesh,
+        list(placements),
+        run_check=False,
+        shape=torch.Size((m, n)),
+        stride=stride,
     )
 
 

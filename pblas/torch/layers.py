@@ -32,7 +32,7 @@ def linear(
     features: int | None = None,
     mesh: DeviceMesh | None = None,
 ) -> torch.Tensor:
-    """**Collective.** y = activation(x w^T + bias) + residual by a layer of `pblas.tp`, with gradients by x, weight and bias.
+    """**Collective.** y = activation(x w^T + bias) + residual by a layer of `pblas.tp`, with gradients.
 
     It is the operator `torch.ops.pblas.linear`, which torch.compile records without a graph break. The axes of x are
     tokens, any others, and features, of which the first or the last is cut as in the function of `pblas.tp`.

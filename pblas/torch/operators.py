@@ -201,12 +201,12 @@ def _keep_columns(ctx: Any, _results: Any, x: Any, *others: Any) -> None:
 _define(
     "allreduce(Tensor x, str group) -> Tensor",
     lambda x, group: context_named(group).allreduce(x.contiguous()),  # the sum of all ranks' x
-    lambda x, group: x.new_empty(x.shape),
+    lambda x, _group: x.new_empty(x.shape),
 )
 _define(  # a copy of x, which is equal on all ranks; its gradient is the sum of those of all ranks
     "sum_gradients(Tensor x, str group) -> Tensor",
-    lambda x, group: x.clone(),
-    lambda x, group: torch.empty_like(x),
+    lambda x, _group: x.clone(),
+    lambda x, _group: torch.empty_like(x),
     _keep_columns,
     lambda ctx, dy: (torch.ops.pblas.allreduce(dy, ctx.group), None),
 )
@@ -230,14 +230,14 @@ def _split_features(x: Any, columns: int, group: str) -> Any:
 _define(
     "gather_features(Tensor x, SymInt features, str group) -> Tensor",
     _gather_features,
-    lambda x, features, group: x.new_empty(*x.shape[:-1], features),
+    lambda x, features, _group: x.new_empty(*x.shape[:-1], features),
     _keep_columns,
     lambda ctx, dy: (torch.ops.pblas.split_features(dy, ctx.columns, ctx.group), None, None),
 )
 _define(
     "split_features(Tensor x, SymInt columns, str group) -> Tensor",
     _split_features,
-    lambda x, columns, group: x.new_empty(*x.shape[:-1], columns),
+    lambda x, columns, _group: x.new_empty(*x.shape[:-1], columns),
     _keep_columns,
     lambda ctx, dy: (torch.ops.pblas.gather_features(dy, ctx.columns, ctx.group), None, None),
 )

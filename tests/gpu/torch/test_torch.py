@@ -63,7 +63,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-def test_cuda_graphs_record_a_step_of_training(mesh: Any) -> None:
+def test_cuda_graphs_record_a_step_of_training(mesh: Any) -> None:  # noqa: F811
     """Forward and backward pass of a block, also compiled; replayed on other values."""
     tokens, wide = 4 * P, 16 * P
     up, down = made(lambda: (nn.Linear(HIDDEN, wide), nn.Linear(wide, HIDDEN)))
