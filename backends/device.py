@@ -168,6 +168,14 @@ class Memory(Protocol):
         """X := an array of its shape in host memory; done on return; optional (local)."""
         raise lacking("upload")
 
+    @traced("copy", "to the host", "x")
+    def to_host(self, x: Array) -> Array:
+        """X in host memory, in its storage order, after this lane's operations so far: X itself if it is there."""
+
+    @traced("copy", "from the host", "z")
+    def from_host(self, x: Array, z: Array) -> None:
+        """Z := X, which is in host memory and has Z's dtype, after this lane's operations so far."""
+
 
 class Elementwise(Protocol):
     """Copies, sums, expressions and reductions of elements."""
@@ -598,6 +606,10 @@ class Lapack(Protocol):
     @traced("copy", "lower triangle", "x")
     def lower(self, x: Array) -> None:
         """X := its lower triangle, n x n, with 0 above the diagonal and real elements on it."""
+
+    @traced("copy", "unit lower triangle", "z")
+    def unit_lower(self, x: Array, z: Array) -> None:
+        """Z := X with ones on its diagonal and zeros above it; m x n, both in Fortran order."""
 
     @traced("factor", "POTRF", "x")
     def cholesky(self, x: Array, info: Array) -> None:

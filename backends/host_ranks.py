@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -16,6 +17,7 @@ from pblas import errors
 from pblas.backends import liveness
 from pblas.backends.agreement import BITS, Agreed, Agreement
 from pblas.backends.allocator import Blocks, Provisional, call_site
+from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.cpu.threads import BlasThreads, quota, requested, share, usable_cores
 
 if TYPE_CHECKING:
@@ -113,6 +115,16 @@ class HostRanks(ABC):
         nodes = sorted(set(self.agreement.gather(node, "Context: nodes of the ranks")))
         are_consecutive = all(stop - first == count for first, stop, count in nodes)
         return tuple(range(first, stop) for first, stop, _ in nodes) if are_consecutive else ()
+
+    @cached_property
+    def host_arrays(self) -> Device:
+        """Operations on arrays in host memory."""
+        return self.arrays if self.arrays.traits.blocking else HostArrays()
+
+    @property
+    def host_channel(self) -> Channel:
+        """Messages of arrays in host memory."""
+        return self.plain_channel if self.gpus else self.channel
 
     @property
     def gpus(self) -> bool:

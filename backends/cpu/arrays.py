@@ -137,6 +137,13 @@ class HostArrays(Device):
             x, z, rows, columns = x.T, z.T, columns, rows
         z[... if rows is None or columns is None else _box(rows, columns)] = np.conj(x) if conj else x
 
+    def to_host(self, x: Array) -> Array:
+        return x
+
+    def from_host(self, x: Array, z: Array) -> None:
+        if x is not z:
+            z[...] = x
+
     def select(self, x: Array, flags: Array, *, with_places: bool) -> tuple[tuple[Array, Array] | None, Array]:
         i, j = np.nonzero(flags)
         return (i, j), x[i, j]
@@ -251,6 +258,10 @@ class HostArrays(Device):
 
     def lower(self, x: Array) -> None:
         lapack.lower(x)
+
+    def unit_lower(self, x: Array, z: Array) -> None:
+        z[...] = np.tril(x, -1)
+        np.fill_diagonal(z, 1)
 
     def cholesky(self, x: Array, info: Array) -> None:
         info[0] = lapack.potrf(x)

@@ -440,6 +440,17 @@ class DeviceArrays(Device):
             target[...] = cupy.asarray(np.ascontiguousarray(host).view(target.dtype).reshape(x.shape))
             runtime.deviceSynchronize()
 
+    def to_host(self, x: Array) -> Array:
+        with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
+            array: Array = transfer.words(x).get(order="F" if _by_columns(x) else "C").view(x.dtype)
+        return array
+
+    def from_host(self, x: Array, z: Array) -> None:
+        if z.size:
+            target = transfer.words(z)
+            with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
+                target[...] = cupy.asarray(np.asfortranarray(x).view(target.dtype))
+
     # Products
 
     def gemm(
@@ -678,6 +689,9 @@ class DeviceArrays(Device):
 
     def lower(self, x: GpuArray) -> None:
         self._lapack.lower(self.stream, x)
+
+    def unit_lower(self, x: Array, z: Array) -> None:
+        self._reflectors.unit_lower(self.stream, x, z)
 
     def cholesky(self, x: Array, info: Array) -> None:
         self._lapack.potrf(self.stream, x, info)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pblas.factor.factorization_plan import FactorizationPlan, Panel
 
 TAG_HEADER = 1041
-_FACTOR = "factor a panel"
+FACTOR = "factor a panel"
 
 
 class FactorsInPlace:
@@ -94,7 +94,7 @@ class RunFactorization(FactorsInPlace, ABC):
         arrays, last = self._arrays, len(self._steps) - 1
         self._backend.fill(self._headers)
         # panel 0: factored and broadcast
-        with arrays.on_side_lane(_FACTOR, "factor"):
+        with arrays.on_side_lane(FACTOR, "factor"):
             self.start()
             if self._owns(0):
                 self._factor_and_broadcast(0)
@@ -135,7 +135,7 @@ class RunFactorization(FactorsInPlace, ABC):
     def look_ahead(self, k: int, panel: Array | None, j0: int, j1: int, updated: object) -> None:
         """Update panel k + 1, local columns j0..j1-1, after the trailing update `updated` of step k - 1; factor it."""
         assert panel is not None, "the rank has columns after panel k"
-        with self._arrays.on_side_lane(_FACTOR, "factor"):
+        with self._arrays.on_side_lane(FACTOR, "factor"):
             self._arrays.follow(updated)
             self.update(k, panel, j0, j1, self.panels.received(k) if self._by_pieces else self.panels.whole(k))
             self._factor_and_broadcast(k + 1)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from pblas.factor.grid_plan import pieces
 from pblas.redistribution.transfer import SourceMatrix, own_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from pblas.backends.dtypes import Array
     from pblas.backends.transport import Channel, Transfer
@@ -46,6 +47,9 @@ class GridBlocks:
     """What this rank has of the panels that are in use, `lookahead + 1` at a time, and its messages.
 
     A subclass says in `progress` what is passed on. Blocks of a rank on the same host are read in place.
+
+    Blocks arrive on the side lane, after the use of what was in their memory: see `follow_updates`, which `begin` of a
+    subclass calls.
     """
 
     def __init__(self, plan: GridPlan, source: SourceMatrix) -> None:
@@ -64,13 +68,29 @@ class GridBlocks:
         """Pass on what has arrived."""
 
     def wait(self, done: Callable[[], bool], k: int) -> None:
-        """Return when `done()`; what arrives meanwhile is passed on."""
+        """Return when `done()`, whose block the selected lane then follows; what arrives meanwhile is passed on."""
 
         def arrived() -> bool:
             self.progress()
             return done()
 
-        self._backend.wait(arrived, f"panel {k} of a factorization")
+        with self.moving():
+            self._backend.wait(arrived, f"panel {k} of a factorization")
+
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """A with block on the side lane, which the selected lane then follows."""
+        arrays = self._arrays
+        with arrays.on_side_lane():
+            yield
+            moved = arrays.mark()
+        arrays.follow(moved)
+
+    def follow_updates(self) -> None:
+        """What arrives from now on takes the place of blocks after the updates so far."""
+        updated = self._arrays.mark()
+        with self._arrays.on_side_lane():
+            self._arrays.follow(updated)
 
     # Who has what
 
@@ -148,11 +168,12 @@ class GridBlocks:
         self._arrays.assign(block, copy)
         return copy
 
-    def buffer(self, name: str, k: int, rows: int, columns: int) -> Array:
+    def buffer(self, name: str, k: int, rows: int, columns: int, *, on_host: bool = False) -> Array:
         """Memory for a block of panel k, in Fortran order."""
-        key, dtype = (name, k % (self._plan.lookahead + 1)), self._source.dtype
+        key, dtype, backend = (name, k % (self._plan.lookahead + 1)), self._source.dtype, self._backend
         nbytes = rows * columns * dtype.itemsize
         if key not in self._buffers or self._buffers[key].nbytes < nbytes:
-            self._buffers[key] = own_memory(self._backend, nbytes)
-        block: Array = self._arrays.array(self._buffers[key], (rows, columns), dtype, "F")
+            self._buffers[key] = backend.buffer(nbytes) if on_host else own_memory(backend, nbytes)
+        arrays = backend.host_arrays if on_host else self._arrays
+        block: Array = arrays.array(self._buffers[key], (rows, columns), dtype, "F")
         return block

@@ -73,6 +73,7 @@ class CholeskyPanels(GridBlocks):
     def begin(self, k: int) -> None:
         """Start to receive panel k, in the buffers of an earlier one, which is used no more."""
         self._complete(k - self._plan.lookahead - 1)
+        self.follow_updates()
         (r, c), (row, column) = (self._row, self._column), self._plan.position(self._steps[k])
         channel, width = self._backend.channel, self._steps[k].width
         travel = self._travels[k] = Travel(k, self.rows_after(k, r), self._w.columns.count(c) - self.first_column(k, c))
@@ -109,7 +110,8 @@ class CholeskyPanels(GridBlocks):
             travel.sending += arrival.sending
             return arrival.block
         i = self._w.rows.local_start(self._steps[k].start, self._plan.position(self._steps[k])[0])
-        return self.read(self.in_place(k, ring[0])[i : i + width], "diagonal", k)
+        with self.moving():
+            return self.read(self.in_place(k, ring[0])[i : i + width], "diagonal", k)
 
     def send(self, k: int) -> None:
         """Start to send this rank's rows of panel k, which are factored."""
@@ -125,19 +127,21 @@ class CholeskyPanels(GridBlocks):
 
     def progress(self) -> None:
         """Pass on what has arrived, panel after panel."""
-        for travel in self._travels.values():
-            if not self._pass_on(travel):
-                break
+        with self._arrays.on_side_lane():
+            for travel in self._travels.values():
+                if not self._pass_on(travel):
+                    break
 
     def fetch(self, k: int) -> tuple[Array, Array] | None:
         """Left and right, after their arrival; None if this rank has no rows or no columns after panel k."""
         travel = self._travels[k]
         if not (travel.rows and travel.columns):
             return None
-        if travel.right is None:
-            self.wait(travel.has_arrived, k)
-            self._backend.sync()
-            travel.right = self._right(travel)
+        with self.moving():
+            if travel.right is None:
+                self.wait(travel.has_arrived, k)
+                self._backend.sync()
+                travel.right = self._right(travel)
         assert travel.left is not None, "it has arrived"
         return travel.left, travel.right
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pblas.factor.factorization_run import FactorsInPlace
+from pblas.factor.factorization_run import FACTOR, FactorsInPlace
 from pblas.factor.grid_cholesky_panels import Block, CholeskyPanels
 from pblas.layouts.placement import Placement
 from pblas.redistribution.transfer import SourceMatrix, own_memory
@@ -60,16 +60,19 @@ class RunGridCholesky(FactorsInPlace):
         self._backend.fill(self._infos)
         self._start()
         for j in range(len(steps) + ahead if self._row >= 0 else 0):
-            k = j - ahead
+            k, is_mine = j - ahead, j < len(steps) and self.plan.position(steps[j])[1] == self._column
             if j < len(steps):
                 self._panels.begin(j)
-                if self.plan.position(steps[j])[1] == self._column:
-                    self._factor(j, range(max(k, 0), j))
+            if is_mine and self._arrays.traits.blocking:
+                self._factor(j, range(max(k, 0), j))
             if k >= 0:
                 # W[i, j] -= L[i, k] L[j, k]^H   (i >= j, for the columns j that no lookahead has updated)
                 self._update(k, [block for block in self._blocks if block.k > j])
                 if self.progress is not None and k < len(steps) - 1:
                     self.progress(1 - (1 - steps[k].stop / steps[-1].stop) ** 3)  # n^3 is left of n columns
+            if is_mine and not self._arrays.traits.blocking:  # a GPU works on both at once
+                with self._arrays.on_side_lane(FACTOR, "factor"):
+                    self._factor(j, range(max(k, 0), j))
         self._panels.end()
         self._arrays.synchronize()
         self._agree_on_info()

@@ -78,6 +78,7 @@ class LeftPanels(GridBlocks):
         """Start to receive panel k, in the buffers of an earlier one, which is used no more."""
         for earlier in list(self._travels)[: -self._plan.lookahead]:
             self._complete(earlier)
+        self.follow_updates()
         travel, channel, width = Travel(), self._backend.channel, self._steps[k].width
         self._travels[k] = travel
         if self._column == self._plan.position(self._steps[k])[1] or not self.is_reader(k, self._column):
@@ -117,16 +118,18 @@ class LeftPanels(GridBlocks):
             return travel.on_left.block
         if not (self.reads_rows(k) and self.is_near(owner)):
             return self._own(k)[:0]
-        return self.read(self._rows_in_place(k, owner), "left", k)
+        with self.moving():
+            return self.read(self._rows_in_place(k, owner), "left", k)
 
     def progress(self) -> None:
         """Pass on what has arrived: along rows panel after panel, which may come from different ranks and go to one."""
         in_order = True
-        for travel in self._travels.values():
-            if isinstance(travel.on_right, Chain):
-                travel.on_right.done()
-            along = [chain for chain in travel.chains if chain is not travel.on_right]
-            in_order = in_order and all([chain.done() for chain in along])  # noqa: C419  # of each chain
+        with self._arrays.on_side_lane():
+            for travel in self._travels.values():
+                if isinstance(travel.on_right, Chain):
+                    travel.on_right.done()
+                along = [chain for chain in travel.chains if chain is not travel.on_right]
+                in_order = in_order and all([chain.done() for chain in along])  # noqa: C419  # of each chain
 
     def end(self) -> None:
         """Return when all messages of this rank have left."""

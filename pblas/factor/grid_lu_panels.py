@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from pblas.factor.grid_blocks import TAG_FACTORED, TAG_RIGHT, TAG_ROWS, Chain
 from pblas.factor.grid_left_panels import LeftPanels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pblas.backends.dtypes import Array
     from pblas.factor.grid_lu_plan import GridLuPlan
     from pblas.redistribution.transfer import SourceMatrix
@@ -36,10 +36,12 @@ class LuPanels(LeftPanels):
     def __init__(self, plan: GridLuPlan, source: SourceMatrix, headers: Array) -> None:
         super().__init__(plan, source)
         self._headers = headers
+        self._pivots: dict[int, Array] = {}
 
     def begin(self, k: int) -> None:
         """Start to receive panel k, in the buffers of an earlier one, which is used no more."""
         super().begin(k)
+        self._pivots.pop(k, None)
         (r, c), columns = (self._row, self._column), self.columns(k)
         if r != self._plan.position(self._steps[k])[0] and columns and self.rows_after(k, r):
             # pieces of columns: rows of the transposed block
@@ -62,7 +64,8 @@ class LuPanels(LeftPanels):
             return arrival.block.T
         i = self._w.rows.local_start(self._steps[k].start, self._plan.position(self._steps[k])[0])
         u = self._source.array(owner)[i : i + self.npivots(k), self.first_column(k, self._column) :]
-        return self.read(u, "right", k)
+        with self.moving():
+            return self.read(u, "right", k)
 
     def exchange(self, k: int, columns: Array, to: Array, source: Array, most: int) -> None:
         """Rows `to` := rows `source` of some columns, **collective** over the process column: one message for a pair.
@@ -78,17 +81,22 @@ class LuPanels(LeftPanels):
         peers = [r for r in range(self._w.grid.nprow) if r != self._row]
         incoming = [(r, rows.local_from_global(to[comes & (source_owner == r)])) for r in peers]
         outgoing = [(r, rows.local_from_global(source[leaves & (to_owner == r)])) for r in peers]
-        receiving = self._parts("rows that come", incoming, n, most)
-        arriving = [channel.receive(part, self.at(r, self._column), TAG_ROWS) for r, part in receiving]
-        sending = []
-        for (_, i), (r, part) in zip(_some(outgoing), self._parts("rows that leave", outgoing, n, most), strict=True):
-            part.T[...] = columns.T[:, i]
-            sending.append(channel.send(part, self.at(r, self._column), TAG_ROWS))
+        self.follow_updates()
+        memory, arriving, start = self.buffer("rows that come", 0, n * most, 1)[:, 0], [], 0
+        for r, i in incoming:
+            if len(i):
+                part = memory[start : start + n * len(i)].reshape((n, len(i))).T
+                arriving.append((i, part, channel.receive(part, self.at(r, self._column), TAG_ROWS)))
+                start += n * len(i)
+        all_columns, arrays = np.arange(n), self._arrays
+        parts = [(r, arrays.pick(columns, i, all_columns)) for r, i in outgoing if len(i)]
+        sending = [channel.send(part, self.at(r, self._column), TAG_ROWS) for r, part in parts]
         stays = comes & leaves
-        columns.T[:, rows.local_from_global(to[stays])] = columns.T[:, rows.local_from_global(source[stays])]
-        for (_, i), (_, part), transfer in zip(_some(incoming), receiving, arriving, strict=True):
+        part = arrays.pick(columns, rows.local_from_global(source[stays]), all_columns)
+        arrays.place(part, columns, rows.local_from_global(to[stays]), all_columns)
+        for i, part, transfer in arriving:
             self.wait(transfer.done, k)
-            columns.T[:, i] = part.T
+            arrays.place(part, columns, i, all_columns)
         for transfer in sending:
             self.wait(transfer.done, k)
 
@@ -96,6 +104,13 @@ class LuPanels(LeftPanels):
         """INFO of panel k, and its pivots, counted from 1 at its first row: a column (local)."""
         header: Array = self._headers[: 1 + self.npivots(k), k : k + 1]
         return header
+
+    def pivots(self, k: int) -> Array:
+        """The pivots of panel k, in host memory, after the arrival of its header."""
+        if k not in self._pivots:
+            with self._arrays.on_side_lane():
+                self._pivots[k] = self._arrays.to_host(self.header(k))[1:, 0]
+        return self._pivots[k]
 
     def is_reader(self, k: int, c: int) -> bool:
         """Always: all ranks keep all pivots (global)."""
@@ -107,16 +122,3 @@ class LuPanels(LeftPanels):
     def columns(self, k: int) -> int:
         """Columns of this rank after panel k."""
         return self._w.columns.count(self._column) - self.first_column(k, self._column)
-
-    def _parts(self, name: str, moves: Sequence[tuple[int, Array]], n: int, most: int) -> list[tuple[int, Array]]:
-        """Memory for the rows that move between this rank and each process row, if any: at most `most`."""
-        memory, parts, start = self.buffer(name, 0, n * most, 1), [], 0
-        for r, i in _some(moves):
-            flat = memory[start : start + n * len(i), 0]
-            parts.append((r, flat.reshape((len(i), n), order="F")))
-            start += n * len(i)
-        return parts
-
-
-def _some(moves: Sequence[tuple[int, Array]]) -> list[tuple[int, Array]]:
-    return [(r, i) for r, i in moves if len(i)]

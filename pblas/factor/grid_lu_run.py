@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pblas.factor.factorization_run import first_info
+from pblas.factor.factorization_run import FACTOR, first_info
 from pblas.factor.grid_lu_panels import LuPanels
 from pblas.factor.grid_pivots import PanelPivots, moved_rows
 from pblas.factor.grid_run import SLAB, RunOnGrid
@@ -68,7 +68,7 @@ class RunGridLu(RunOnGrid):
         columns = self.w[:, j:]
         if columns.shape[1]:
             # W[k:, j] = P W[k:, j]
-            panels.exchange(k, columns, *moved_rows(panel.start, panels.header(k)[1:, 0]), most=npivots)
+            panels.exchange(k, columns, *moved_rows(panel.start, panels.pivots(k)), most=npivots)
             below, u = columns[i:], columns[:0]
             if self.plan.position(panel)[0] == self._row:
                 # U[k, j] = L[k, k]^-1 W[k, j]
@@ -79,26 +79,32 @@ class RunGridLu(RunOnGrid):
             elif len(below):
                 u = panels.right(k)
             # W[i, j] -= L[i, k] U[k, j]
-            ahead = self._steps[k + 1].width if self._owns(k + 1) else 0
-            self._subtract(left, u[:, :ahead], below[:, :ahead], npivots)
-            if ahead:
-                self.factor(k + 1)
-            for j in range(ahead, columns.shape[1], SLAB):
-                self._subtract(left, u[:, j : j + SLAB], below[:, j : j + SLAB], npivots)
-                panels.progress()
-        elif self._owns(k + 1):
-            self.factor(k + 1)
+            ahead, ready, blocking = self._width_ahead(k), self._arrays.mark(), self._arrays.traits.blocking
 
-    def _subtract(self, left: Array, u: Array, c: Array, npivots: int) -> None:
-        """C -= L U."""
-        if c.size:
-            self._arrays.gemm(-1, left[:, :npivots], u, 1, c)
+            def subtract(start: int, stop: int) -> None:
+                if below.size:
+                    self._arrays.gemm(-1, left[:, :npivots], u[:, start:stop], 1, below[:, start:stop])
+
+            def look_ahead() -> None:
+                with self._arrays.on_side_lane(FACTOR, "factor"):
+                    self._arrays.follow(ready)
+                    subtract(0, ahead)
+                    self.factor(k + 1)
+
+            if ahead and blocking:
+                look_ahead()
+            for j in range(ahead, columns.shape[1], SLAB):
+                subtract(j, min(j + SLAB, columns.shape[1]))
+                panels.progress()
+            if ahead and not blocking:  # a GPU works on both at once
+                look_ahead()
 
     def factor(self, k: int) -> None:
         """P W[k:, k] = L[k:, k] U[k, k], which then leaves."""
         panel = self._steps[k]
-        self._pivots.factor(k, self.w[:, panel.j_loc : panel.j_loc + panel.width])
-        self.panels.send(k)
+        with self._arrays.on_side_lane(FACTOR, "factor"):
+            self._pivots.factor(k, self.w[:, panel.j_loc : panel.j_loc + panel.width])
+            self.panels.send(k)
 
     def _first_column(self, k: int) -> int:
         return self.panels.first_column(k, self._column)
@@ -126,16 +132,17 @@ class RunGridLu(RunOnGrid):
                 columns = self.w[:, panel.j_loc : panel.j_loc + panel.width]
                 self.panels.exchange(k, columns, to, rows[to], most=len(self.w))
             # rows that come, with the exchanges of panel k before the later ones
-            to, source = moved_rows(panel.start, self.panels.header(k)[1:, 0])
+            to, source = moved_rows(panel.start, self.panels.pivots(k))
             first = np.arange(len(rows))
             first[to] = source
             rows = first[rows]
 
     def finish(self) -> None:
         """Collect the pivots."""
+        headers = self._backend.reading(self._headers)
         for k, panel in enumerate(self._steps):
             npivots = self.panels.npivots(k)
-            self.pivots[panel.start : panel.start + npivots] = self.panels.header(k)[1:, 0] + panel.start
+            self.pivots[panel.start : panel.start + npivots] = headers[1 : 1 + npivots, k] + panel.start
         super().finish()
 
     @property

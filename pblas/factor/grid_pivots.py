@@ -27,11 +27,11 @@ import numpy as np
 
 from pblas.factor.grid_blocks import TAG_PIVOTS
 from pblas.factor.grid_lu_plan import INNER
-from pblas.redistribution.transfer import own_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array, Dtype
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.grid_lu_panels import LuPanels
@@ -93,7 +93,7 @@ class _Message:
     def __init__(self, backend: HostRanks, dtype: Dtype, rows: int, columns: int) -> None:
         nints = 8 * (1 + rows)
         nbytes = nints + rows * columns * dtype.itemsize
-        self.memory: Array = own_memory(backend, nbytes)[:nbytes].reshape(-1, 1)
+        self.memory: Array = backend.buffer(nbytes)[:nbytes].reshape(-1, 1)
         flat = self.memory[:, 0]
         self.size: Array = flat[:8].view(np.float64)
         self.numbers: Array = flat[8:nints].view(np.int64)
@@ -104,7 +104,8 @@ class PanelPivots:
     """Factors panels of one process column, and writes their headers."""
 
     def __init__(self, plan: GridLuPlan, backend: HostRanks, dtype: Dtype, panels: LuPanels) -> None:
-        self._plan, self._backend, self._arrays, self._panels = plan, backend, backend.arrays, panels
+        self._plan, self._backend, self._panels = plan, backend, panels
+        self._arrays, self._hosts, self._channel = backend.arrays, backend.host_arrays, backend.host_channel
         self._steps, self._rows, self._grid = plan.steps, plan.w.rows, plan.w.grid
         self._row, self._column = plan.w.grid.coordinates(backend.rank)
         self._width = max((panel.width for panel in self._steps), default=0)
@@ -118,16 +119,23 @@ class PanelPivots:
 
     def factor(self, k: int, w: Array) -> None:
         """Factor panel k, whose columns are `w` with all rows of this rank: **collective** over the process column."""
-        if self._plan.pivoting == "partial" or self._grid.nprow == 1:
-            self._factor_by_columns(k, w)
+        x, header = w[self._first_row(k) :], self._panels.header(k)
+        if self._grid.nprow == 1:
+            self._arrays.lu(x, header[1:, 0], header[:1, 0])
+        elif self._plan.pivoting == "partial":
+            host, of_host = self._arrays.to_host(x), np.zeros(header.shape, header.dtype)
+            self._factor_by_columns(k, host, of_host[:, 0])
+            self._arrays.from_host(host, x)
+            self._arrays.from_host(of_host, header)
         else:
             self._factor_by_tournament(k, w)
 
     # Partial pivoting
 
-    def _factor_by_columns(self, k: int, w: Array) -> None:
-        panel, npivots, is_top = self._steps[k], self._panels.npivots(k), self._is_top(k)
-        start, x, header = panel.start, w[self._first_row(k) :], self._panels.header(k)[:, 0]
+    def _factor_by_columns(self, k: int, x: Array, header: Array) -> None:
+        """Factor a panel in host memory."""
+        panel, npivots, is_top, arrays = self._steps[k], self._panels.npivots(k), self._is_top(k), self._hosts
+        start = panel.start
         u = self._memory("U", self._width)[:npivots, : panel.width]
         for b in range(0, npivots, INNER):
             end = min(b + INNER, npivots)
@@ -145,15 +153,15 @@ class PanelPivots:
                 # L[i, j] = W[i, j] / U[j, j]   (for the rows i below)
                 x[rest:, j] /= u[j, j]
                 # W[i, :] -= L[i, j] U[j, :]   (the columns of this block)
-                self._arrays.gemm(-1, x[rest:, j : j + 1], u[j : j + 1, j + 1 : end], 1, x[rest:, j + 1 : end])
+                arrays.gemm(-1, x[rest:, j : j + 1], u[j : j + 1, j + 1 : end], 1, x[rest:, j + 1 : end])
             # U[b, j] = L[b, b]^-1 W[b, j]
             right = u[b:end, end:]
-            self._arrays.solve_factored(u[b:end, b:end], right, unit=True)
+            arrays.solve_factored(u[b:end, b:end], right, unit=True)
             if is_top:
                 x[b:end, end:] = right
             # W[i, j] -= L[i, b] U[b, j]
             below = x[end if is_top else 0 :]
-            self._arrays.gemm(-1, below[:, b:end], right, 1, below[:, end:])
+            arrays.gemm(-1, below[:, b:end], right, 1, below[:, end:])
 
     def _elect(self, k: int, top: int, x: Array, rest: int, j: int, u: Array) -> int:
         """The row that has the largest element of column j of all ranks, which `u` then has; row `top` takes its place.
@@ -161,11 +169,6 @@ class PanelPivots:
         A row of a NaN is the largest one; of equal rows it is the first one.
         """
         parent, children = self._tree(k)
-        if parent is None and not children:
-            i = rest + _largest(x[rest:, j])[0] if len(x) > rest else rest
-            u[...] = x[i]
-            x[i] = x[rest]
-            return self._number(k, i)
         width = len(u)
         best, up = (self._message((name, width), 1, width) for name in ("best", "up"))
         best.size[0], best.numbers[0] = -1, _NO_ROW
@@ -194,14 +197,17 @@ class PanelPivots:
 
     def _factor_by_tournament(self, k: int, w: Array) -> None:
         panel, npivots, i0 = self._steps[k], self._panels.npivots(k), self._first_row(k)
-        width, header = panel.width, self._panels.header(k)[:, 0]
+        width, arrays, header = panel.width, self._arrays, self._panels.header(k)
         parent, children = self._tree(k)
         # the rows that LU chooses of those of this rank, which do not change
         mine, order = w[i0:], np.arange(min(width, len(w) - i0))
         if len(mine):
-            order = self._chosen(mine.copy(order="F"))[:width]
+            copy = arrays.like(mine, mine.dtype)
+            arrays.assign(mine, copy)
+            order = self._factored(arrays, copy)[1][:width]
         best = self._message(("best", width), width, width)
-        self._keep(best, mine[order], self._rows.global_from_local(i0 + order, self._row))
+        rows = arrays.to_host(arrays.pick(mine, order, np.arange(width)))
+        self._keep(best, rows, self._rows.global_from_local(i0 + order, self._row))
         other = self._message(("other", width), width, width)
         info = 0
         for child in children:
@@ -209,12 +215,12 @@ class PanelPivots:
             both = [x.rows[: int(x.size[0])] for x in (best, other)]
             numbers = np.concatenate([x.numbers[: int(x.size[0])] for x in (best, other)])
             stacked = np.asfortranarray(np.concatenate(both))
-            order = self._chosen(stacked.copy(order="F"))[:width]
+            order = self._factored(self._hosts, stacked.copy(order="F"))[1][:width]
             self._keep(best, stacked[order], numbers[order])
         if parent is None:
             # L[k, k] U[k, k] of the rows that are left
             factors = best.rows[:npivots].copy(order="F")
-            info, order = self._factored(factors)
+            info, order = self._factored(self._hosts, factors)
             best.numbers[:npivots], best.rows[:npivots] = best.numbers[order], factors
             best.size[0] = info
         else:
@@ -222,35 +228,35 @@ class PanelPivots:
             self._receive(k, best, parent)
         for child in reversed(children):
             self._send(k, best, child)
-        u = best.rows[:npivots]
-        header[0], header[1:] = int(best.size[0]), pivots_of(panel.start, best.numbers[:npivots].tolist())
+        pivots = pivots_of(panel.start, best.numbers[:npivots].tolist())
+        arrays.from_host(np.array([[int(best.size[0]), *pivots]], header.dtype).T, header)
         # W[k:, k] = P W[k:, k]
-        self._panels.exchange(k, w, *moved_rows(panel.start, header[1:]), most=npivots)
+        self._panels.exchange(k, w, *moved_rows(panel.start, pivots), most=npivots)
         below = w[i0:]
         if self._is_top(k):
-            below[:npivots] = u
+            arrays.from_host(best.rows[:npivots], below[:npivots])
             below = below[npivots:]
         # L[i, k] = W[i, k] U[k, k]^-1, as L[i, k]^T = U[k, k]^-T W[i, k]^T; 1 for a pivot that is 0
-        square = u[:, :npivots].copy(order="F")
-        diagonal = np.arange(npivots)
-        square[diagonal, diagonal] = np.where(square.diagonal() == 0, 1, square.diagonal())
-        self._arrays.solve_factored(square.T, below[:, :npivots].T)
+        solvable, diagonal = best.rows[:npivots].copy(order="F"), np.arange(npivots)
+        solvable[diagonal, diagonal] = np.where(solvable.diagonal() == 0, 1, solvable.diagonal())
+        u = self._panels.buffer("U of a panel", 0, npivots, width)
+        arrays.from_host(solvable, u)
+        arrays.solve_factored(u[:, :npivots].T, below[:, :npivots].T)
         if npivots < width:
             # W[i, j] -= L[i, k] U[k, j]   (columns of the last panel that have no pivot)
-            self._arrays.gemm(-1, below[:, :npivots], u[:, npivots:], 1, below[:, npivots:])
+            arrays.gemm(-1, below[:, :npivots], u[:, npivots:], 1, below[:, npivots:])
 
-    def _chosen(self, x: Array) -> Array:
-        """The order of rows in which LU with partial pivoting takes them; X is lost."""
-        return self._factored(x)[1]
-
-    def _factored(self, x: Array) -> tuple[int, Array]:
+    def _factored(self, arrays: Device, x: Array) -> tuple[int, Array]:
         """X := its LU; INFO, and the order of its rows."""
-        integer = self._arrays.traits.pivot_dtype
-        pivots, info, order = np.zeros(min(x.shape), integer), np.zeros(1, integer), list(range(len(x)))
-        self._arrays.lu(x, pivots, info)
-        for i, p in enumerate(pivots.tolist()):
+        integer, k = arrays.traits.pivot_dtype, min(x.shape)
+        header = arrays.array(arrays.empty((k + 1) * integer.itemsize), (k + 1, 1), integer)
+        arrays.from_host(np.zeros((k + 1, 1), integer), header)
+        arrays.lu(x, header[1:, 0], header[:1, 0])
+        info, *pivots = arrays.to_host(header)[:, 0].tolist()
+        order = list(range(len(x)))
+        for i, p in enumerate(pivots):
             order[i], order[p - 1] = order[p - 1], order[i]
-        return int(info[0]), np.array(order, np.intp)
+        return info, np.array(order, np.intp)
 
     @staticmethod
     def _keep(message: _Message, rows: Array, numbers: Array) -> None:
@@ -278,10 +284,10 @@ class PanelPivots:
         return (None if parent is None else self._panels.at(root + parent, self._column)), at
 
     def _send(self, k: int, message: _Message, rank: int) -> None:
-        self._panels.wait(self._backend.channel.send(message.memory, rank, TAG_PIVOTS).done, k)
+        self._panels.wait(self._channel.send(message.memory, rank, TAG_PIVOTS).done, k)
 
     def _receive(self, k: int, message: _Message, rank: int) -> None:
-        self._panels.wait(self._backend.channel.receive(message.memory, rank, TAG_PIVOTS).done, k)
+        self._panels.wait(self._channel.receive(message.memory, rank, TAG_PIVOTS).done, k)
 
     def _message(self, key: tuple[str, int], rows: int, columns: int) -> _Message:
         if key not in self._messages:

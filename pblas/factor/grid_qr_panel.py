@@ -15,7 +15,7 @@ Grigori, Jacquelin, Knight, Nguyen, Reconstructing Householder vectors from TSQR
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from pblas.factor.grid_qr_plan import INNER
 if TYPE_CHECKING:
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
+    from pblas.backends.host_ranks import HostRanks
     from pblas.factor.grid_qr_panels import QrPanels
 
 _FEW = 16  # columns that are eliminated one by one
@@ -34,8 +35,9 @@ _FEW = 16  # columns that are eliminated one by one
 class PanelReflectors:
     """Factors panels of one process column, and writes their T."""
 
-    def __init__(self, panels: QrPanels, arrays: Device) -> None:
-        self._panels, self._arrays = panels, arrays
+    def __init__(self, panels: QrPanels, backend: HostRanks) -> None:
+        self._panels, self._arrays = panels, backend.arrays
+        self._hosts, self._channel = backend.host_arrays, backend.host_channel
 
     def factor(self, k: int, x: Array) -> None:
         """X := R and V of panel k, for its rows on this rank: **collective** over the process column."""
@@ -46,24 +48,24 @@ class PanelReflectors:
             self._factor_by_tree(k, x, ring)
 
     def _factor_by_tree(self, k: int, x: Array, ring: list[int]) -> None:
-        panels, arrays, (rows, n) = self._panels, self._arrays, x.shape
+        panels, arrays, hosts, (rows, n) = self._panels, self._arrays, self._hosts, x.shape
         parent, children = tree(ring.index(panels.rank), len(ring))
         count = min(rows, n)
-        inner = min(INNER, count)
+        inner = min(INNER, count) if arrays.traits.blocking else count  # of T of a GPU
         # W[i] = Q[i] R[i]
         t = panels.buffer("T of rows", 0, inner, count)
         arrays.qr(x, t)
         r = self._zeros("R", n, n)
-        r[:count] = np.triu(x[:count])
+        r[:count] = np.triu(arrays.to_host(x[:count]))
         # [R[i]; R[j]] = Q[i, j] [R'; 0]
         merges = []
         for i in children:
-            v, t_i = panels.buffer(f"R of {i}", 0, n, n), panels.buffer(f"T of {i}", 0, min(INNER, n), n)
+            v, t_i = self._buffer(f"R of {i}", n, n), self._buffer(f"T of {i}", min(INNER, n), n)
             self._receive(k, v, ring[i])
-            arrays.qr_stacked(r, v, t_i, triangular=True)
+            hosts.qr_stacked(r, v, t_i, triangular=True)
             merges.append((i, v, t_i))
         # down: columns of Q for this rank, and T below them
-        down = panels.buffer("down", 0, 2 * n, n)
+        down = self._buffer("down", 2 * n, n)
         if parent is None:
             down[:n] = np.eye(n)
         else:
@@ -73,47 +75,53 @@ class PanelReflectors:
         for i, v, t_i in reversed(merges):
             # [Q[i]; Q[j]] = Q[i, j] [Q[i]; 0]
             of_children[i] = self._zeros(f"down to {i}", 2 * n, n)
-            arrays.multiply_q_stacked(v, t_i, top, of_children[i][:n], adjoint=False, triangular=True)
+            hosts.multiply_q_stacked(v, t_i, top, of_children[i][:n], adjoint=False, triangular=True)
         # Q[i] := Q[i] [Q'; 0]
-        q = self._zeros("Q", rows, n)
-        q[:count] = top[:count]
+        q = panels.buffer("Q", 0, rows, n)
+        arrays.scale(0, q)
+        arrays.from_host(top[:count], q[:count])
         arrays.multiply_q(x[:, :count], t, q, adjoint=False)
         if parent is None:
-            self._reconstruct(k, q, r, [part[:n] for part in of_children.values()])
-        else:
-            panels.header(k)[...] = down[n:]
+            self._reconstruct(q, r, down[n:], [part[:n] for part in of_children.values()])
+        arrays.from_host(down[n:], panels.header(k))
         for i, part in of_children.items():
-            part[n:] = panels.header(k)
+            part[n:] = down[n:]
             self._send(k, part, ring[i])
-        x[...] = q
+        arrays.assign(q, x)
 
-    def _reconstruct(self, k: int, q: Array, r: Array, others: list[Array]) -> None:
+    def _reconstruct(self, q: Array, r: Array, t: Array, others: list[Array]) -> None:
         """Q := V with S R above its diagonal, and Q U^-1 of the others, on the rank of the diagonal block; T."""
-        n, arrays, t = q.shape[1], self._arrays, self._panels.header(k)
-        top, signs = q[:n], np.empty(n)
+        n, arrays, hosts = q.shape[1], self._arrays, self._hosts
+        top, signs = arrays.to_host(q[:n]), np.empty(n)
         # Q[:nb] - S = V[:nb] U
-        signed_lu(arrays, top, signs)
+        signed_lu(hosts, top, signs)
         # V[nb:] = Q[nb:] U^-1
-        for part in (q[n:], *others):
-            arrays.trsm(top.T, part.T, uplo="L")
+        arrays.from_host(top, q[:n])
+        arrays.trsm(q[:n].T, q[n:].T, uplo="L")
+        for part in others:
+            hosts.trsm(top.T, part.T, uplo="L")
         # T = -U S V[:nb]^-H, as T^T = conj(V[:nb])^-1 (-U S)^T
         t[...] = np.triu(top * -signs)
-        arrays.trsm(top, t.T, uplo="L", unit=True, conj=True)
+        hosts.trsm(top, t.T, uplo="L", unit=True, conj=True)
         t[...] = np.triu(t)
         # S R
         upper = np.triu_indices(n)
         top[upper] = (r * signs[:, None])[upper]
+        arrays.from_host(top, q[:n])
+
+    def _buffer(self, name: str, rows: int, columns: int) -> Array:
+        return self._panels.buffer(name, 0, rows, columns, on_host=True)
 
     def _zeros(self, name: str, rows: int, columns: int) -> Array:
-        x: Any = self._panels.buffer(name, 0, rows, columns)
+        x = self._buffer(name, rows, columns)
         x[...] = 0
         return x
 
     def _send(self, k: int, x: Array, rank: int) -> None:
-        self._panels.wait(self._panels.channel.send(x, rank, TAG_TREE).done, k)
+        self._panels.wait(self._channel.send(x, rank, TAG_TREE).done, k)
 
     def _receive(self, k: int, x: Array, rank: int) -> None:
-        self._panels.wait(self._panels.channel.receive(x, rank, TAG_TREE).done, k)
+        self._panels.wait(self._channel.receive(x, rank, TAG_TREE).done, k)
 
 
 def signed_lu(arrays: Device, x: Array, signs: Array) -> None:

@@ -16,8 +16,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from pblas.factor.grid_blocks import TAG_PARTS, TAG_SUMS
 from pblas.factor.grid_left_panels import LeftPanels
 from pblas.factor.grid_plan import pieces
@@ -75,7 +73,7 @@ class ColumnSums:
         own: Array = y[:, self.own]
         for (_, part), transfer in zip(self._received(), self._arriving, strict=True):
             self._panels.wait(transfer.done, self._k)
-            own += part
+            self._panels.add(part, own)
         return own
 
     def send_sums(self, z: Array) -> None:
@@ -136,16 +134,20 @@ class QrPanels(LeftPanels):
         if self._plan.position(self._steps[k])[0] != self._row:
             return [Part(left, slice(None))]
         v = self.buffer("V", k, count, count)
-        v[...] = np.tril(left[:count], -1)
-        v[np.arange(count), np.arange(count)] = 1
+        self._arrays.unit_lower(left[:count], v)
         below = Part(left[count:], slice(count, None))
         return [Part(v, slice(count)), below] if len(below.v) else [Part(v, slice(count))]
+
+    def add(self, x: Array, z: Array) -> None:
+        """Z += X."""
+        self._arrays.add_scaled(1, x, 1, z)
 
     def multiply(self, h: Reflector, v: list[Part], c: Array) -> None:
         """C := H C, for this rank's rows of C from the diagonal block of the panel on."""
         (k, adjoint, conj), gemm, n = h, self._arrays.gemm, c.shape[1]
         if not c.size:
             return
+        self.follow_updates()
         t, count = self.header(k), self.npivots(k)
         y, z = (self.buffer(name, 0, count, n) for name in "YZ")
         sums = [ColumnSums(self, k, count, *ends) for ends in pieces(n)]

@@ -33,7 +33,7 @@ class RunGridQr(RunOnGrid):
     def __init__(self, plan: GridQrPlan, backend: HostRanks, dtype: Dtype) -> None:
         super().__init__(plan, backend, dtype)
         self.panels = QrPanels(plan, self._source, plan.columns_after)
-        self._reflectors = PanelReflectors(self.panels, backend.arrays)
+        self._reflectors = PanelReflectors(self.panels, backend)
 
     def publish(self, w: Array) -> bool:
         """Allocate memory for T, which becomes a part of the factor."""
@@ -50,7 +50,7 @@ class RunGridQr(RunOnGrid):
     def update(self, k: int) -> None:
         panels, i = self.panels, self.panels.first_row(k)
         columns = self.w[i:, self.panels.first_column(k, self._column) :]
-        h, ahead = Reflector(k), self._steps[k + 1].width if self._owns(k + 1) else 0
+        h, ahead = Reflector(k), self._width_ahead(k)
         v = panels.reflectors(k) if columns.size else []
         if ahead:
             # W[k:, k+1] := H[k]^H W[k:, k+1]

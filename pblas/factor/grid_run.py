@@ -58,6 +58,10 @@ class RunOnGrid(FactorsInPlace, ABC):
     def update(self, k: int) -> None:
         """Update the columns after panel k with it, and factor panel k + 1, if this rank has a part of it."""
 
+    def _width_ahead(self, k: int) -> int:
+        """Columns of panel k + 1, if it is in this rank's process column, else 0."""
+        return self._steps[k + 1].width if self._owns(k + 1) else 0
+
     def _owns(self, k: int) -> bool:
         """Whether there is a panel k, in this rank's process column."""
         return k < len(self._steps) and self.plan.position(self._steps[k])[1] == self._column

@@ -71,6 +71,8 @@ class TrianglePanels(LeftPanels):
         i = ring.index(self._rank)
         before, after = ring[i - 1] if i else None, ring[i + 1] if i + 1 < len(ring) else None
         chain = travel.on_right = Chain(channel, block.T, before, after, TAG_RIGHT)
+        if before is None:
+            chain.done()  # it leaves after the solve
         self.wait(chain.done, k)
 
     def sum_up(self, k: int, y: Array | None, x_k: Array) -> None:
@@ -84,10 +86,10 @@ class TrianglePanels(LeftPanels):
         parts = [self.buffer(f"part {i}", k, *x_k.shape) for i in range(len(others))]
         arriving = [channel.receive(part, rank, TAG_PARTS) for part, rank in zip(parts, others, strict=True)]
         if y is not None:
-            x_k -= y
+            self._arrays.add_scaled(-1, y, 1, x_k)
         for part, transfer in zip(parts, arriving, strict=True):
             self.wait(transfer.done, k)
-            x_k -= part
+            self._arrays.add_scaled(-1, part, 1, x_k)
 
 
 class RunGridSubstitution(RunWithFactor[SubstitutionOperands]):

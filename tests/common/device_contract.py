@@ -226,6 +226,19 @@ def upload(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     same(on.get(x), host)
 
 
+@case(*DTYPES)
+def to_host(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    host = entries((m, N), dtype, 1)
+    same(on.device.to_host(on.put(host, order)), host)
+
+
+@case(*DTYPES)
+def from_host(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    z, host = on.put(np.full((m, N), POISON, dtype), order), entries((m, N), dtype, 1)
+    on.device.from_host(host, z)
+    same(on.get(z), host)
+
+
 # Elementwise
 
 
@@ -657,6 +670,13 @@ def lower(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     expected = np.tril(host)
     np.fill_diagonal(expected, expected.diagonal().real)
     same(on.get(x), expected)
+
+
+@case(*LAPACK_DTYPES, orders="F")
+def unit_lower(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    host, z = entries((m, N), dtype, 1), on.put(np.full((m, N), POISON, dtype))
+    on.device.unit_lower(on.put(host), z)
+    same(on.get(z), np.tril(host, -1) + np.eye(m, N, dtype=dtype))
 
 
 @case(*LAPACK_DTYPES, orders="F")
