@@ -124,7 +124,7 @@ class HostRanks(ABC):
     @property
     def host_channel(self) -> Channel:
         """Messages of arrays in host memory."""
-        return self.plain_channel if self.gpus else self.channel
+        return self.channel if self.arrays.traits.blocking else self.plain_channel
 
     @property
     def gpus(self) -> bool:

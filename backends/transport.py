@@ -65,6 +65,9 @@ class Channel(Protocol):
     def await_signal(self, source: int, tag: int) -> Transfer:
         """Start to receive an empty message (local)."""
 
+    def progress(self) -> None:
+        """Start messages that have waited for operations of the device (local)."""
+
     def close(self) -> None:
         """Free the channel's resources (local)."""
 

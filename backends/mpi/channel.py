@@ -83,6 +83,9 @@ class Channel:
             self._types[key] = word.Create_hvector(columns, rows, stride).Commit()
         return [memory, 1, self._types[key]]
 
+    def progress(self) -> None:
+        pass
+
     def close(self) -> None:
         """Free the datatypes."""
         for datatype in self._types.values():

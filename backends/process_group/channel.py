@@ -85,6 +85,9 @@ class MessageChannel:
     def await_signal(self, source: int, tag: int) -> Transfer:
         return self._expect(None, source, _FIRST_TAG + tag)
 
+    def progress(self) -> None:
+        pass
+
     def all_to_all(self, x: Array, counts: Sequence[int], out: Array, out_counts: Sequence[int]) -> Transfer:
         sent = [
             self._send(part.tobytes(), dest, _TAG_COLLECTIVE)

@@ -59,7 +59,7 @@ def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: 
         raise errors.ArgumentError(f"{opname}: algorithm must be one of {names}, got {algorithm!r}")
     if kind == "cholesky":
         check_square(opname, desc)
-    if algorithm in ("tsqr", "grid") and gpus:
+    if algorithm == "tsqr" and gpus:
         raise errors.BackendError(
             f"{opname}: algorithm={algorithm!r} runs on CPUs, this context is on GPUs; leave it out"
         )

@@ -95,7 +95,7 @@ def cholesky(
         upper: read the upper triangle, and return U; otherwise the lower one, and L (global).
         out: matrix that receives the factor; may be A itself; None for a new one in the layout of A (global).
         algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
-            all ranks that get some; "grid", on CPUs, by panels over a grid of about as many process rows as columns, or
+            all ranks that get some; "grid" by panels over a grid of about as many process rows as columns, or
             over that of A if A is in square blocks; "auto" takes the one that is expected to be faster (global).
         overwrite_a: A is not needed any more: the factor takes its memory, unless A is conjugated or read-only. If the
             lower triangle is read and A has the layout that `plan_cholesky` names W, in memory of the context, A is

@@ -72,6 +72,7 @@ class GridBlocks:
 
         def arrived() -> bool:
             self.progress()
+            self._backend.channel.progress()
             return done()
 
         with self.moving():

@@ -83,7 +83,7 @@ def lu_factor(
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
-            all ranks that get some; "grid", on CPUs, by panels over a grid of about as many process rows as columns, or
+            all ranks that get some; "grid" by panels over a grid of about as many process rows as columns, or
             over that of A if A is in square blocks; "auto" takes the one that is expected to be faster (global).
         pivoting: for panels that are on several ranks, those of a grid. "partial" takes the largest element of each
             column, and has the pivots of LAPACK; for that the ranks exchange messages in each column. "tournament"

@@ -154,7 +154,7 @@ def qr_factor(
 
     Args:
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
-        algorithm: "blocked" by block columns, with one panel of lookahead; "grid", on CPUs, by panels over a grid of
+        algorithm: "blocked" by block columns, with one panel of lookahead; "grid" by panels over a grid of
             about as many process rows as columns, or over that of A if A is in square blocks; "tsqr" by a tree of
             ranks, for tall ones; "cholesky" by Cholesky factors of Gram matrices, for tall ones, with the columns of Q
             in place of reflectors; "local" on one rank; "auto" chooses (global).

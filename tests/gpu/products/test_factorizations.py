@@ -1,17 +1,19 @@
-"""Laws of Cholesky, LU and their solves on GPUs, with NVSHMEM and with messages; see tests/mpi/operations."""
+"""Laws of Cholesky, LU, QR and their solves on GPUs, with NVSHMEM and with messages; see tests/mpi/operations."""
 
 from __future__ import annotations
 
 import gc
 import random
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
 
 import pblas
 from pblas import linalg
+from pblas.core.options import Trans
+from pblas.factor.grid_lu_plan import Pivoting
 from tests.common.factors import (
     MOST,
     NAMES,
@@ -20,7 +22,9 @@ from tests.common.factors import (
     general,
     lu_ratio,
     positive,
+    qr_ratios,
     ratio,
+    solve_on_grids,
     solve_ratio,
 )
 from tests.common.gauge import applied, dtype_of
@@ -29,11 +33,13 @@ from tests.gpu.products.general import BACKENDS, context
 from tests.gpu.products.products import Placed
 from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_cholesky import one_triangle
+from tests.mpi.operations.test_grid_lu import GRIDS, square_blocks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu, pytest.mark.usefixtures("narrow_panels")]
 P, NB = COMM.size, 16
 SIZES = (0, 1, NB - 1, NB, NB + 1, 3 * NB, 101)
-ALGORITHMS: tuple[Literal["blocked", "local"], ...] = ("blocked", "local")
+Algorithm = Literal["blocked", "local", "grid"]
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
@@ -58,7 +64,7 @@ def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_cholesky_of_any_layout(ctx: pblas.Context, seed: int) -> None:
     """The residuals of factor and solve; the other triangle, which is NaN, and the operands stay as they are."""
     rng = random.Random(seed)
-    dtype, algorithm = dtype_of(NAMES[seed % 4]), ALGORITHMS[seed // 4 % 2]
+    dtype, algorithm = dtype_of(NAMES[seed % 4]), ALGORITHMS[seed // 4 % 3]
     n, offset, upper = rng.choice(SIZES), rng.choice([0, 3]), rng.random() < 0.5
     a = positive(n, dtype, seed)
     desc = some_descriptor(rng, n + offset + 1, n + offset, P)
@@ -85,7 +91,7 @@ def test_cholesky_of_any_layout(ctx: pblas.Context, seed: int) -> None:
 def test_lu_of_any_layout(ctx: pblas.Context, seed: int) -> None:
     """The residuals of factor, solves and inverse, pivots that are equal on all ranks; A and B stay as they are."""
     rng = random.Random(seed)
-    dtype, algorithm, m = dtype_of(NAMES[seed % 4]), ALGORITHMS[seed // 4 % 2], rng.choice(SIZES)
+    dtype, algorithm, m = dtype_of(NAMES[seed % 4]), ALGORITHMS[seed // 4 % 3], rng.choice(SIZES)
     n, offset = m if seed % 3 else rng.choice(SIZES), rng.choice([0, 3])
     a = general(m, n, dtype, seed)
     desc = some_descriptor(rng, m + offset + 1, n + offset, P)
@@ -110,8 +116,35 @@ def test_lu_of_any_layout(ctx: pblas.Context, seed: int) -> None:
     assert ratio(inverse @ a - np.eye(n), max(n, 1), *sizes, dtype=dtype) <= MOST
 
 
+@pytest.mark.parametrize("shape", GRIDS)
+def test_factors_on_any_grid(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]) -> None:
+    """Residuals of the three factors, of solves with them on their grid, and of products with Q; uneven blocks."""
+    rng, n = random.Random(str(shape)), 101
+    solve_on_grids(monkeypatch, always=True)
+    blocks = square_blocks(rng, n, n, shape, rng.choice([6, 24, 45]))
+    monkeypatch.setattr("pblas.factor.choose.square_blocks", lambda *_, **__: iter([(blocks, "a test")]))
+    for name in rng.sample(NAMES, 2):
+        dtype = dtype_of(name)
+        a, b = positive(n, dtype, n), general(n, 7, dtype)
+        right = ctx.from_global(b, some_descriptor(rng, n, 7, P), None)
+        solver = linalg.cho_factor(ctx.from_global(a, root=None), algorithm="grid")
+        assert solve_ratio(a, collected(solver.solve(right)), b) <= MOST
+        a = general(n, n, dtype, n)
+        matrix = ctx.from_global(a, root=None)
+        for pivoting in get_args(Pivoting):
+            factor = linalg.lu_factor(matrix, algorithm="grid", pivoting=pivoting)
+            assert lu_ratio(a, collected(factor.lu()), factor.pivots) <= MOST
+            for trans in get_args(Trans):
+                assert solve_ratio(applied(trans, a), collected(factor.solve(right, trans)), b) <= MOST
+        reflectors = linalg.qr_factor(matrix, algorithm="grid")
+        q, r = collected(reflectors.q()), collected(reflectors.r())
+        assert max(qr_ratios(a, q, r)) <= MOST
+        product = collected(reflectors.apply_q(right, trans="C"))
+        assert ratio(product - q.conj().T @ b, n, float(np.abs(b).sum(0).max()), dtype=dtype) <= MOST
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_calls_of_numpy(ctx: pblas.Context, algorithm: Literal["blocked", "local"]) -> None:
+def test_calls_of_numpy(ctx: pblas.Context, algorithm: Algorithm) -> None:
     """solve, det, slogdet and cond agree with NumPy; out may be the matrix; explain() names the algorithm."""
     n, dtype = 4 * NB + 5, np.dtype(np.complex128)
     a = positive(n, dtype)
@@ -135,7 +168,7 @@ def test_calls_of_numpy(ctx: pblas.Context, algorithm: Literal["blocked", "local
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_info_is_the_first_bad_pivot(ctx: pblas.Context, algorithm: Literal["blocked", "local"]) -> None:
+def test_info_is_the_first_bad_pivot(ctx: pblas.Context, algorithm: Algorithm) -> None:
     """Matrices that are not positive definite, and singular ones: `info` on all ranks; the context goes on."""
     n = NB * P + 2 * NB + 1
     for k in sorted({1, NB, NB + 1, n}):

@@ -255,42 +255,62 @@ class LaterCopy(BlockCopy):
         self._lanes.later(partial(super().copy, *operands))
 
 
-class Signal:
-    """An empty message; if it is not there yet, `done` lets the next signal of this rank leave."""
+class LaneTransfer:
+    """A message; if it is not there yet, `done` lets the next one of this rank leave."""
 
-    def __init__(self, channel: LaneChannel, started: Transfer | None = None) -> None:
-        self._channel, self.started = channel, started
+    def __init__(self, channel: LaneChannel, started: Transfer | None = None, landing: Any = None) -> None:
+        self._channel, self.started, self._landing = channel, started, landing
 
     def done(self) -> bool:
-        if self.started is not None and self.started.done():
-            return True
-        self._channel.progress()
-        return False
+        if self.started is None or not self.started.done():
+            self._channel.progress()
+            return False
+        if self._landing is not None:
+            self._channel.land(*self._landing)
+            self._landing = None
+        return True
 
 
 class LaneChannel:
-    """A channel whose signals leave after the operations of their lane so far, as those of a `DeviceChannel`."""
+    """A channel whose messages leave after the operations of their lane so far, as those of a `DeviceChannel`.
+
+    What has arrived is copied on the side lane.
+    """
 
     def __init__(self, hosts: Channel, lanes: Lanes) -> None:
         self._hosts, self._lanes = hosts, lanes
         self.received_nbytes = 0
-        self.send, self.receive = hosts.send, hosts.receive
-        self._waiting: deque[tuple[list[bool], Signal, int, int]] = deque()
+        self._waiting: deque[tuple[list[bool], LaneTransfer, Any]] = deque()
 
-    def signal(self, dest: int, tag: int) -> Signal:
-        signal = Signal(self)
-        self._waiting.append((self._lanes.mark(), signal, dest, tag))
-        return signal
+    def send(self, x: Array, dest: int, tag: int) -> LaneTransfer:
+        staged = np.empty_like(x)
+        self._lanes.assign(x, staged)
+        return self._later(lambda: self._hosts.send(staged, dest, tag))
 
-    def await_signal(self, source: int, tag: int) -> Signal:
-        return Signal(self, self._hosts.await_signal(source, tag))
+    def receive(self, x: Array, source: int, tag: int) -> LaneTransfer:
+        staged = np.empty_like(x)
+        return LaneTransfer(self, self._hosts.receive(staged, source, tag), (staged, x))
+
+    def land(self, staged: Array, x: Array) -> None:
+        with self._lanes.on_side_lane():
+            self._lanes.assign(staged, x)
+
+    def signal(self, dest: int, tag: int) -> LaneTransfer:
+        return self._later(lambda: self._hosts.signal(dest, tag))
+
+    def await_signal(self, source: int, tag: int) -> LaneTransfer:
+        return LaneTransfer(self, self._hosts.await_signal(source, tag))
 
     def progress(self) -> None:
         if self._waiting:
-            reached, signal, dest, tag = self._waiting.popleft()
-            while not reached[0]:
-                self._lanes.step()
-            signal.started = self._hosts.signal(dest, tag)
+            reached, transfer, post = self._waiting.popleft()
+            self._lanes.reach(reached)
+            transfer.started = post()
+
+    def _later(self, post: Any) -> LaneTransfer:
+        transfer = LaneTransfer(self)
+        self._waiting.append((self._lanes.mark(), transfer, post))
+        return transfer
 
     def close(self) -> None:
         """The backend closes the hosts' channel."""
@@ -318,14 +338,22 @@ class Lanes(HostArrays):
         """Append work to the selected lane: a function, or a mark, which the lane waits for."""
         self._lanes[self._lane].append(work)
 
-    def assign(self, x: Array, z: Array) -> None:
-        self.later(lambda: HostArrays.assign(self, x, z))
+    def pick(self, x: Array, rows: Array, columns: Array) -> Array:
+        z = np.empty((len(rows), len(columns)), x.dtype, "F")
+        self.later(lambda: z.__setitem__(..., HostArrays.pick(self, x, rows, columns)))
+        return z
 
-    def scale(self, beta: complex, z: Array) -> None:
-        self.later(lambda: HostArrays.scale(self, beta, z))
+    def to_host(self, x: Array) -> Array:
+        self.reach(self.mark())
+        return x.copy(order="K")
 
-    def gemm(self, *operands: Any, **options: Any) -> None:
-        self.later(lambda: HostArrays.gemm(self, *operands, **options))
+    def from_host(self, x: Array, z: Array) -> None:
+        self.assign(x.copy(), z)
+
+    def reach(self, mark: list[bool]) -> None:
+        """Run operations until the one before a mark."""
+        while not mark[0]:
+            self.step()
 
     @contextmanager
     def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:
@@ -374,6 +402,20 @@ class Lanes(HostArrays):
             self._lanes[name] += lane
         self.replays += not is_new
         return is_new
+
+
+def _deferred(name: str) -> Any:
+    def method(self: Lanes, *operands: Any, **options: Any) -> None:
+        self.later(partial(getattr(HostArrays, name), self, *operands, **options))
+
+    return method
+
+
+for _name in (
+    *("assign", "scale", "add_scaled", "place", "gemm", "subtract_square", "trsm", "solve_factored", "lower"),
+    *("unit_lower", "cholesky", "lu", "qr", "multiply_q", "swap_rows"),
+):
+    setattr(Lanes, _name, _deferred(_name))
 
 
 def force(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
