@@ -13,7 +13,6 @@ from pblas import linalg
 from pblas.factor.grid_lu_plan import Pivoting
 from tests.common.factors import (
     MOST,
-    cholesky_ratio,
     forget_plans,
     general,
     lu_ratio,
