@@ -70,9 +70,9 @@ def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: 
         )
 
 
-def checked_pivoting(opname: str, pivoting: object) -> Pivoting:
-    """How LU chooses rows (global)."""
-    if pivoting in get_args(Pivoting):
+def checked_pivoting(opname: str, pivoting: object) -> Pivoting | None:
+    """How LU chooses rows; None: the planner says so (global)."""
+    if pivoting is None or pivoting in get_args(Pivoting):
         return pivoting  # type: ignore[return-value]
     names = ", ".join(map(repr, get_args(Pivoting)))
     raise errors.ArgumentError(f"{opname}: pivoting must be one of {names}, got {pivoting!r}")

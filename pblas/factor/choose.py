@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import inf, isqrt
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from pblas.factor.factorization_plan import CholeskyPlan, FactorizationPlan, LuPlan
 from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
@@ -83,7 +83,7 @@ def choose_factorization(
     returns: bool = False,
     uplo: Literal["L", "U"] = "L",
     algorithm: FactorizationAlgorithm = "auto",
-    pivoting: Pivoting = "partial",
+    pivoting: Pivoting | None = None,
     gpus: bool = False,
 ) -> FactorizationPlan:
     """The plan in block columns ("blocked"), over a grid ("grid"), on one rank ("local"), or what seems to be faster.
@@ -114,10 +114,13 @@ def choose_factorization(
         columns = CholeskyPlan(a, w, why, *ranks, triangles, tail)
     if algorithm in ("local", "blocked") or (algorithm == "auto" and (nprocs < _LEAST_OF_A_GRID or gpus)):
         return columns
-    grids: list[GridPlan] = [
-        GridCholeskyPlan(a, w, why, *ranks) if kind == "cholesky" else GridLuPlan(a, w, why, *ranks, pivoting=pivoting)
-        for w, why in square_blocks(target, dtype, nprocs, gpus=gpus)
-    ]
+    grids: list[GridPlan] = []
+    for w, why in square_blocks(target, dtype, nprocs, gpus=gpus):
+        if kind == "cholesky":
+            grids.append(GridCholeskyPlan(a, w, why, *ranks))
+        else:
+            known = get_args(Pivoting) if pivoting is None and w.grid.nprow > 1 else (pivoting or "partial",)
+            grids += [GridLuPlan(a, w, why, *ranks, pivoting=rows) for rows in known]
     return _quickest(columns, target, grids, must=algorithm == "grid")
 
 

@@ -307,7 +307,7 @@ def planned(
     nprocs: object,
     algorithm: object,
     upper: Any = False,
-    pivoting: object = "partial",
+    pivoting: object = None,
     returns: bool = False,
 ) -> PlannedT:
     """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI."""
@@ -337,7 +337,7 @@ def prepared(
     *,
     algorithm: object = "auto",
     upper: object = False,
-    pivoting: object = "partial",
+    pivoting: object = None,
     out: Any = None,
     returns: bool = False,
     overwrite_a: object = False,

@@ -54,7 +54,7 @@ def factor_lu(opname: str, a: DistMatrix) -> tuple[int, Array]:
 
     Source: LAPACK xGETRF.
     """
-    factored = prepared(PlannedLu, opname, a, returns=True).factored(a)
+    factored = prepared(PlannedLu, opname, a, pivoting="partial", returns=True).factored(a)
     redistributed(opname, factored.w, out=a, is_temporary=True)
     assert factored.pivots is not None, "LU has pivots"
     assert isinstance(factored.info, int), "it has been looked at"
@@ -109,7 +109,7 @@ def invert_lu(opname: str, a: DistMatrix, pivots: Array) -> int:
     """
     info = first_zero(a)
     if not info:
-        factoring = prepared(PlannedLu, opname, a, returns=True)
+        factoring = prepared(PlannedLu, opname, a, pivoting="partial", returns=True)
         w = redistributed(opname, a, factoring.plan.w, agrees=factoring.agrees)
         substituted(opname, w, a.desc, (Triangle("L", unit=True), Triangle("U")), pivots, out=a)
     return info

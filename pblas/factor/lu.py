@@ -43,7 +43,7 @@ def plan_lu(
     a: DistMatrix | MatrixDescriptor,
     *,
     algorithm: FactorizationAlgorithm = "auto",
-    pivoting: Pivoting = "partial",
+    pivoting: Pivoting | None = None,
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedLu:
@@ -72,11 +72,11 @@ def lu_factor(
     a: DistMatrix,
     *,
     algorithm: FactorizationAlgorithm = "auto",
-    pivoting: Pivoting = "partial",
+    pivoting: Pivoting | None = None,
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> LuFactor:
-    """**Collective.** Factor P A = L U with partial pivoting, to solve systems with A.
+    """**Collective.** Factor P A = L U by exchanges of rows, to solve systems with A.
 
     A singular matrix is factored too, as in LAPACK; `solve` and `inv` of its factor raise an error.
 
@@ -88,7 +88,7 @@ def lu_factor(
         pivoting: for panels that are on several ranks, those of a grid. "partial" takes the largest element of each
             column, and has the pivots of LAPACK; for that the ranks exchange messages in each column. "tournament"
             chooses the rows of a whole panel at once, with few messages. It is as stable in practice; elements may
-            grow a little more, and pivots may differ (global).
+            grow a little more, and pivots may differ. None: the one that is expected to be faster (global).
         overwrite_a: A is not needed any more. If it has the layout that `plan_lu` names W, in memory of the context, it
             is factored in place: no copy is made, and the factor is in the memory of A (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
