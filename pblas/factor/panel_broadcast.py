@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas.redistribution.transfer import SourceMatrix, own_memory
@@ -38,7 +39,8 @@ class PanelBroadcast:
     """Broadcasts panels one after the other. On CPUs near ranks read them in the memory of their owners.
 
     The panel of a far rank, and on GPUs that of any other rank, arrives in one of two buffers: the next panel arrives
-    while the current one is used. Panels arrive on the side lane, which the main lane follows after `fetch`.
+    while the current one is used. Panels arrive on the side lane, which the main lane follows after `fetch`. A host
+    receives a panel once: the first of its ranks that read it passes the pieces on.
 
         panels.send(k)            # on the owner: start to send panel k, which does not change before `wait_sent`
         panels.receive(k)         # start to receive panel k from a far rank
@@ -56,6 +58,8 @@ class PanelBroadcast:
         self._buffers: list[Any] = [None, None]
         self._receiving: dict[int, deque[tuple[tuple[int, int], Transfer]]] = {}
         self._sending: list[Transfer] = []
+        self._passing: dict[int, list[Transfer]] = {}
+        self._group = {rank: group for group, ranks in enumerate(self._backend.groups) for rank in ranks}
         self._used: Mark = None
         """A mark of the main lane at the last `fetch`: operations before it use the panel before that one."""
 
@@ -72,18 +76,23 @@ class PanelBroadcast:
     def receive(self, k: int) -> None:
         """Start to receive panel k; nothing if it is read in place, not read, or does not exist."""
         if k < len(self._panels) and self.is_far(k):
+            for transfer in self._passing.pop(k - 2, ()):  # of the buffer
+                self._backend.wait(transfer.done, "passing on a panel of a factorization")
             out, rows, channel = self._buffer(k), self._panels[k], self._backend.channel
+            first = self._sharers(k)[0]
+            source = rows.panel.owner if first == self._backend.rank else first
             with self._backend.arrays.on_side_lane(BROADCAST):
                 self._backend.arrays.follow(self._used)
                 self._receiving[k] = deque(
-                    ((i0, i1), channel.receive(out[i0 - rows.i0 : i1 - rows.i0], rows.panel.owner, TAG_PANEL))
+                    ((i0, i1), channel.receive(out[i0 - rows.i0 : i1 - rows.i0], source, TAG_PANEL))
                     for i0, i1 in (rows.pieces() if out.size else ())
                 )
 
     def send(self, k: int, i0: int = -1, i1: int | None = None) -> None:
-        """Start to send panel k, or its pieces that end in rows i0 + 1 to i1, to the far ranks that read it."""
+        """Start to send panel k, or its pieces that end in rows i0 + 1 to i1, to the far hosts that read it."""
         rows, block = self._panels[k], self._in_place(k)
-        far = [peer for peer in rows.readers if not self._backend.is_near(peer)]
+        firsts = {self._group[peer]: peer for peer in reversed(rows.readers)}
+        far = [peer for peer in firsts.values() if not self._backend.is_near(peer)]
         for start, stop in rows.pieces() if block.size else ():
             if i0 < stop <= (rows.i1 if i1 is None else i1):
                 piece = block[start - rows.i0 : stop - rows.i0]
@@ -114,6 +123,7 @@ class PanelBroadcast:
         while pieces:
             piece, transfer = pieces.popleft()
             self._backend.wait(transfer.done, text)
+            self._pass_on(k, *piece)
             yield piece
 
     def view(self, k: int) -> Array:
@@ -136,9 +146,21 @@ class PanelBroadcast:
 
     def wait_sent(self) -> None:
         """Return when all panels that this rank sends have left."""
-        for transfer in self._sending:
+        for transfer in (*self._sending, *chain.from_iterable(self._passing.values())):
             self._backend.wait(transfer.done, "sending panels of a factorization")
-        self._sending, self._used = [], None
+        self._sending, self._passing, self._used = [], {}, None
+
+    def _sharers(self, k: int) -> list[int]:
+        """The ranks of this rank's host that read panel k (global)."""
+        return [peer for peer in self._panels[k].readers if self._group[peer] == self._group[self._backend.rank]]
+
+    def _pass_on(self, k: int, i0: int, i1: int) -> None:
+        """Send a piece that has arrived to the other readers of this host, if this rank is the first one."""
+        first, *others = self._sharers(k)
+        if first == self._backend.rank and others:
+            start, channel = self._panels[k].i0, self._backend.channel
+            piece = self._buffer(k)[i0 - start : i1 - start]
+            self._passing.setdefault(k, []).extend(channel.send(piece, peer, TAG_PANEL) for peer in others)
 
     def _in_place(self, k: int) -> Array:
         """Panel k in the memory of its owner (local)."""

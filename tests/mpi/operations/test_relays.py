@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import Grid, MatrixDescriptor
+from pblas import Grid, MatrixDescriptor, linalg
 from pblas.matmul.summa_plan import Summa
 from pblas.triangular import choose as choice
 from pblas.triangular import trsm as trsm_operation
+from tests.common.factors import forget_plans, positive
 from tests.common.ranks import broken_later, one_host, open_context, outcome_of
 from tests.mpi.faults.test_nodes import count_far_bytes
 
@@ -106,6 +107,31 @@ def measured(
             plan.close()
         group = next(group for group in backend.groups if ctx.rank in group)
     return results, sum(over_network[rank] for rank in group), received, plan and plan.plan
+
+
+@pytest.mark.parametrize("kind", ["cholesky", "lu", "qr"])
+def test_a_host_receives_a_panel_once(ctx: pblas.Context, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Panels of block columns, whose first reader on a host passes them on; headers come in addition."""
+    monkeypatch.setattr("pblas.factor.choose._NARROWEST", 4)
+    forget_plans()
+    backend, rank = ctx.runtime.backend, ctx.rank
+    A = ctx.from_global(positive(N, np.dtype(np.float64)), root=None)
+    with getattr(linalg, f"plan_{kind}")(A, algorithm="blocked") as planned:
+        plan: Any = planned.plan
+        W = A.redistribute(plan.target)
+        (group,) = (group for group in backend.groups if rank in group)
+    with getattr(linalg, f"plan_{kind}")(W, algorithm="blocked") as planned, monkeypatch.context() as patch:
+        far = count_far_bytes(patch, backend)
+        planned.execute(W)
+        of_ranks = backend.gather(sum(far))
+        plan = planned.plan
+    received, once = sum(of_ranks[peer] for peer in group), 0
+    for panel in plan.steps:
+        i0, i1 = plan.rows(panel)
+        if panel.owner not in group and any(plan.needs(panel, peer) for peer in group):
+            once += (i1 - i0) * panel.width * 8
+    assert once <= received <= 1.2 * once + 200
+    forget_plans()
 
 
 def slow(call: Callable[..., Any], rng: np.random.Generator) -> Callable[..., Any]:
