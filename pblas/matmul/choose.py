@@ -32,6 +32,7 @@ from pblas.matmul.choose_grid import free_layouts, misfits, natural_plan, on_gri
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.matmul.product_plan import Distribution, Product, ProductPlan
 from pblas.simulation.hardware import Topology
+from pblas.simulation.simulate import least, predict
 
 _AS_QUICK, _QUICKER, _MUCH_QUICKER = 0.97, 0.9, 0.8
 """A plan replaces one that was considered before, and so is as simple or simpler, if it is predicted to take less than
@@ -95,8 +96,8 @@ def _best(
         search.consider(summa)
     search.end_of_kind()
     if not strict or (context.reproducible and search.best is None):
-        for summa in context.allowed(over_all_ranks(product, nonconforming, context.machine, search.improves)):
-            search.consider(summa)
+        for summas in over_all_ranks(product, nonconforming, context.machine, search.improves):
+            search.consider(*context.allowed(summas))
     elif search.best is None and not search.large:
         raise PlanError("strict=True, but op(A), op(B) and D are all replicated, so none can stay; leave strict out")
     return search.found
@@ -128,7 +129,7 @@ class Search(Generic[PlanT]):
     """The quickest plan so far that fits into memory, of those that were considered, simpler ones first."""
 
     def __init__(self, context: PlanningContext, simpler: float | None = None) -> None:
-        self._context = context
+        self._context, self._neutral = context, context.neutral
         self._simpler, self._alike = (_MUCH_QUICKER, _QUICKER) if context.hardware is None else (_AS_QUICK, _AS_QUICK)
         if simpler is not None:
             self._simpler, self._alike = simpler, 1.0
@@ -152,14 +153,18 @@ class Search(Generic[PlanT]):
         """From now on plans are less simple than those that were considered before."""
         self._below = self._simpler * self.seconds
 
-    def consider(self, plan: PlanT) -> None:
-        """Take the plan if it is quicker than the best one, and fits."""
-        context = self._context
-        if self.improves(context.least_seconds(plan)) and self.improves(seconds := context.seconds(plan, self._below)):
-            if context.fits(plan):
-                self.best, self.seconds, self._below = plan, seconds, self._alike * seconds
-            else:
-                self.large.append(plan)
+    def consider(self, *plans: PlanT) -> None:
+        """Take a plan if it is quicker than the best one, and fits; those that may be the quickest are tried first."""
+        machine, completed = self._context.machine, [self._neutral.complete(plan) for plan in plans]
+        bounds = [least(plan, machine) for plan in completed]
+        for i in sorted(range(len(plans)), key=bounds.__getitem__):
+            if not self.improves(bounds[i]):
+                return
+            if self.improves(seconds := predict(completed[i], machine, self._below)):
+                if self._context.fits(plans[i]):
+                    self.best, self.seconds, self._below = plans[i], seconds, self._alike * seconds
+                else:
+                    self.large.append(plans[i])
 
 
 @lru_cache(_LAYOUTS)
@@ -188,9 +193,12 @@ def choose_output(
         return chosen
     for d in dict.fromkeys((*_grid_outputs(a, b, order), *outputs)):
         product = general_product(dtype, a, b, d, nprocs, others)
-        for summa in itertools.chain(on_grids(product), over_all_ranks(product, (), context.machine, search.improves)):
+        before = search.best
+        for summa in on_grids(product):
             search.consider(summa)
-            chosen = d if summa is search.best else chosen
+        for summas in over_all_ranks(product, (), context.machine, search.improves):
+            search.consider(*summas)
+        chosen = chosen if search.best is before else d
     return chosen
 
 

@@ -18,11 +18,11 @@ from pblas.matmul.cost_model import CLUSTERS, SHALLOW, TILE, estimate
 from pblas.matmul.k_pieces import KPieces
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.product_plan import Product, ProductPlan
-from pblas.matmul.summa_plan import LEAST_STEPS, PANEL, Summa, SummaC
+from pblas.matmul.summa_plan import PANEL, Summa, SummaC
 from pblas.plans.algorithm import Algorithm, Times
 from pblas.plans.partition import MAX_PIECES
 from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, Topology, Transport, flops
-from pblas.simulation.simulate import agreeing, predict
+from pblas.simulation.simulate import predict
 
 _CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
@@ -109,7 +109,7 @@ class PlanningContext:
             if self.chunks is None
             else min(self.chunks, lines)
         )
-        known, pushed = self.topology, transport == "push" and plan.travels
+        known, pushed, sends = self.topology, transport == "push" and plan.travels, transport in ("message", "mixed")
         plan = replace(
             plan,
             transposed=transposed,
@@ -123,9 +123,8 @@ class PlanningContext:
             reproducible=self.reproducible,
             nodes=known.nodes if transport == "mixed" else (),
             orders=self.orders if pushed or (known.gpus and plan.product.itemsize == 1) else "",
+            bandwidth=known.bandwidth if sends and self.overlap and plan.travels else 0.0,
         )
-        if known.bandwidth and plan.overlaps_messages:
-            plan = replace(plan, bandwidth=known.bandwidth)
         if isinstance(plan, Summa):
             return self._with_panels(plan)
         if not pushed:
@@ -151,23 +150,12 @@ class PlanningContext:
         """The machine for which times are predicted: `hardware`, or one core or GPU of any machine for each rank."""
         return self.hardware or self.topology.hardware
 
-    def seconds(self, plan: ProductPlan, enough: float = math.inf) -> float:
-        """Predicted time of a plan; any number from `enough` on, if that is as long."""
-        return predict(self._neutral.complete(plan), self.machine, enough)
-
-    def least_seconds(self, plan: ProductPlan) -> float:
-        """Lower bound of the predicted time of a general plan, from its largest cuboid and the bytes that arrive."""
-        if not isinstance(plan, Summa):
-            return 0.0
-        machine, cuboids, product = self.machine, plan.cuboids, plan.product
-        m, n, k = (split.max_count for split in (cuboids.m, cuboids.n, cuboids.k))
-        part = plan.flops / max(1, flops(product.m, product.n, product.k, product.dtype))  # half of a triangle
-        link = max(machine.near.bandwidth, machine.far.bandwidth)
-        core = machine.gemm_seconds(part * m, n, k, product.dtype) + LEAST_STEPS * machine.step
-        return agreeing(plan, machine) + max(core, plan.received_nbytes(product.nprocs // 2) / link)
+    def seconds(self, plan: ProductPlan) -> float:
+        """Predicted time of a plan."""
+        return predict(self.neutral.complete(plan), self.machine)
 
     @property
-    def _neutral(self) -> PlanningContext:
+    def neutral(self) -> PlanningContext:
         """The same settings but for transport and overlap, so that plans and their bits do not depend on these."""
         known = self.topology
         if self.hardware is not None or known.gpus:

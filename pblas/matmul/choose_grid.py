@@ -6,18 +6,22 @@ which then stays where it is, or it is p1 x p2 x p3 over all ranks.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.matmul.product_plan import Distribution, Product
-from pblas.matmul.summa_plan import LEAST_STEPS, Cuboids, Summa, SummaA, SummaC, placed
+from pblas.matmul.summa_plan import PANEL, STARTING, Cuboids, Summa, SummaA, SummaC, placed
 from pblas.simulation.hardware import Hardware
 
-_TRIPLES = 128  # largest number of arrangements over all ranks that are examined
+_TRIPLES = 128  # largest number of sizes p1 x p2 x p3 for which layouts are made
+_ARRANGEMENTS = 64  # largest number of arrangements over all ranks of which plans are made
+_AT_A_TIME = 8
+_SURE = 0.6  # part of the least seconds of an arrangement that its plans take at any rate
 
 
 def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:
@@ -48,26 +52,47 @@ def over_all_ranks(
     misfits: tuple[str, ...],
     machine: Hardware,
     promises: Callable[[float], bool],
-    most: int = _TRIPLES,
-) -> Iterator[Summa]:
-    """Plans over p1 x p2 x p3 = nprocs ranks: of the `most` arrangements whose least seconds are promising."""
+    most: int = _ARRANGEMENTS,
+) -> Iterator[list[Summa]]:
+    """Plans over p1 x p2 x p3 = nprocs ranks, a few at a time: of the `most` that promise to take least."""
     a, b, d = (placed(spread) for spread in (product.a, product.b, product.d))
-    for least, sizes in _promising(product, machine)[:most]:
-        if not promises(least + LEAST_STEPS * machine.step):
-            continue
-        p1, p2, p3 = sizes
+    why = f"of all arrangements of {product.nprocs} ranks this is predicted to be the fastest"
+    held = _held(a), _held(b), _held(d)
+    arrangements = []
+    for sizes in triples(product.nprocs):
         natural = natural_cuboids(product.m, product.n, product.k, sizes)
-        effective: dict[tuple[int, ...], tuple[int, int, int]] = {}
-        for strides in {natural.strides, (1, p1, p1 * p2)}:  # the stride of a dimension over one rank has no effect
-            effective.setdefault(tuple(s if p > 1 else 0 for s, p in zip(strides, sizes, strict=True)), strides)
-        for m in _options(p1, natural.m, d.rows, a.rows):
-            for n in _options(p2, natural.n, d.columns, b.columns):
-                for k in _options(p3, natural.k, a.columns, b.rows):
-                    for strides in effective.values():
-                        why = f"of all arrangements of {product.nprocs} ranks this is predicted to be the fastest"
-                        for sum_placement in _sum_placements(product, p3):
-                            cuboids = Cuboids(m, n, k, strides)
-                            yield SummaC(product, why, cuboids=cuboids, sum_placement=sum_placement, misfits=misfits)
+        options = (
+            _options(sizes[0], natural.m, d.rows, a.rows),
+            _options(sizes[1], natural.n, d.columns, b.columns),
+            _options(sizes[2], natural.k, a.columns, b.rows),
+        )
+        for sums in _sum_placements(product, sizes[2]):
+            own = held[2] if sums is None else -(-product.m * product.n // product.nprocs)
+            for splits in itertools.product(options[0], options[1], options[2]):
+                parts = _parts(product, (held[0], held[1], own), splits, machine)
+                if promises(_SURE * parts[0]):
+                    arrangements.append((parts, natural.strides, splits, sums))
+    arrangements.sort(key=lambda arrangement: arrangement[0][1])
+    for start in range(0, min(most, len(arrangements)), _AT_A_TIME):
+        yield [
+            SummaC(product, why, cuboids=Cuboids(*splits, strides), sum_placement=sums, misfits=misfits)
+            for (least, _), natural_strides, splits, sums in arrangements[start : min(most, start + _AT_A_TIME)]
+            if promises(_SURE * least)
+            for strides in _numberings(splits, natural_strides)
+        ]
+
+
+def _numberings(splits: tuple[Split, Split, Split], natural: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
+    """The strides with which ranks are numbered: first along m, k and n, then along m, n and k if that differs."""
+    p1, p2, p3 = (split.nprocs for split in splits)
+    yield natural
+    if min(p2, p3) > 1:  # the stride of a dimension over one rank has no effect
+        yield 1, p1, p1 * p2
+
+
+def _held(place: Placement) -> int:
+    """Elements on the rank that has most."""
+    return place.rows.max_count * place.columns.max_count
 
 
 def free_layouts(
@@ -82,10 +107,11 @@ def free_layouts(
 ) -> Iterator[tuple[tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor], tuple[int, int, int]]]:
     """Layouts of op(A), op(B) and D, with the arrangement for which they are made: first one-dimensional ones."""
     whole = Distribution("all")
-    promising = _promising(Product(m, n, k, dtype, nprocs, whole, whole, whole), machine)
+    even = -(-m * k // nprocs), -(-k * n // nprocs), -(-m * n // nprocs)
+    promising = _promising(Product(m, n, k, dtype, nprocs, whole, whole, whole), machine, even)
     linear = [(least, sizes) for least, sizes in promising if nprocs in sizes]
     for least, sizes in dict.fromkeys((*linear, *promising[:most])):
-        if nprocs in sizes or promises(least):  # a node gathers less than the bound for each of its ranks
+        if nprocs in sizes or promises(_SURE * least):  # a node gathers less than the bound for each of its ranks
             if sizes[2] == 1:
                 yield conforming_layouts(m, n, k, sizes[:2]), sizes
             if nprocs not in sizes[:2]:
@@ -98,32 +124,44 @@ def natural_plan(product: Product, sizes: tuple[int, int, int]) -> Summa:
     return SummaC(product, why, cuboids=natural_cuboids(product.m, product.n, product.k, sizes))
 
 
-def _promising(product: Product, machine: Hardware) -> list[tuple[float, tuple[int, int, int]]]:
+def _promising(
+    product: Product, machine: Hardware, held: tuple[int, int, int]
+) -> list[tuple[float, tuple[int, int, int]]]:
     """Arrangements with the least seconds that a product takes there; first those with the least work of all parts."""
-    parts = [(_least_seconds(product, sizes, machine), sizes) for sizes in triples(product.nprocs)]
+    even = held[0], held[1], min(held[2], -(-product.m * product.n // product.nprocs))
+    parts = []
+    for sizes in triples(product.nprocs):
+        splits = [Split(n, -(-n // p) or 1, p) for n, p in zip((product.m, product.n, product.k), sizes, strict=True)]
+        parts.append((_parts(product, even, splits, machine), sizes))
     return [(least, sizes) for (least, _), sizes in sorted(parts, key=lambda part: (part[0][1], part[1]))]
 
 
-def _least_seconds(product: Product, sizes: tuple[int, int, int], machine: Hardware) -> tuple[float, float]:
-    """Lower bound of the seconds of an arrangement, and the sum of its parts with ranks numbered along m, k, then n.
+def _parts(
+    product: Product, held: tuple[int, int, int], splits: Sequence[Split], machine: Hardware
+) -> tuple[float, float]:
+    """About the least seconds of an arrangement that cuts m, n and k in this way, and about the sum of its parts.
 
-    The parts are those of the core, which multiplies, and packs panels and adds partial products unless it reads them
-    in place; of the elements that arrive from other nodes; and of those from the own one.
+    The parts are those of the core, which multiplies panels, and packs them and adds partial products unless it reads
+    them in place; of the elements that arrive from other nodes; and of those from the own one. A rank has at most
+    `held` elements of op(A), of op(B), and of the sums.
     """
-    (p1, p2, p3), (m, n, k), node = sizes, (product.m, product.n, product.k), machine.ranks_per_node
-    near1 = min(p1, node)
-    near3 = min(p3, max(1, node // p1))
-    near2 = min(p2, max(1, node // (p1 * p3)))
-    unit = product.itemsize / product.nprocs
-    far = unit * (m * k * (p2 - near2) + k * n * (p1 - near1) + m * n * (p3 - near3))
-    near = unit * (m * k * (near2 - 1) + k * n * (near1 - 1) + m * n * (near3 - 1))
-    m_loc, n_loc, k_loc = -(-m // p1), -(-n // p2), -(-k // p3)
-    core = machine.gemm_seconds(m_loc, n_loc, k_loc, product.dtype)
-    if product.nprocs > (node if machine.shared else 1):
-        copied = 2 * k_loc * min(m_loc, n_loc) * product.itemsize + 3 * unit * m * n * (p3 - 1)
-        core += copied / machine.memory_bandwidth
-    links = machine.near.bandwidth, machine.far.bandwidth
-    return max(core, (near + far) / max(links)), core + near / links[0] + far / links[1]
+    (m, n, k), node = (split.max_count for split in splits), machine.ranks_per_node
+    layers = max(1, min(splits[2].nprocs, splits[2].nblocks))
+    needed = (m * k, held[0]), (k * n, held[1])
+    partial = (layers - 1) * held[2]
+    near, far = float(sum(max(0, count - own) for count, own in needed) + partial), 0.0
+    if node < product.nprocs:
+        far = sum(max(0, count - node * own) for count, own in needed) + partial * max(0, layers - node) / layers
+    near, far = product.itemsize * (near - far), product.itemsize * far
+    in_place = product.nprocs <= (node if machine.shared else 1)
+    steps = 1 if in_place else max(1, -(-k // PANEL))
+    core = steps * (machine.gemm_seconds(m, n, k / steps, product.dtype) + machine.step)
+    if not in_place:
+        core += 2 * product.itemsize * k * (m + n) / machine.memory_bandwidth
+    core += STARTING * machine.step
+    partials = 3 * product.itemsize * partial / machine.memory_bandwidth
+    links = near / machine.near.bandwidth, far / machine.far.bandwidth
+    return max(core + partials, *links), core + partials + sum(links)
 
 
 def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:

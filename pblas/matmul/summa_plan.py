@@ -14,7 +14,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import product
+from math import prod
 from typing import ClassVar
 
 from pblas.layouts.messages import received_count
@@ -31,11 +33,11 @@ _LEAST_PANEL = 128
 _SPARE = 2
 """Message memory per byte that travels: freed memory of one size is not joined for larger messages, so panels of two
 widths take up to twice the bytes."""
-_STARTING = 6
+STARTING = 6
 """Steps whose time a general plan takes in addition to its panels, to set out and to end: against one-dimensional plans
 0.3 ms on 4 ranks, at 50 us for a step (benchmarks/results/cpu_thin_4_ranks.json)."""
+_FEW = 8  # number of ranks of which `typical_ranks` takes all
 _ASKED = 32  # largest number of ranks of which `typical_ranks` takes a few
-LEAST_STEPS = _STARTING + 1  # steps of a general plan at least
 _ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
@@ -118,6 +120,13 @@ def row_of(place: Placement, r: int) -> Placement:
     return column_of(place.T, r).T
 
 
+@lru_cache(64)
+def _are_by_owner(a: Split, b: Split, k: Split) -> bool:
+    """`SummaC.by_owner`, for the splits of K in op(A), op(B) and over the layers."""
+    narrow = a.max_count < _LEAST_PANEL <= a.n // 2
+    return min(a.nprocs, a.nblocks) > 1 and a.equivalent(b) and (not narrow if k.nprocs == 1 else k.equivalent(a))
+
+
 def same_place(first: Placement, second: Placement) -> bool:
     """Whether both placements give every rank the same elements in the same local order."""
     if not (first.rows.equivalent(second.rows) and first.columns.equivalent(second.columns)):
@@ -154,6 +163,12 @@ def cut_count(split: Split, g0: int, g1: int, width: int) -> int:
         whole, rest = divmod(g1 - stop, unit)
         count = -(-(stop - g0) // width) + whole * -(-unit // width) + -(-rest // width)
     return count
+
+
+@lru_cache(256)
+def _panels(cut_at: Split, k: Split, layer: int, width: int) -> int:
+    """Number of panels of a layer that are cut at borders of `cut_at`, at least 1."""
+    return max(1, sum(cut_count(cut_at, start, stop, width) for start, stop in k.runs(layer)))
 
 
 def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
@@ -341,29 +356,41 @@ class Summa(ProductPlan):
         return {rank for rank in ranks if rank < nprocs}
 
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
-        """Of several ranks the two that wait for most bytes, the one with the largest cuboid, and the last one."""
+        """Of several ranks those that wait for most bytes or steps, that with the largest cuboid, and the last one."""
         nprocs, ranks = self.product.nprocs, sorted(self.extreme_ranks())
         some = [ranks[i * len(ranks) // _ASKED] for i in range(_ASKED)] if len(ranks) > _ASKED else ranks
-        if nprocs <= ranks_per_node:
-            some = some[:: max(1, len(some) // 4)]
+        if nprocs <= _FEW:
+            return (self.busy_rank, *(rank for rank in ranks if rank != self.busy_rank))
         slow = self._slow_a, self._slow_b
         arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message"), slow) for rank in some}
-        most = sorted(some, key=arriving.__getitem__)[-2:]
-        return list(dict.fromkeys((*reversed(most), self.busy_rank, nprocs - 1)))
+        far, near = (sorted(some, key=lambda rank: arriving[rank][link]) for link in (0, 1))
+        stepping = max(some, key=lambda rank: (self._panel_count(rank), *arriving[rank]))
+        return list(dict.fromkeys((*far[:-3:-1], near[-1], stepping, self.busy_rank, nprocs - 1)))
 
     @property
     def busy_rank(self) -> int:
-        """The rank with the largest cuboid."""
-        cuboids = self.cuboids
+        """The rank with the largest cuboid, or the one with the largest share of D if D is on few ranks."""
+        cuboids, sums = self.cuboids, self.sums
+        if not self.in_place and sums.rows.max_count * sums.columns.max_count * self.nprocs >= 2 * prod(sums.shape):
+            return sums.rank(sums.rows.src, sums.columns.src)
         return cuboids.d.rank(cuboids.m.src, cuboids.n.src, cuboids.k.src)
 
-    def _awaited_nbytes(self, view: View, slow: tuple[float, float]) -> float:
-        """Bytes that a rank waits for, times `Phase.slow`; with several nodes those from other nodes only."""
-        sources, far = zip((self.a, self.b), slow, strict=True), view.ranks_per_node < view.nprocs
+    def _awaited_nbytes(self, view: View, slow: tuple[float, float]) -> tuple[float, float]:
+        """Bytes that a rank waits for, times `Phase.slow`: from other nodes if there are several, and from its own."""
+        far = near = 0.0
+        own = view.ranks_per_node < view.nprocs
+        sources = zip((self.a, self.b), slow, strict=True)
         arriving = zip(sources, self.arriving_elements(view.rank), strict=True)
-        count = sum(count * slow * (1 - far * _share(place, view)) for (place, slow), count in arriving if count)
-        delivered = self.delivered_nbytes(view.rank)
-        return count * self.itemsize + (delivered and delivered * (1 - far * _share(self.cuboids.d, view)))
+        parts = [(place, slow * count * self.itemsize) for (place, slow), count in arriving]
+        for place, nbytes in (*parts, (self.cuboids.d, float(self.delivered_nbytes(view.rank)))):
+            if nbytes:
+                share = own * _share(place, view)
+                far, near = far + (1 - share) * nbytes, near + share * nbytes
+        return far, near
+
+    def _panel_count(self, rank: int) -> int:
+        """Number of panels that a rank multiplies, if ranks differ."""
+        return 1
 
     @property
     def _slow_a(self) -> float:
@@ -426,15 +453,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         Such panels are contiguous for every block size. They need the same split of K in both operands, and local
         shares of K that are long enough for a GEMM.
         """
-        a, b, k = self.a, self.b, self.cuboids.k
-        if self.reproducible:  # panels are ranges of K in its order
-            return False
-        narrow = a.columns.max_count < _LEAST_PANEL <= a.columns.n // 2
-        return (
-            min(a.columns.nprocs, a.columns.nblocks) > 1
-            and a.columns.equivalent(b.rows)
-            and (not narrow if k.nprocs == 1 else k.equivalent(a.columns))
-        )
+        # With reproducible sums panels are ranges of K in its order.
+        return not self.reproducible and _are_by_owner(self.a.columns, self.b.rows, self.cuboids.k)
 
     @property
     def is_read_in_place(self) -> bool:  # type: ignore[override]  # a class attribute in the base
@@ -504,7 +524,7 @@ Panel(start=2, stop=4, owner=1)], 256)
 
     def phases(self, view: View) -> Iterator[Phase]:
         """Panels of op(A) and op(B) along K, then the partial product if its owner did not form it."""
-        yield Phase(_STARTING)
+        yield Phase(STARTING)
         yield from self._panel_phases(view)
         yield from self._delivery(view)
 
@@ -545,13 +565,17 @@ Panel(start=2, stop=4, owner=1)], 256)
     def _slow_b(self) -> float:
         return self._slow(self.b.T, self.b.rows, self.width)
 
+    def _panel_count(self, rank: int) -> int:
+        position = self.cuboids.d.coordinates(rank)
+        return 0 if position is None else self._panels_of_layer(position[2])
+
     def _panels_of_layer(self, layer: int) -> int:
         """Number of panels of a layer; panels cut by owner are counted once for all owners with equal shares."""
         k = self.cuboids.k
         if self.reproducible:
             return max(1, -(-k.count(layer) // self.width))
         if not self.by_owner:
-            return max(1, sum(cut_count(self.cut_at, start, stop, self.width) for start, stop in k.runs(layer)))
+            return _panels(self.cut_at, k, layer, self.width)
         columns = self.a.columns
         if k.nprocs > 1:
             return max(1, -(-columns.count(layer) // self.width))
@@ -649,7 +673,7 @@ class SummaA(Summa):
 
     def phases(self, view: View) -> Iterator[Phase]:
         """op(A) in one step if it moves, then panels of op(B) along N, each followed by its partial products."""
-        yield Phase(_STARTING)
+        yield Phase(STARTING)
         cuboids, itemsize = self.cuboids, self.product.itemsize
         position = cuboids.a.coordinates(view.rank)
         a, b = self.a, self.b

@@ -15,16 +15,17 @@ Source: Baccelli, Cohen, Olsder, Quadrat, Synchronization and Linearity, 1992 (m
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 from pblas.simulation.hardware import Hardware, Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
 _FEW = 40  # largest number of steps that are cheaper one by one than by squaring a matrix
+_EVEN = 1e-9  # relative difference of times that are equal but for rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +125,19 @@ class _Plan(Protocol):
 def simulate(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulation:
     """Predict time, bytes and memory of a plan on a machine."""
     p, ranks = plan.nprocs, sorted(ranks)
-    simulated = _simulated(plan, hardware, ranks)
-    seconds = agreeing(plan, hardware) + max(rank.end for rank in simulated.values())
+    simulated = list(_simulated(plan, hardware, ranks))
+    seconds = agreeing(plan, hardware) + max(rank.end for rank in simulated)
     return Simulation(
         plan=plan.name,
         hardware=hardware.name,
         nprocs=p,
         seconds=seconds,
-        compute_seconds=max(rank.compute for rank in simulated.values()),
-        communication_seconds=max(rank.communication for rank in simulated.values()),
-        copy_seconds=max(rank.copies for rank in simulated.values()),
+        compute_seconds=max(rank.compute for rank in simulated),
+        communication_seconds=max(rank.communication for rank in simulated),
+        copy_seconds=max(rank.copies for rank in simulated),
         efficiency=plan.flops / (p * hardware.flops_per_second(plan.dtype) * seconds) if seconds else 1.0,
-        received_nbytes=max(sum(phase.nbytes for phase in phases) for phases in simulated),
-        messages=max(sum(phase.messages for phase in phases) for phases in simulated),
+        received_nbytes=max(rank.nbytes for rank in simulated),
+        messages=max(rank.messages for rank in simulated),
         memory_nbytes=plan.memory_nbytes,
         memory_limit=hardware.memory_nbytes,
         evaluated=len(ranks),
@@ -149,42 +150,46 @@ def predict(plan: _Plan, hardware: Hardware, enough: float = math.inf) -> float:
     The planner compares plans by it. It has the same model and the same rates as `simulate`, which takes more ranks.
     If the plan takes at least `enough` seconds, the result may be any number from `enough` on.
     """
-    agreements, seconds = agreeing(plan, hardware), 0.0
-    if enough < math.inf and plan.busy_rank is not None:  # most of the plans that are compared take too long there
-        rank = _Rank(hardware, plan.dtype)
-        rank.run(plan.phases(*_views(plan, hardware, [plan.busy_rank])), 1.0)
-        if agreements + rank.end >= enough:
-            return agreements + rank.end
-    views = _views(plan, hardware, plan.typical_ranks(hardware.ranks_per_node))
-    stretch = _stretch(plan, views)
-    for view in views:
-        rank = _Rank(hardware, plan.dtype)
-        rank.run(plan.phases(view), stretch)
+    agreements = agreeing(plan, hardware)
+    ranks = plan.typical_ranks(hardware.ranks_per_node)
+    seconds = 0.0
+    for rank in _simulated(plan, hardware, ranks):
         seconds = max(seconds, agreements + rank.end)
         if seconds >= enough:
             break
     return seconds
 
 
-def _simulated(plan: _Plan, hardware: Hardware, ranks: list[int]) -> dict[tuple[Phase, ...], _Rank]:
-    """The simulations of ranks, by their phases: ranks that take the same phases take the same time."""
+def least(plan: _Plan, hardware: Hardware) -> float:
+    """Lower bound of the predicted seconds of a plan: the work of a busy rank's core, or the use of its links."""
+    rank = plan.busy_rank
+    if rank is None:
+        return 0.0
+    costs = _Rank(hardware, plan.dtype)
+    return agreeing(plan, hardware) + costs.least(plan.phases(*_views(plan, hardware, [rank])))
+
+
+def _simulated(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Iterator[_Rank]:
+    """The simulations of ranks, one for all ranks that take the same phases: they take the same time."""
     views = _views(plan, hardware, ranks)
-    stretch = _stretch(plan, views)
-    simulated = {phases: _Rank(hardware, plan.dtype) for phases in (tuple(plan.phases(view)) for view in views)}
-    for phases, rank in simulated.items():
-        rank.run(phases, stretch)
-    return simulated
+    sequences: Iterator[list[Phase]] = (list(plan.phases(view)) for view in views)
+    stretch = 1.0
+    if sent := max(plan.sent_nbytes(view.rank) for view in views):
+        # A rank that sends more bytes than any rank receives delays receivers.
+        sequences, every = itertools.tee(sequences)
+        received = max(sum(phase.nbytes for phase in phases) for phases in every)
+        stretch = max(1.0, sent / received) if received else 1.0
+    known: list[list[Phase]] = []
+    for phases in sequences:
+        if phases not in known:
+            known.append(phases)
+            rank = _Rank(hardware, plan.dtype)
+            rank.run(phases, stretch)
+            yield rank
 
 
 def _views(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> list[View]:
     return [View(rank, plan.nprocs, hardware.ranks_per_node, plan.transport) for rank in ranks]
-
-
-def _stretch(plan: _Plan, views: Iterable[View]) -> float:
-    """Factor by which transfers take longer: a rank that sends more bytes than any rank receives delays receivers."""
-    sent = max(plan.sent_nbytes(view.rank) for view in views)
-    received = max(sum(phase.nbytes for phase in plan.phases(view)) for view in views) if sent else 0
-    return max(1.0, sent / received) if received else 1.0
 
 
 def agreeing(plan: _Plan, hardware: Hardware) -> float:
@@ -205,13 +210,14 @@ class _Rank:
     def __init__(self, hardware: Hardware, dtype: str) -> None:
         self._hardware, self._dtype = hardware, dtype
         self.compute = self.copies = self.communication = self.end = 0.0
+        self.nbytes = self.messages = 0
 
     def run(self, phases: Iterable[Phase], stretch: float) -> None:
         """Simulate all steps; `stretch` is the factor by which the busiest sender slows every transfer."""
         idle, busy = Phase(1), [0.0] * 3
         queue = [phase for phase in phases if phase.steps] or [idle]
         clocks = self._first(queue[0], stretch)
-        for phase, following in pairwise([*queue, idle]):
+        for phase, following in itertools.pairwise([*queue, idle]):
             # While a step runs, the operand of the next one travels.
             if phase.steps > 1:
                 clocks = power(self._step(phase, phase, stretch), phase.steps - 1, clocks)
@@ -219,15 +225,33 @@ class _Rank:
             gemm, copies = self._costs(phase)
             self.compute += phase.steps * gemm
             self.copies += phase.steps * copies
+            self.nbytes += phase.nbytes
+            self.messages += phase.messages
             busy = [total + phase.steps * part for total, part in zip(busy, self._busy(phase, stretch), strict=True)]
         self.end, self.communication = max(clocks), max(busy)
 
+    def least(self, phases: Iterable[Phase]) -> float:
+        """Lower bound of `end`: steps follow each other on the core, and transfers on each link."""
+        core = near = far = 0.0
+        for phase in phases:
+            if phase.waits == "sent":
+                core = max(core, near, far)
+            gemm, copies = self._costs(phase)
+            now_near, now_far, read = self._busy(phase, 1.0)
+            core += phase.steps * (max(gemm, read) + copies)
+            near, far = near + phase.steps * now_near, far + phase.steps * now_far
+            after = phase.after
+            if after.near_messages:
+                near = max(near, core + self._hardware.near.seconds(after.near, after.near_messages))
+            if after.far_messages:
+                far = max(far, core + self._hardware.far.seconds(after.far, after.far_messages))
+        return max(core, near, far)
+
     def _costs(self, phase: Phase) -> tuple[float, float]:
         """Seconds of a step's GEMM, and of the core's other work in the step."""
-        hardware, both = self._hardware, phase.before + phase.after
-        copies = (
-            phase.copied / hardware.memory_bandwidth + both.near / hardware.near.core + both.far / hardware.far.core
-        )
+        hardware, before, after = self._hardware, phase.before, phase.after
+        near, far = before.near + after.near, before.far + after.far
+        copies = phase.copied / hardware.memory_bandwidth + near / hardware.near.core + far / hardware.far.core
         gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
         copies += hardware.rounds_seconds(*phase.rounds) + hardware.step
         return gemm + hardware.panel_seconds(phase.panel, self._dtype), copies
@@ -274,20 +298,23 @@ class _Rank:
         gemm, copies = self._costs(phase)
         read = self._busy(phase, stretch)[2]
         core = max(gemm, read) + copies
-        after, before, waits, slow = phase.after, following.before, phase.waits, stretch * following.slow
-        prepared = self._prepared(following)
+        after, before, slow = phase.after, following.before, stretch * following.slow
+        prepared, deliver = self._prepared(following), self._deliver
+        ahead, sent, queued = following.ahead, phase.waits == "sent", phase.queued
+        arrives_near, arrives_far = before.near_messages > 0, before.far_messages > 0
+        arrives, leaves = arrives_near or arrives_far, after.near_messages > 0 or after.far_messages > 0
 
         def step(clocks: Clocks) -> Clocks:
             ended, operand, near, far, last, before_last = clocks
-            start = max(ended, operand, before_last)
-            if waits == "sent":
-                start = max(start, last)
+            start = max(ended, operand, before_last, last) if sent else max(ended, operand, before_last)
             end = start + core
-            posted = (ended if following.ahead else end) + prepared
-            near, far = self._deliver(before, near, far, posted, slow)
-            arrived = max(near if before.near_messages else posted, far if before.far_messages else posted)
-            near, far = self._deliver(after, near, far, end, stretch)
-            if not phase.queued:
+            arrived = posted = (ended if ahead else end) + prepared
+            if arrives:
+                near, far = deliver(before, near, far, posted, slow)
+                arrived = max(near if arrives_near else posted, far if arrives_far else posted)
+            if leaves:
+                near, far = deliver(after, near, far, end, stretch)
+            if not queued:
                 return end, arrived, near, far, last, before_last
             left = max(last, near if after.near_messages else last, far if after.far_messages else last)
             return end, arrived, near, far, left, last
@@ -301,9 +328,21 @@ def power(step: Callable[[Clocks], Clocks], times: int, clocks: Clocks) -> Clock
     >>> power(lambda x: (max(x[0], x[1]) + 1.0, x[1] + 3.0), 1000, (0.0, 0.0))
     (2998.0, 3000.0)
     """
-    if times <= _FEW:
-        for _ in range(times):
-            clocks = step(clocks)
+    rate = 0.0  # by which clocks grew in the step before, if all that grew did so equally
+    for done in range(1, min(times, _FEW) + 1):
+        following, left = step(clocks), times - done
+        growth = [b - a for a, b in zip(clocks, following, strict=True)]
+        clocks, before, rate = following, rate, max(growth)
+        even = all(g == 0.0 or rate - g <= _EVEN * rate for g in growth)
+        if left > 1 and even and abs(rate - before) <= _EVEN * rate:
+            # Clocks that grow depend on others that do, and go on growing by as much. Those at rest may be overtaken.
+            late = tuple(a + (left - 1) * rate if g else a for a, g in zip(clocks, growth, strict=True))
+            ended = step(late)
+            if all(g or a == b for a, b, g in zip(late, ended, growth, strict=True)):
+                return ended
+        rate = rate if even else math.inf
+    times -= min(times, _FEW)
+    if not times:
         return clocks
     size = range(len(clocks))
     columns = [step(tuple(0.0 if i == j else -math.inf for i in size)) for j in size]

@@ -122,29 +122,28 @@ def _quickest(product: Product, planned: Callable[[SummaC], PlanT], topology: To
     """The plan on D's grid, or one on another arrangement that is predicted to take less time."""
     context = _context(product.dtype, replace(topology, push=False), product.nprocs, overlap=overlap)
     search = Search[PlanT](context, _AS_QUICK)
-    for base in on_grids(product):
-        if isinstance(base, SummaC):
-            search.consider(planned(base))
+    search.consider(*(planned(base) for base in on_grids(product) if isinstance(base, SummaC)))
     search.end_of_kind()
-    for base in _arrangements(product, context.machine, lambda seconds: search.improves(seconds / 2)):
-        search.consider(planned(base))
+    for bases in _arrangements(product, context.machine, lambda seconds: search.improves(seconds / 2)):
+        search.consider(*map(planned, bases))
     complete = context.complete(found := search.found)
     assert isinstance(complete, type(found)), "completion keeps the kind of a plan"
     return complete
 
 
-def _arrangements(product: Product, machine: Hardware, promises: Callable[[float], bool]) -> Iterator[SummaC]:
+def _arrangements(product: Product, machine: Hardware, promises: Callable[[float], bool]) -> Iterator[list[SummaC]]:
     """Cyclic arrangements of all ranks, and arrangements with layers."""
     m, n, k, p = product.m, product.n, product.k, product.nprocs
+    why, cyclic = "a cyclic arrangement of all ranks divides the triangle evenly", []
     for p1, p2, p3 in triples(p):
         if p3 == 1:
             rows, columns = (Split(x, max(1, min(_BLOCK, -(-x // parts))), parts) for x, parts in ((m, p1), (n, p2)))
-            cuboids = Cuboids(rows, columns, Split(k, max(1, k), 1), (1, p1, 1))
-            yield SummaC(product, "a cyclic arrangement of all ranks divides the triangle evenly", cuboids=cuboids)
+            cyclic.append(SummaC(product, why, cuboids=Cuboids(rows, columns, Split(k, max(1, k), 1), (1, p1, 1))))
+    yield cyclic
     found = 0
-    for plan in over_all_ranks(product, (), machine, promises):
-        if isinstance(plan, SummaC) and plan.sum_placement is None:
-            yield plan
-            found += 1
-        if found == _ARRANGEMENTS:
+    for plans in over_all_ranks(product, (), machine, promises):
+        suitable = [plan for plan in plans if isinstance(plan, SummaC) and plan.sum_placement is None]
+        yield suitable
+        found += len(suitable)
+        if found >= _ARRANGEMENTS:
             return

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections.abc import Iterator
@@ -73,7 +74,8 @@ class Case(NamedTuple):
             if sizes is not None:
                 yield natural_plan(product, sizes)
             else:
-                yield from over_all_ranks(product, (), self.hardware, everything, sys.maxsize)
+                every = over_all_ranks(product, (), self.hardware, everything, sys.maxsize)
+                yield from itertools.chain.from_iterable(every)
 
 
 def drawn(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:

@@ -55,7 +55,8 @@ def some_plans(count: int) -> list[Summa]:
     for _ in range(count):
         product, descs = some_product(rng)
         plans += on_grids(product)
-        plans += itertools.islice(over_all_ranks(product, misfits(*descs), CORE, lambda _: True), 6)
+        every = over_all_ranks(product, misfits(*descs), CORE, lambda _: True)
+        plans += itertools.islice(itertools.chain.from_iterable(every), 6)
     return plans
 
 
