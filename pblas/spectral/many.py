@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heapreplace
-from math import sqrt
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from math import prod, sqrt
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -22,14 +23,17 @@ from pblas.factor import arguments
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.matrices.matrix import DistMatrix
+from pblas.plans.base import StationaryPlan
 from pblas.redistribution.api import redistributed
 from pblas.runtime.runtime import fail_without_context, spelled
+from pblas.simulation.hardware import Transport
+from pblas.simulation.phase import Phase, View
 from pblas.spectral.functions import inverse_root, not_positive
 from pblas.spectral.newton_schulz import MUON, checked_weights, iterated, iterated_alone
 from pblas.spectral.polar import polar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
@@ -41,6 +45,9 @@ _DIVIDED = 0.5
 _MOST_DIVIDED = 64
 """The most matrices that are divided: the largest ones."""
 _QUOTIENT = parse("x / s")
+_SVD, _EIGH = 11, 5
+"""Multiplications of LAPACK's singular values and vectors over m n^2, and of its eigenvalues and vectors over n^3
+(Golub, Van Loan, Matrix Computations, 4th edition, 8.6.3 and 8.3.5)."""
 
 
 def orthogonalize_many(
@@ -126,6 +133,58 @@ class _Work(NamedTuple):
         if not count:
             x[...] = (v * w ** w.dtype.type(-1 / self.p)) @ v.conj().T
         return count
+
+
+@dataclass(frozen=True, slots=True)
+class AlonePlan(StationaryPlan):
+    """The functions of matrices that ranks compute alone, at the same time; for the time of a dry run.
+
+    >>> plan = AlonePlan(MatrixDescriptor.column_wise(64, 48, 1), "float32", 4, "newton_schulz", 5)
+    >>> [(phase.steps, phase.gemms, phase.gemm) for phase in plan.phases(View(0, 4, 1, "message"))]
+    [(5, 2, (48, 48, 64)), (5, 1, (48, 48, 48))]
+    """
+
+    name: ClassVar[str] = "Alone"
+    a: MatrixDescriptor  # the largest of the matrices (global)
+    dtype: str
+    nprocs: int
+    function: ManyFunction
+    steps: int  # of `newton_schulz` (global)
+    why: str = "their work is a small part of all"
+    transport: Transport = "message"
+
+    @property
+    def lower_bound(self) -> float:
+        """Nothing has to move."""
+        return 0.0
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """Not counted: it is of NumPy, or short-lived."""
+        return 0
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Three products for each step, or the singular values and vectors, or the eigenvalues and vectors."""
+        n, m = sorted(self.a.shape)
+        if self.function == "newton_schulz":
+            yield Phase(self.steps, (n, n, m), gemms=2)
+            yield Phase(self.steps, (n, n, n))
+        else:
+            yield Phase(1, (m, n, n), panel=(_SVD if self.function == "polar" else _EIGH) * m * n * n)
+
+    def received_elements(self, rank: int) -> int:
+        """None: matrices come and go by redistributions, which have plans of their own."""
+        return 0
+
+    def sent_elements(self, rank: int) -> int:
+        """None, as `received_elements`."""
+        return 0
+
+    def moves(self) -> str:
+        return "nothing"
+
+    def title(self) -> str:
+        return f"{self.function} of a matrix on one rank"
 
 
 def _checked(
@@ -224,6 +283,10 @@ def _take_turn(
         desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank)
         whole[k] = redistributed(opname, matrices[k], desc)
     # X := f(X)
+    if runtime.backend.dry is not None:
+        largest = max((matrices[k] for k in turn.values()), key=lambda x: prod(x.shape) * min(x.shape))
+        options = runtime.nprocs, work.function, len(work.coefficients)
+        runtime.backend.dry.executed(opname, AlonePlan(largest.desc, largest.dtype.name, *options))
     with runtime.local_step(opname):
         k, wrong = turn.get(runtime.rank, -1), 0
         if k >= 0 and whole[k].local.size and runtime.backend.dry is None:
