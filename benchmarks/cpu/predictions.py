@@ -1,36 +1,49 @@
-"""Predicted against measured times on this machine: products, redistribution, trsm, Cholesky, LU and QR.
+"""Predicted against measured times: products, redistribution, trsm, Cholesky, LU and QR, on CPUs, hosts and GPUs.
 
-The hardware is measured first, as `pblas bench --hardware` does. A measured time is the least of some rounds of the
-slowest rank. Each row is printed, and then the quantiles of predicted / measured.
+On CPUs the hardware is measured first, as `pblas bench --hardware` does; GPUs are those of the preset "nvlink". A
+measured time is the median of some rounds of the slowest rank. Each row is printed, and then the quantiles of
+abs(predicted / measured - 1).
 
     mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.predictions --json predictions.json
+    python -m benchmarks.cpu.predictions --hosts 2x1 --rate 1gbit --json predictions.json
+    mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.predictions --backend nvshmem --sizes 2048 8192
+    python -m benchmarks.cpu.predictions --table FILE ...
+
+The second command makes hosts on this machine (tests/harness/hosts.py). The last one prints the rows of several files
+as one table.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from mpi4py import MPI
 
-import pblas
 from benchmarks import results_file
-from benchmarks.cpu import machine
-from pblas import Grid, MatrixDescriptor, linalg
-from pblas.cli.bench_hardware import measured_hardware
-from pblas.plans.base import Plan
 
-COMM = MPI.COMM_WORLD
-SIZES = 512, 1024, 2048
+if TYPE_CHECKING:
+    import pblas
+    from pblas.plans.base import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def cases(ctx: pblas.Context, n: int) -> Iterator[tuple[str, Plan, Callable[[], Any]]]:
     """(name, plan, call) of each operation for order n."""
+    import pblas
+    from pblas import Grid, MatrixDescriptor, linalg
+
     p = ctx.nprocs
     rows, columns = MatrixDescriptor.row_wise(n, n, p), MatrixDescriptor.column_wise(n, n, p)
     grid = MatrixDescriptor(n, n, 128, 128, Grid(*{1: (1, 1), 2: (2, 1), 4: (2, 2)}[p]))
@@ -57,37 +70,103 @@ def cases(ctx: pblas.Context, n: int) -> Iterator[tuple[str, Plan, Callable[[], 
         yield name, plan_of(grid, dtype="float64", nprocs=p).plan, partial(call, spd)
 
 
-def measured(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds of a call on the slowest rank, the least of some rounds."""
+def measured(ctx: pblas.Context, call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of a call on the slowest rank, the median of some rounds."""
+    from mpi4py import MPI
+
     times = []
     for _ in range(repeats + 1):  # the first one makes plans and workspace
-        COMM.Barrier()
+        MPI.COMM_WORLD.Barrier()
         start = time.perf_counter()
         call()
-        times.append(COMM.allreduce(time.perf_counter() - start, op=MPI.MAX))
-    return min(times[1:])
+        ctx.runtime.backend.arrays.synchronize()
+        times.append(MPI.COMM_WORLD.allreduce(time.perf_counter() - start, op=MPI.MAX))
+    return statistics.median(times[1:])
+
+
+def run(options: Any) -> None:
+    """**Collective.** Measure, print, write."""
+    import pblas
+    from benchmarks.cpu import machine
+    from pblas.cli.bench_hardware import measured_hardware
+    from pblas.simulation.hardware import NVLINK
+
+    where, rows = options.where, []
+    with pblas.Context(transport=options.transport, backend=options.backend) as ctx:
+        on_gpus = ctx.runtime.backend.gpus
+        hardware = NVLINK if on_gpus else measured_hardware(ctx)
+        where = where or f"{ctx.nprocs} {'GPU' if on_gpus else 'rank'}{'s' if ctx.nprocs > 1 else ''}"
+        for n in options.sizes:
+            for name, plan, call in cases(ctx, n):
+                predicted, seconds = plan.simulate(hardware).seconds, measured(ctx, call, options.repeats)
+                row = {"where": where, "operation": name, "n": n, "predicted": predicted, "measured": seconds}
+                rows.append(row | {"ratio": predicted / seconds})
+                if not ctx.rank:
+                    print(line(rows[-1]), flush=True)
+        if not ctx.rank:
+            print(quantiles(rows))
+            if options.json:
+                results_file.write(options.json, machine.header() | {"hardware": asdict(hardware), "rows": rows})
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row as text."""
+    times = f"{1e3 * row['predicted']:9.2f} {1e3 * row['measured']:9.2f} ms"
+    return f"{row['where']:20} {row['operation']:15} {row['n']:6} {times} {row['ratio']:6.2f}"
+
+
+def quantiles(rows: list[dict[str, Any]]) -> str:
+    """The errors as text."""
+    errors = sorted(abs(row["ratio"] - 1) for row in rows)
+    tenth = errors[len(errors) * 9 // 10]
+    return f"{len(rows)} rows: median error {statistics.median(errors):.0%}, nine tenths within {tenth:.0%}"
+
+
+def table(files: list[Path]) -> None:
+    """Print predicted / measured of all files: a line for each place and order, a column for each operation."""
+    rows = [row for file in files for row in json.loads(file.read_text())["rows"]]
+    names = list(dict.fromkeys(row["operation"] for row in rows))
+    print(f"| where | n | {' | '.join(names)} |\n|---|---|{'---|' * len(names)}")
+    for where, n in dict.fromkeys((row["where"], row["n"]) for row in rows):
+        ratios = {row["operation"]: row["ratio"] for row in rows if (row["where"], row["n"]) == (where, n)}
+        print(f"| {where} | {n} | {' | '.join(f'{ratios[name]:.2f}' if name in ratios else '' for name in names)} |")
+    print(quantiles(rows))
+
+
+def on_hosts(options: Any) -> None:
+    """Run this benchmark on hosts that are made on this machine."""
+    from tests.harness.hosts import Hosts, leave, parse_ranks
+
+    signal.signal(signal.SIGTERM, leave)  # the hosts are removed then too
+    ranks = parse_ranks(options.hosts)
+    rank = [sys.executable, "-m", "mpi4py", "-m", "benchmarks.cpu.predictions", "--repeats", str(options.repeats)]
+    rank += ["--where", f"{len(ranks)} hosts, {options.rate}", "--sizes", *map(str, options.sizes)]
+    rank += ["--json", str(options.json.resolve())] if options.json else []
+    with Hosts(len(ranks)) as hosts:
+        hosts.limit(options.rate)
+        command = hosts.command(str(Path(sys.executable).parent / "mpiexec"), ranks, rank)
+        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "MPIR_CVAR_CH4_NETMOD": "ofi"}
+        subprocess.run(command, check=True, cwd=ROOT, env=environment, timeout=900)
 
 
 def main() -> None:
-    """Measure, print, write."""
-    options = machine.parser(__doc__, repeats=9).parse_args()
-    rows = []
-    with pblas.Context(transport=options.transport) as ctx:
-        hardware = measured_hardware(ctx)
-        for n in SIZES:
-            for name, plan, call in cases(ctx, n):
-                predicted, seconds = plan.simulate(hardware).seconds, measured(call, options.repeats)
-                row = {"operation": name, "n": n, "ranks": ctx.nprocs, "predicted": predicted, "measured": seconds}
-                rows.append(row | {"ratio": predicted / seconds})
-                if not ctx.rank:
-                    print(f"{name:15} {n:5} {1e3 * predicted:9.2f} {1e3 * seconds:9.2f} ms {predicted / seconds:6.2f}")
-    ratios = sorted(float(row["ratio"]) for row in rows)
-    if not COMM.rank:
-        errors = sorted(abs(ratio - 1) for ratio in ratios)
-        tenth = errors[len(errors) * 9 // 10]
-        print(f"median error {statistics.median(errors):.0%}, nine tenths within {tenth:.0%}")
-        if options.json:
-            results_file.write(options.json, machine.header() | {"hardware": asdict(hardware), "predictions": rows})
+    """Read the options."""
+    from benchmarks.cpu import machine
+
+    parser = machine.parser(__doc__, repeats=9)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024, 2048])
+    parser.add_argument("--backend", default="auto", help="backend of the context")
+    parser.add_argument("--hosts", help="hosts and ranks of each, as 2x1")
+    parser.add_argument("--rate", default="1gbit", help="what a host receives")
+    parser.add_argument("--where", default="", help="name of the place in the table")
+    parser.add_argument("--table", type=Path, nargs="+", help="files to print as one table")
+    options = parser.parse_args()
+    if options.table:
+        table(options.table)
+    elif options.hosts:
+        on_hosts(options)
+    else:
+        run(options)
 
 
 if __name__ == "__main__":
