@@ -49,6 +49,7 @@ from pblas import Grid, MatrixDescriptor, linalg  # noqa: E402
 from tests.peer.library import DEBIAN, MKL, STOCK, TUNED, Library  # noqa: E402
 
 COMM = MPI.COMM_WORLD
+del os.environ["OPENBLAS_NUM_THREADS"]  # the loaded BLAS has that many threads; a Context would give them to each rank
 CONSOLE = Console(markup=False, highlight=False, quiet=COMM.rank != 0, width=160)
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 ON_HOSTS = len(set(COMM.allgather(os.uname().nodename))) > 1

@@ -38,6 +38,7 @@ from pblas import Grid, MatrixDescriptor, linalg  # noqa: E402
 from tests.peer.library import TUNED, Library  # noqa: E402
 
 COMM = MPI.COMM_WORLD
+del os.environ["OPENBLAS_NUM_THREADS"]  # the loaded BLAS has that many threads; a Context would give them to each rank
 
 
 class Pdgels:

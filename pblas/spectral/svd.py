@@ -124,7 +124,7 @@ def svdvals(a: DistMatrix, *, algorithm: SvdAlgorithm = "auto", progress: Progre
 
     Args:
         a: m x n matrix of any layout, which may be a view (global).
-        algorithm: as in `svd` (global).
+        algorithm: as in `svd`; "polar" takes the eigenvalues of [0 A^H; A 0], up to some order (global).
         progress: as in `svd`; the stages are "factor" and "reduce" (global).
 
     Returns:
