@@ -99,11 +99,11 @@ def polar(ctx: pblas.Context, n: int) -> dict[str, Callable[[], float]]:
     """**Collective.** Polar decompositions of a matrix of condition 1e8."""
     placed = conditioned(ctx, n, 1e8)
     a = placed.to_global()
-    columns = {
-        f"polar {name}": lambda name=name: together(lambda: linalg.polar(placed, algorithm=name))
-        for name in ("svd", "qdwh")
+    return {
+        "polar svd": lambda: together(lambda: linalg.polar(placed, algorithm="svd")),
+        "polar qdwh": lambda: together(lambda: linalg.polar(placed, algorithm="qdwh")),
+        "SciPy": partial(alone, partial(scipy.linalg.polar, a)),
     }
-    return columns | {"SciPy": partial(alone, partial(scipy.linalg.polar, a))}
 
 
 def solutions(ctx: pblas.Context, n: int) -> dict[str, Callable[[], float]]:
