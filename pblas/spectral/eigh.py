@@ -302,14 +302,15 @@ def eigh(
         subset_by_value: [low, high]: the eigenvalues greater than low and at most high; None for all (global).
         algorithm: "local" reduces A to a tridiagonal matrix on rank 0, with the cores of all ranks of its host;
             "blocked" on all ranks; "auto" takes the one that is expected to be faster. All ranks share the rest of the
-            work in any case. GPUs know one way, on that of rank 0: by cuSOLVER if A is small, else by a band (global).
+            work in any case. On GPUs cuSOLVER solves a small A on rank 0. A larger one becomes a band: on the GPU of
+            rank 0 with "local", on all with "blocked", and with "auto" on all from 24576 columns on (global).
         overwrite_a: A is not needed any more: V takes its memory if all vectors are wanted, unless there is a B, or A
             is conjugated or read-only (global).
         check: compute by products how far w and V are from eigenvalues and eigenvectors (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A
             function: rank 0 calls it instead, with the name of the stage, "reduce", "divide and conquer" or
-            "transform", and that share, 0 to 1. On GPUs, and for a matrix of a few rows, there is one stage, "solve"
-            (global).
+            "transform", and that share, 0 to 1. For a matrix of a few rows, and on GPUs after "reduce", there is one
+            stage, "solve" (global).
 
     Returns:
         The eigenvalues, ascending, a real NumPy array equal on all ranks; V, a new n x k matrix in the layout of A, or

@@ -40,7 +40,8 @@ def largest(arrays: Device, a: Array) -> float:
     if not a.size:
         return 0.0
     parts = (a.real, a.imag) if a.dtype.kind == "c" else (a,)
-    extremes = [arrays.reduce(kind, x, None, "F", x.dtype)[0] for x in parts for kind in ("min", "max")]
+    # Of each column: on GPUs CuPy reduces a matrix with a leading dimension of its own by one CTA
+    extremes = [arrays.reduce(kind, x, 0, "F", x.dtype) for x in parts for kind in ("min", "max")]
     return float(np.abs(extremes).max())
 
 

@@ -77,13 +77,23 @@ def test_simulation(hardware: str, algorithm: EighAlgorithm) -> None:
 
 
 def test_a_plan_for_gpus() -> None:
-    """One GPU has W, in which V is left; A arrives there, and V leaves."""
-    plan = choose_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "push", gpus=True, count=10)
-    assert (plan.direct, plan.w.nprocs, plan.v.shape) == (True, 1, (4096, 10))
+    """One GPU has W and V; A arrives there, and V leaves. Several share the work on a large matrix, or if asked to."""
+    desc = MatrixDescriptor.row_wise(4096, 4096, 4)
+    plan = choose_eigh(desc, "float64", 4, "push", gpus=True, count=10)
+    assert (plan.direct, plan.w.nprocs, plan.v.shape) == (False, 1, (4096, 10))
     assert plan.received_elements(0) == (4096 * 4097 - 1024 * 1025) // 2, "the rows below its own of one triangle"
     assert plan.received_elements(3) == plan.a.n // 4 * 10
-    assert "two stages, on rank 0: a band of 64" in plan.explain()
+    assert "two stages: a band of 64 by products on 1 rank" in plan.explain()
     assert plan.simulate("nvlink").seconds > 0
+    for n, algorithm, ranks in (4096, "blocked", 4), (32768, "auto", 4), (32768, "local", 1):
+        desc = MatrixDescriptor.row_wise(n, n, 4)
+        plan = choose_eigh(desc, "float64", 4, "push", gpus=True, algorithm=algorithm)
+        assert (plan.w.nprocs, plan.w.nb, plan.members) == (ranks, 64, ranks)
+        received = [plan.received_nbytes(rank) for rank in range(4)]
+        for rank in range(4):
+            view = View(rank, 4, 1, plan.transport)
+            assert sum(phase.nbytes for phase in plan.phases(view)) == received[rank]
+        assert plan.simulate("nvlink").seconds > 0
 
 
 @pytest.mark.parametrize("vectors", [True, False])
@@ -91,11 +101,11 @@ def test_a_plan_for_gpus() -> None:
 def test_the_way_by_a_band_on_gpus(dtype: str, vectors: bool) -> None:
     """From some order on, as long as its CTAs fit: 4 n^2 elements of memory at most, of which A has n^2."""
     bands = {}
-    for n in (100, 4096, 8000, 100000):
+    for n in (100, 4096, 8191, 100000):
         desc = MatrixDescriptor.row_wise(n, n, 2)
         plan = choose_eigh(desc, dtype, 2, "push", gpus=True, vectors=vectors)
         bands[n] = plan.bandwidth
-        way = "two stages, on rank 0" if plan.bandwidth else "cuSOLVER's xSYEVD, on rank 0"
+        way = "two stages: a band" if plan.bandwidth else "cuSOLVER's xSYEVD, on rank 0"
         assert way in plan.explain()
         if plan.bandwidth:
             assert plan.transient_nbytes <= (3.3 if vectors else 0.3) * plan.itemsize * n**2
