@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -21,13 +20,10 @@ from pblas.backends.interop import host_array
 from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pblas.backends.cuda.recorder import DeviceRecorder
     from pblas.backends.dtypes import Array, Dtype
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12", "nvidia-nvshmem-cu13")
-_POLLING = 5e-3  # seconds of polls for messages that are sent when a kernel ends
 
 
 class GpuBackend(HostRanks):
@@ -44,14 +40,6 @@ class GpuBackend(HostRanks):
             activate(gpu)
             self.arrays = DeviceArrays()
         self.agreement.agree("Context: use the GPU")
-
-    def wait(self, arrived: Callable[[], bool], step: str) -> None:
-        """As of all ranks, after polls for the time of some kernels: ranks that sleep make each other sleep."""
-        stop = time.monotonic() + _POLLING
-        while time.monotonic() < stop:
-            if arrived():
-                return
-        super().wait(arrived, step)
 
     def describe(self) -> dict[str, str]:
         gpu = self.gpu
