@@ -826,6 +826,22 @@ def eigh(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 
 
 @case(*LAPACK_DTYPES, orders="F")
+def band_stages(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    """The whole way is tested by eigenvalues: here what takes another matrix's triangle or rows."""
+    stages = on.device.band_stages(32)
+    a = entries((m, m), dtype, 1)
+    x = on.put(np.where(np.tri(m, dtype=bool), a, POISON).astype(dtype))
+    stages.complete(x)
+    lower = np.tril(a, -1)
+    same(on.get(x), (lower + lower.conj().T + np.diag(a.diagonal().real)).astype(dtype), 0)
+    host = entries((3 * 64, 2), dtype, 2)
+    z = on.put(np.full((80, 2), POISON, dtype))
+    stages.copy_blocks(on.put(host), z, 2, 1)
+    rows = np.arange(80)
+    same(on.get(z), host[rows // 32 * 64 + rows % 32], 0)
+
+
+@case(*LAPACK_DTYPES, orders="F")
 def fix_signs(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     host = entries((m, N), dtype, 1)
     if m:
