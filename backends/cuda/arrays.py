@@ -98,8 +98,11 @@ class DeviceArrays(Device):
 
     @cached_property
     def strided_copy(self) -> StridedCopy:
-        """The kernels that move elements."""
-        return StridedCopy()
+        """The kernels that move elements; compiled for the first call that needs them, which takes 2 s."""
+        try:
+            return StridedCopy()
+        except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's
+            raise self._failure(caught) from None
 
     @cached_property
     def pointwise(self) -> Pointwise:
@@ -794,13 +797,15 @@ class DeviceArrays(Device):
             self._kept.clear()
             runtime.streamSynchronize(caller_stream)
             if self._loaded is None:
-                assert self.strided_copy is not None, "it is loaded here too, where an error is agreed on"
                 self._loaded = Gemm(lanes=("main", "side"))
                 self._gemm.load()
         except errors.PblasError:
             raise
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's; the others must not wait
-            raise errors.BackendError(f"GPU {self.device}: {type(caught).__name__}: {caught}") from None
+            raise self._failure(caught) from None
+
+    def _failure(self, caught: Exception) -> errors.BackendError:
+        return errors.BackendError(f"GPU {self.device}: {type(caught).__name__}: {caught}")
 
     def hand_over(self) -> None:
         runtime.eventRecord(self._handed.ptr, self.stream)

@@ -61,7 +61,7 @@ class Elementwise(Operation[DistMatrix]):
         kinds = tuple([Kind.of(name, z, asked) for name, z in checked.items()])
         converted, order = (None, None) if runtime is None else (asked, runtime.order)
         form = expression, kinds, target, converted, False, order
-        numbers = {kind.name: checked[kind.name] for kind in kinds if kind.shape is None}
+        numbers: Any = {kind.name: checked[kind.name] for kind in kinds if kind.shape is None}
         return Bound(cls, form, numbers, checked, out)
 
     @classmethod
