@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import pblas
@@ -157,7 +158,7 @@ def main() -> None:
                     rows.append({"n": n, "dtype": dtype, "call": name} | {k: 1e6 * v for k, v in medians.items()})
                     texts = [f"{1e6 * seconds:.0f}" for seconds in medians.values()]
                     texts += [f"{medians['pblas'] / medians['peer']:.2f}"] if ctx.nprocs == 1 else []
-                    table.add_row(str(n), dtype, name, *texts)
+                    table.add_row(str(n), dtype, escape(name), *texts)
         if ctx.rank:
             return
         nprocs = ctx.nprocs
