@@ -40,6 +40,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning"),
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning"),
 ]
 
 
@@ -74,8 +75,8 @@ def test_cuda_graphs_record_a_step_of_training(mesh: Any) -> None:  # noqa: F811
         y = call(x_)
         return y, *torch.autograd.grad((y**2).sum(), (x_, *block.parameters()))
 
+    stream = torch.cuda.Stream()
     for call in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
-        stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):
             for _ in range(3):
                 step(call)
