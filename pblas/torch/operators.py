@@ -109,17 +109,7 @@ def _linear(
 
 
 def _linear_fake(
-    x: Any,
-    weight: Any,
-    bias: Any,
-    residual: Any,
-    kind: str,
-    epilogue: str,
-    keep: bool,
-    rows: int,
-    tokens: int,
-    features: int,
-    group: str,
+    x: Any, weight: Any, _bias: Any, _residual: Any, _kind: str, epilogue: str, keep: bool, rows: int, *_: Any
 ) -> tuple[Any, Any]:
     columns = weight.shape[0]
     y = x.new_empty(rows, *x.shape[1:-1], columns // 2 if epilogue == "swiglu" else columns)
@@ -149,16 +139,7 @@ def _linear_backward(
 
 
 def _linear_backward_fake(
-    dy: Any,
-    x: Any,
-    weight: Any,
-    z: Any,
-    kind: str,
-    epilogue: str,
-    needs: list[bool],
-    tokens: int,
-    features: int,
-    group: str,
+    _dy: Any, x: Any, weight: Any, _z: Any, _kind: str, _epilogue: str, needs: list[bool], *_: Any
 ) -> list[Any]:
     like = x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:1])
     return [gradient for gradient, is_needed in zip(like, needs, strict=True) if is_needed]
