@@ -86,10 +86,10 @@ def descriptor(
 
 def is_strided(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Any]) -> bool:
     """Whether rows are cut along the second dimension of the mesh first, into shards of one length (global)."""
-    if mesh.ndim != 2 or not isinstance(placements[0], _StridedShard):
+    if len(mesh.shape) != 2 or not isinstance(placements[0], _StridedShard):
         return False
-    expected = _StridedShard(0, split_factor=mesh.size(1)), Shard(0)
-    return tuple(placements) == expected and shape[0] % mesh.size() == 0
+    expected = _StridedShard(0, split_factor=mesh.shape[1]), Shard(0)
+    return tuple(placements) == expected and shape[0] % prod(mesh.shape) == 0
 
 
 def _exchanged(ctx: Context, shard: Any, mesh: DeviceMesh, orders: tuple[Literal["C", "R"], Literal["C", "R"]]) -> Any:

@@ -46,13 +46,13 @@ def init_mesh(
         ArgumentError: a shape that does not have as many places as there are ranks, or a wrong number of names.
     """
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        libraries = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         if dist.is_torchelastic_launched() or "MASTER_ADDR" in os.environ:
-            dist.init_process_group(backend)
+            dist.init_process_group(libraries)
         else:
             ctx = default_context() if ctx is None else ctx
             store = _store(ctx)
-            dist.init_process_group(backend, store=store, rank=ctx.rank, world_size=ctx.nprocs)
+            dist.init_process_group(libraries, store=store, rank=ctx.rank, world_size=ctx.nprocs)
     shape = (dist.get_world_size(),) if shape is None else tuple(shape)
     names = ("dp", "tp")[-len(shape) :] if names is None else tuple(names)
     if prod(shape) != dist.get_world_size() or len(names) != len(shape):
@@ -60,9 +60,10 @@ def init_mesh(
             f"init_mesh: shape must have {dist.get_world_size()} places, and names= a name for each dimension, got "
             f"{shape} and {names}"
         )
-    gpus = torch.cuda.is_available() if ctx is None else ctx.runtime.backend.gpus
-    if gpus and ctx is not None:
-        torch.cuda.set_device(ctx.runtime.backend.device)
+    backend: Any = None if ctx is None else ctx.runtime.backend
+    gpus = torch.cuda.is_available() if backend is None else backend.gpus
+    if gpus and backend is not None:
+        torch.cuda.set_device(backend.device)
     mesh = init_device_mesh("cuda" if gpus else "cpu", shape, mesh_dim_names=names)
     if ctx is not None:
         group = group_of(mesh)

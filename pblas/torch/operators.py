@@ -50,7 +50,7 @@ def _define(
     torch.library.register_fake(f"pblas::{name}", fake, lib=_LIBRARY)
     if keep is None or gradients is None:
         return
-    operator = getattr(torch.ops.pblas, name).default
+    operator, kept = getattr(torch.ops.pblas, name).default, keep
 
     def below(*arguments: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as in the wrappers of torch.library
@@ -60,7 +60,7 @@ def _define(
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
             results = below(*arguments)
-            keep(ctx, results, *arguments)
+            kept(ctx, results, *arguments)
             return results
 
         backward = staticmethod(once_differentiable(gradients))
@@ -100,7 +100,8 @@ def _linear(
 
     The second result is z, for the gradient, with `keep`, and else empty.
     """
-    options, applied = _options(kind, tokens, features, group), epilogue or None
+    options = _options(kind, tokens, features, group)
+    applied: str | Epilogue | None = epilogue or None
     if residual is not None:
         applied = Epilogue("x + residual", residual=_uniform(residual))
     z = x.new_empty((rows, *x.shape[1:-1], weight.shape[0]) if keep else 0)

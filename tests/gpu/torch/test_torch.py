@@ -9,6 +9,7 @@ import pytest
 
 import pblas
 from pblas.torch.mesh import _store
+from tests.common.ranks import COMM
 from tests.common.tensors import close, made, part_of, random
 from tests.gpu.sharing import SHARED
 from tests.mpi.torch import test_layers
@@ -88,7 +89,7 @@ def test_cuda_graphs_record_a_step_of_training(mesh: Any) -> None:  # noqa: F811
             x = random(tokens, HIDDEN, dtype=torch.float32, seed=seed)
             x_.data.copy_(part_of(x, 0, RANK, P))
             torch.cuda.synchronize()
-            test_layers.COMM.Barrier()
+            COMM.Barrier()
             graph.replay()
             torch.cuda.synchronize()
             x.requires_grad_()
