@@ -138,7 +138,6 @@ def bins_of(itemsize: int, *, squares: bool) -> int:
 
 
 EXACT_ROWS, EXACT_COLUMNS = 8192, 2048  # the same for GPUs
-LEAST_LENGTH = 16  # least rows, and least columns, of a product: cuBLASLt forms single ones by other kernels
 
 
 def moduli_of(itemsize: int) -> tuple[int, ...]:
@@ -157,7 +156,7 @@ def moduli_of(itemsize: int) -> tuple[int, ...]:
 
 
 def padded(length: int) -> int:
-    """The length of a matrix of 8 bits that tensor cores multiply."""
+    """The length of a matrix that tensor cores multiply: a multiple of 16."""
     return -(-length // 16) * 16
 
 
@@ -166,7 +165,7 @@ def exact_nbytes(m: int, n: int, width: int, itemsize: int, sums: int) -> tuple[
 
     These are the residues of X, those of Y, their products, what it knows of the rows, and sums of blocks.
     """
-    rows, columns = min(EXACT_ROWS, max(m, LEAST_LENGTH)), min(EXACT_COLUMNS, max(n, LEAST_LENGTH))
+    rows, columns = min(EXACT_ROWS, padded(max(m, 1))), min(EXACT_COLUMNS, padded(max(n, 1)))
     count, (p, q, k) = len(moduli_of(itemsize)), map(padded, (rows, columns, width))
     nbytes = count * p * k, count * q * k, 4 * count * p * q, 16 * (p + q)
     return (rows, columns), [*nbytes, *[itemsize * p * columns] * sums]
@@ -180,9 +179,9 @@ def pieces_nbytes(m: int, n: int, width: int, itemsize: int, sums: int) -> tuple
 
     These are copies of X and of Y, and sums of blocks.
     """
-    rows, columns = (min(PIECE_TILE, max(length, LEAST_LENGTH)) for length in (m, n))
-    depth, whole = padded(width), padded(rows)
-    return (rows, columns), [itemsize * length for length in (rows * depth, columns * depth, *[whole * columns] * sums)]
+    rows, columns = (min(PIECE_TILE, padded(max(length, 1))) for length in (m, n))
+    depth = padded(width)
+    return (rows, columns), [itemsize * length for length in (rows * depth, columns * depth, *[rows * columns] * sums)]
 
 
 def slices_of(itemsize: int) -> int:

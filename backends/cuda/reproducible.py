@@ -2,7 +2,7 @@
 
 cuBLASLt multiplies by algorithms that add in one order. Each is tested: a few rows and columns that recur must give
 equal elements at all places, and those of one algorithm that stands for the GPU. Operands are multiplied in one storage
-order, along K, with zeros up to a multiple of 16 elements; others are copied first.
+order, along K, with zeros up to multiples of 16 rows, columns and elements of K; others are copied first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem
 from pblas.backends.cuda.strided_copy import StridedRegion
 from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.engine_limits import LEAST_LENGTH, padded, pieces_nbytes
+from pblas.backends.engine_limits import padded, pieces_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _ORDER = 4096  # rows and columns of the product whose best algorithm stands for the GPU
 _DEEPEST = 4096  # elements of K in a test
+_KERNEL = Kernel(np.dtype(np.float32), ALIGNMENT, least=ALIGNMENT)
+"""Multiples of 16: cuBLASLt refuses some algorithms for other numbers of rows, and forms single rows otherwise."""
 _COUNT = 8  # algorithms that are tested for one shape
 
 
@@ -61,13 +63,13 @@ class UniformGemm(Gemm):
 
     def fingerprint(self, dtype: Dtype) -> str:
         """Bits of a product: ranks whose GPU or cuBLASLt adds in another order have another one."""
-        self.prepare(dtype, (LEAST_LENGTH, LEAST_LENGTH), DEEP)
+        self.prepare(dtype, (_KERNEL.unit, _KERNEL.unit), DEEP)
         return f"{crc32(self._tested[dtype.name, DEEP][0].tobytes()):08x}"
 
     def _product(self, dtype: Dtype, m: int, n: int, k: int) -> Product:
         """Z := X Y with packed operands, each stored along K."""
         names = dtype.name, accumulator_dtype(dtype).name
-        problem = Problem(m, n, k, "T", "N", k, k, _lines(m), 1, 0, 0, 0, *names)
+        problem = Problem(m, n, k, "T", "N", k, k, m, 1, 0, 0, 0, *names)
         return Product(self._handle, self.workspace_nbytes, problem)
 
     def _standard(self, dtype: Dtype, depth: int) -> tuple[Array, dict[bytes, bool]]:
@@ -86,7 +88,7 @@ class UniformGemm(Gemm):
         total = accumulator_dtype(dtype)
         try:
             multiply = partial(self._multiply_host, algorithm, total)
-            return uniform_elements(Kernel(dtype, 1, least=LEAST_LENGTH), min(depth, _DEEPEST), multiply, total)
+            return uniform_elements(_KERNEL._replace(dtype=dtype), min(depth, _DEEPEST), multiply, total)
         except _UnfitError:
             return None
 
@@ -95,7 +97,7 @@ class UniformGemm(Gemm):
     ) -> None:
         (m, k), n = x.shape, y.shape[1]
         left, right = (transfer.on_gpu(_words(w)) for w in (x, y.T))
-        result = cupy.empty(_lines(m) * n * total.itemsize, np.uint8)
+        result = cupy.empty(m * n * total.itemsize, np.uint8)
         with closing(self._product(x.dtype, m, n, k)) as product:
             checked = product.checked(algorithm.data)
             if checked is None:
@@ -104,7 +106,7 @@ class UniformGemm(Gemm):
             addresses = left.data.ptr, right.data.ptr, beta, result.data.ptr
             product.launch(checked, alpha, *addresses, workspace, stream.ptr)
             stream.synchronize()
-        z[...] = result.get().view(total).reshape(n, -1).T[:m]
+        z[...] = result.get().view(total).reshape(n, m).T
 
     def _algorithm(self, product: Product, *, warned: bool) -> GemmAlgorithm:
         problem = product.problem
@@ -121,11 +123,6 @@ class UniformGemm(Gemm):
 
 class _UnfitError(Exception):
     """An algorithm does not support a problem."""
-
-
-def _lines(m: int) -> int:
-    """Elements from one column of sums to the next."""
-    return padded(m)
 
 
 def _words(x: Array) -> Array:
@@ -184,9 +181,9 @@ class PieceGemm(PieceProducts):
                     yield (rows, columns), total
 
     def _new_sums(self, shape: tuple[int, int]) -> list[Array]:
-        """Arrays of this shape at least for sums along the tree, whose columns start at multiples of 16 elements."""
-        m, n = (max(length, LEAST_LENGTH) for length in shape)
-        return [self._arrays.array(memory, (_lines(m), n), self._dtype)[:m] for memory in self._sums]
+        """Arrays of this shape, padded to multiples of 16, for sums along the tree."""
+        whole = padded(shape[0]), padded(shape[1])
+        return [self._arrays.array(memory, whole, self._dtype) for memory in self._sums]
 
     def _add(self, x: Any, z: Any) -> None:
         self._arrays.add_scaled(1, x, 1, z)
@@ -200,13 +197,13 @@ class PieceGemm(PieceProducts):
         self._arrays.uniform_gemm.matmul(self._arrays.stream, 1, left, right.T, float(adds), z)
 
     def _packed(self, memory: Array, x: GpuArray, *, conj: bool, is_packed: bool = False) -> GpuArray:
-        """X by rows, with zeros up to a multiple of 16 elements, and to 16 rows: X itself if that is all."""
+        """X by rows, with zeros up to multiples of 16 rows and columns: X itself if that is all."""
         arrays, (m, k) = self._arrays, x.shape
         conj = conj and x.dtype.kind == "c"
-        is_aligned = not (k % ALIGNMENT or x.data.ptr % ALIGNMENT or x.strides[0] % ALIGNMENT)
-        if m >= LEAST_LENGTH and is_aligned and x.strides[1] == x.itemsize and not conj:
+        is_aligned = not (m % ALIGNMENT or k % ALIGNMENT or x.data.ptr % ALIGNMENT or x.strides[0] % ALIGNMENT)
+        if is_aligned and x.strides[1] == x.itemsize and not conj:
             return x
-        whole = arrays.array(memory, (max(m, LEAST_LENGTH), padded(k)), x.dtype, "C")
+        whole = arrays.array(memory, (padded(m), padded(k)), x.dtype, "C")
         if is_packed:
             return whole
         if whole.shape != x.shape or not conj:
