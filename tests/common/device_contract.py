@@ -434,6 +434,23 @@ def exact_gemm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 
 
 @case(*DTYPES)
+def piece_gemm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    x, y, total = entries((m, 2 * K), dtype, 1), entries((2 * K, N), dtype, 2), accumulator_dtype(dtype)
+    for transposed, other in product(BOTH, ORDERS):
+        sizes = PieceSizes(K, (m, N), 2, total, transposed)
+        products = on.device.piece_gemm(sizes, dtype, K, on.device.empty)
+        z = on.put(np.full((m, N), np.nan, total), other)
+        products.gemm(1.0, on.put(x, order), on.put(y, other), 0.0, z)
+        assert gauge(on.get(z), x, y) <= THRESHOLD
+
+
+@case(*DTYPES, orders="F")
+def fingerprint(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    assert int(on.device.fingerprint(dtype), 16) >= 0
+    assert on.device.fingerprint(dtype) == on.device.fingerprint(dtype)
+
+
+@case(*DTYPES)
 def finish_sum(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     total = accumulator_dtype(dtype)
     host, old, unread = entries((m, N), total, 1), entries((m, N), dtype, 2), np.full((m, N), np.nan, dtype)
