@@ -4,8 +4,8 @@
     python -m benchmarks.cpu.factor_on_hosts --rate 1gbit --kinds cholesky,lu --sizes 2048 --json FILE
 
 Makes the hosts on this machine (tests/harness/hosts.py: network namespaces, TCP, a core for each host). All arguments
-but --rate and --hosts are those of benchmarks.cpu.factor. Its column "SciPy" is left out: a host has one core, on which two threads
-of a BLAS took 15 s for QR of n = 2048.
+but --rate and --hosts are those of benchmarks.cpu.factor. Its column "SciPy" is left out: a host has one core, on which
+two threads of a BLAS took 15 s for QR of n = 2048.
 
 ScaLAPACK runs on 1 x 2: on 2 x 1 its search for a pivot sends messages for each column, which take 15 ms here, or half
 a minute for n = 2048. MPICH runs on libfabric: on UCX, its default, ScaLAPACK's LU and QR of n = 2048 stall.

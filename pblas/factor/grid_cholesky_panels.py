@@ -1,10 +1,11 @@
 """Panels of Cholesky on a P x Q grid, on their way to the ranks that update with them.
 
     left:   W[i, k] for the rows i of rank (r, c): from rank (r, k), in pieces that the ranks of a process row pass on
-    right:  W[j, k] for the rows j that are columns of rank (r, c): from rank (j, r), which has them in its left part
+    right:  W[j, k] for the rows j that are columns of rank (r, c): from a rank of process row j, which has them in its
+            left part: one on the same host, or else rank (j, r)
 
 So no rank sends a panel to many others: a rank passes its left part on to the next one, and sends it to the ranks of
-one other process row, each of which gets the rows for its columns. Near ranks read both in the memory of the ranks that
+one other process row, or of its host, each of which gets the rows for its columns. Near ranks read both in the memory of the ranks that
 have factored them.
 """
 
@@ -69,6 +70,18 @@ class CholeskyPanels(GridBlocks):
             i = plan.w.rows.local_start(panel.start, row)
             self._blocks.setdefault((row, column), []).append(Block(k, i, panel.j_loc, panel.width))
         self._travels: dict[int, Travel] = {}
+        (nprow, npcol), (r, c), mine = plan.shape, (self._row, self._column), self._group[self._rank]
+        near = {self._group[self.at(r, c2)]: c2 for c2 in reversed(range(npcol))}
+        serves = ((r2, c2) for c2 in range(npcol) for r2 in range(nprow) if r2 != r)
+        self._served: dict[int, list[int]] = {}
+        """Process rows, by process column, of the ranks to which this one sends rows: on their hosts if it can be."""
+        for r2, c2 in serves if r >= 0 else ():
+            if near.get(self._group[self.at(r2, c2)], r2 % npcol) == c:
+                self._served.setdefault(c2, []).append(r2)
+        self._servers: list[int] = [
+            next((c2 for c2 in range(npcol) if self._group[self.at(r2, c2)] == mine), r % npcol) for r2 in range(nprow)
+        ]
+        """The process column, by process row, of the rank that sends rows to this one."""
 
     def begin(self, k: int) -> None:
         """Start to receive panel k, in the buffers of an earlier one, which is used no more."""
@@ -95,7 +108,7 @@ class CholeskyPanels(GridBlocks):
                 travel.on_right.append(channel.await_signal(self.at(r2, column), TAG_FACTORED))
             else:
                 travel.parts[r2] = part = self.buffer(f"right {r2}", k, sum(block.width for block in after), width)
-                travel.on_right.append(channel.receive(part, self.at(r2, r % self._w.grid.npcol), TAG_RIGHT))
+                travel.on_right.append(channel.receive(part, self.at(r2, self._servers[r2]), TAG_RIGHT))
 
     def diagonal(self, k: int, block: Array) -> Array:
         """The factored diagonal block: `block` on its owner, which sends it to the ranks of its column with rows."""
@@ -187,11 +200,11 @@ class CholeskyPanels(GridBlocks):
                 travel.left, travel.sending = arrival.block, travel.sending + arrival.sending
             else:
                 travel.left = self.read(self.in_place(k, owner)[self._first_row(k, self._row) :], "left", k)
-        r, c, grid, owner = self._row, self._column, self._w.grid, self.row_ring(travel.k, self._row)[0]
-        rows = [r2 for r2 in range(c, grid.nprow, grid.npcol) if r2 != r and self.rows_after(travel.k, r2)]
-        for c2 in range(grid.npcol) if rows else ():
+        r, owner = self._row, self.row_ring(travel.k, self._row)[0]
+        for c2, rows in self._served.items():
             # W[j, k] for the columns j of rank (r2, c2)
-            far = [peer for peer in (self.at(r2, c2) for r2 in rows) if self._group[peer] != self._group[owner]]
+            peers = [self.at(r2, c2) for r2 in rows if self.rows_after(travel.k, r2)]
+            far = [peer for peer in peers if self._group[peer] != self._group[owner]]
             after = self._after(travel.k, r, c2) if far else []
             if after:
                 part = self._packed(travel, after, c2)
