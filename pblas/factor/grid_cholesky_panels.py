@@ -5,8 +5,8 @@
             left part: one on the same host, or else rank (j, r)
 
 So no rank sends a panel to many others: a rank passes its left part on to the next one, and sends it to the ranks of
-one other process row, or of its host, each of which gets the rows for its columns. Near ranks read both in the memory of the ranks that
-have factored them.
+one other process row, or of its host, each of which gets the rows for its columns. Near ranks read both in the memory
+of the ranks that have factored them.
 """
 
 from __future__ import annotations
