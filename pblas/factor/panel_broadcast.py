@@ -58,7 +58,7 @@ class PanelBroadcast:
         self._buffers: list[Any] = [None, None]
         self._receiving: dict[int, deque[tuple[tuple[int, int], Transfer]]] = {}
         self._sending: list[Transfer] = []
-        self._passing: dict[int, list[Transfer]] = {}
+        self._passing: dict[int, list[Transfer]] = {}  # by buffer
         self._group = {rank: group for group, ranks in enumerate(self._backend.groups) for rank in ranks}
         self._used: Mark = None
         """A mark of the main lane at the last `fetch`: operations before it use the panel before that one."""
@@ -76,9 +76,7 @@ class PanelBroadcast:
     def receive(self, k: int) -> None:
         """Start to receive panel k; nothing if it is read in place, not read, or does not exist."""
         if k < len(self._panels) and self.is_far(k):
-            for transfer in self._passing.pop(k - 2, ()):  # of the buffer
-                self._backend.wait(transfer.done, "passing on a panel of a factorization")
-            out, rows, channel = self._buffer(k), self._panels[k], self._backend.channel
+            out, rows, channel = self._free_buffer(k), self._panels[k], self._backend.channel
             first = self._sharers(k)[0]
             source = rows.panel.owner if first == self._backend.rank else first
             with self._backend.arrays.on_side_lane(BROADCAST):
@@ -138,7 +136,7 @@ class PanelBroadcast:
         self._backend.read_nbytes += block.nbytes
         if arrays.traits.reads_peers:
             return block
-        copy = self._buffer(k)
+        copy = self._free_buffer(k)
         with arrays.on_side_lane(BROADCAST):
             arrays.follow(before)
             arrays.assign(block, copy)
@@ -160,13 +158,19 @@ class PanelBroadcast:
         if first == self._backend.rank and others:
             start, channel = self._panels[k].i0, self._backend.channel
             piece = self._buffer(k)[i0 - start : i1 - start]
-            self._passing.setdefault(k, []).extend(channel.send(piece, peer, TAG_PANEL) for peer in others)
+            self._passing.setdefault(k % 2, []).extend(channel.send(piece, peer, TAG_PANEL) for peer in others)
 
     def _in_place(self, k: int) -> Array:
         """Panel k in the memory of its owner (local)."""
         panel, i0, i1, *_ = self._panels[k]
         matrix: Array = self._source.array(panel.owner)
         return matrix[i0:i1, panel.j_loc : panel.j_loc + panel.width]
+
+    def _free_buffer(self, k: int) -> Array:
+        """Memory for panel k, from which the panel before has been passed on."""
+        for transfer in self._passing.pop(k % 2, ()):
+            self._backend.wait(transfer.done, "passing on a panel of a factorization")
+        return self._buffer(k)
 
     def _buffer(self, k: int) -> Array:
         """Memory for panel k, in Fortran order."""
