@@ -3,7 +3,7 @@
 There are five numbers of ranks, and laws of many layouts, dtypes and transports have hundreds of cases. A whole run
 tries each case of a large family on one number of ranks, which the name of the case decides, and of a small one on two.
 Jobs of 2 ranks are the fastest, and most laws show on 2: two thirds of a large family run there, and all of a small
-one. Of a law about every public call, which has some hundred cases, a whole run tries every sixth one. With
+one. Of a law about every public call, which has some hundred cases, a whole run tries every eighth one. With
 `run.py --every`, or where numbers of ranks or files are named, each number of ranks runs all cases.
 
 A test that needs particular numbers of ranks has the mark `ranks(*numbers, reason)`, or `mpi(min_size)`: its cases are
@@ -24,7 +24,7 @@ NUMBERS = (1, 2, 3, 4, 6)
 """Numbers of ranks of a whole run."""
 LARGE = 4  # cases of a test that are shared out to one number of ranks each
 LAWS = "tests/mpi/laws/", "tests/mpi/faults/"
-LAW = 90  # cases of a test in these folders of which a whole run tries every sixth one
+LAW = 90  # cases of a test in these folders of which a whole run tries every eighth one
 
 
 def share(items: list[pytest.Item], nprocs: int) -> list[pytest.Item]:
@@ -64,10 +64,10 @@ def numbers_of(nodeid: str, cases: int, allowed: Iterable[int] = NUMBERS) -> lis
     [1, 2, 3, 4, 6]
     >>> numbers_of("tests/x.py::test_a", 1, [3])
     [3]
-    >>> 4 < sum(len(numbers_of(f"tests/mpi/laws/x.py::test_a[{i}]", LAW)) for i in range(60)) < 16
+    >>> 2 < sum(len(numbers_of(f"tests/mpi/laws/x.py::test_a[{i}]", LAW)) for i in range(60)) < 14
     True
     """
-    if cases >= LAW and nodeid.startswith(LAWS) and crc32(nodeid.encode()[::-1]) // 256 % 6:
+    if cases >= LAW and nodeid.startswith(LAWS) and crc32(nodeid.encode()[::-1]) // 256 % 8:
         return []
     two = sorted(allowed, key=lambda n: (n != 2, crc32(f"{n} {nodeid}".encode())))[:2]
     return two if cases < LARGE else [two[-(crc32(nodeid.encode()) % 3 == 0)]]
