@@ -347,9 +347,13 @@ class Agreement:
         step: str,
         timeout: float | None = None,
         *,
+        moving: bool = False,
         before_giving_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """Return when `arrived()` is true, or raise PeerTimeout on all waiting ranks after the deadline."""
+        """Return when `arrived()` is true, or raise PeerTimeout on all waiting ranks after the deadline.
+
+        With `moving` bytes are on their way all the time, which MPI moves in the calls of `arrived` only.
+        """
         start, pause = time.monotonic(), _SLEEP_FIRST
         for poll in range(self._polls):
             if arrived():
@@ -373,8 +377,11 @@ class Agreement:
                         return
                     before_giving_up()
                     self._give_up(step, limit)
-                time.sleep(pause)
-                pause = min(1.5 * pause, _SLEEP_LAST)
+                if moving and self._eager:
+                    os.sched_yield()
+                else:
+                    time.sleep(pause)
+                    pause = pause if moving else min(1.5 * pause, _SLEEP_LAST)
         finally:
             self._waits = False
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pblas.backends.local_step import AgreedError
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot
-    from pblas.backends.transport import Channel, HostChannel, Transport
+    from pblas.backends.transport import Channel, HostChannel, Transfer, Transport
 
 _LEAST_WORK = 1e8
 """Multiplications, as of a product of order 464, that take longer than the change of the number of BLAS threads."""
@@ -184,6 +184,11 @@ class HostRanks(ABC):
     def wait(self, arrived: Callable[[], bool], step: str) -> None:
         """Return when `arrived()`, or raise PeerTimeout on every waiting rank."""
         self.agreement.wait(arrived, step)
+
+    def complete(self, *transfers: Transfer, step: str) -> None:
+        """Return when messages of the hosts have left or arrived; polls do not pause: see `Agreement.wait`."""
+        for transfer in transfers:
+            self.agreement.wait(transfer.done, step, moving=True)
 
     def reject(self, error: AgreedError) -> None:
         """Raise this rank's error; ranks that have begun the call raise it when they wait for this rank (local)."""

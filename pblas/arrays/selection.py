@@ -87,7 +87,7 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
         gathered = [np.empty(sum(counts), x.dtype) for x in (places, values)]
     runtime.agree(f"{_READ}: memory", "")
     for x, out in zip((places, values), gathered, strict=True):
-        runtime.backend.wait(runtime.backend.plain_channel.all_gather(x, out, counts).done, f"{_READ}: elements")
+        runtime.backend.complete(runtime.backend.plain_channel.all_gather(x, out, counts), step=f"{_READ}: elements")
     all_places, all_values = gathered
     is_sorted = bool((all_places[1:] > all_places[:-1]).all())  # as of blocks of rows
     result = all_values if is_sorted else all_values[np.argsort(all_places)]
@@ -248,8 +248,7 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
     channel, peers = backend.plain_channel, [(rank + turn) % len(ranks) for turn in range(1, len(ranks))]
     transfers = [channel.receive(blocks[peer][:, None], peer, _TAG) for peer in peers if counts[peer]]
     transfers += [channel.send(packed[peer][:, None], peer, _TAG) for peer in peers if packed[peer].size]
-    for transfer in transfers:
-        backend.wait(transfer.done, f"{opname}: elements")
+    backend.complete(*transfers, step=f"{opname}: elements")
     for peer, (rows, columns) in enumerate(written):
         x, of = blocks[peer], None
         if peer != rank:

@@ -258,7 +258,7 @@ def run_naive(backend: HostRanks, steps: Steps, x: Flat, outs: list[Flat], finis
             gathered, start = np.empty(sum(counts), x.x.dtype), 0
             backend.agree(f"{steps.name}: an all-gather of MPI")
             transfer = backend.plain_channel.all_gather(result, gathered, counts)
-            backend.wait(transfer.done, f"{steps.name}: an all-gather of MPI")
+            backend.complete(transfer, step=f"{steps.name}: an all-gather of MPI")
             for span, count in zip(spans, counts, strict=True):
                 out.write(*span, gathered[start : start + count])
                 start += count
@@ -274,7 +274,7 @@ def _exchanged(
     backend.agree(f"{steps.name}: an all-to-all of MPI")
     counts = [stop - start for start, stop in spans]
     transfer = backend.plain_channel.all_to_all(packed, counts, received, [b - a] * backend.size)
-    backend.wait(transfer.done, f"{steps.name}: an all-to-all of MPI")
+    backend.complete(transfer, step=f"{steps.name}: an all-to-all of MPI")
     parts = [Flat(received[peer * (b - a) : (peer + 1) * (b - a)], a) for peer in _order(backend.rank, backend.size)]
     return _folded(steps, parts, own, finish, count)
 

@@ -286,11 +286,12 @@ def exchange(runtime: Runtime, part: Array, block: Array, lengths: Sequence[int]
         start, stop = moves(lengths, split, source, rank)
         rows = np.empty((stop - start, block.shape[1]), block.dtype)
         for panel in _panels(rows):
-            backend.wait(backend.plain_channel.receive(panel, source, TAG).done, f"from_parts: rows from rank {source}")
+            step = f"from_parts: rows from rank {source}"
+            backend.complete(backend.plain_channel.receive(panel, source, TAG), step=step)
         if start < stop:
             block[start - own : stop - own] = rows
     for target, transfer in sent:
-        backend.wait(transfer.done, f"from_parts: rows to rank {target}")
+        backend.complete(transfer, step=f"from_parts: rows to rank {target}")
 
 
 def _panels(rows: Array) -> list[Array]:

@@ -13,6 +13,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Index
+    from pblas.backends.transport import Transfer
     from pblas.runtime.runtime import Runtime
 
 TAG = 1010
@@ -77,8 +78,9 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
     if runtime.rank != root:
         for panel in _panels(local, desc.order, local.itemsize):
             with backend.writing(panel) as host:
-                transfer = backend.plain_channel.receive(host, root, TAG)
-                backend.wait(transfer.done, f"from_global: a panel from rank {root}")
+                backend.complete(
+                    backend.plain_channel.receive(host, root, TAG), step=f"from_global: a panel from rank {root}"
+                )
         return
     assert whole is not None, "root has the array"
     backend.copy(part_of(whole, desc, root), local)
@@ -88,7 +90,9 @@ def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local
             for panel in _panels(part, desc.order, local.itemsize):
                 packed = np.asarray(panel, dtype=local.dtype, order=desc.order)
                 packed = packed if _is_dense(packed) else packed.copy(order=desc.order)
-                backend.wait(backend.plain_channel.send(packed, peer, TAG).done, f"from_global: a panel to rank {peer}")
+                backend.complete(
+                    backend.plain_channel.send(packed, peer, TAG), step=f"from_global: a panel to rank {peer}"
+                )
 
 
 def empty_whole(opname: str, desc: MatrixDescriptor, dtype: Dtype) -> Array:
@@ -113,37 +117,41 @@ def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, wh
             for panel in _panels(local, desc.order, local.itemsize):
                 host = backend.reading(panel)
                 packed = host if _is_dense(host) else host.copy(order=desc.order)
-                backend.wait(backend.plain_channel.send(packed, root, TAG).done, f"to_global: a panel to rank {root}")
+                backend.complete(
+                    backend.plain_channel.send(packed, root, TAG), step=f"to_global: a panel to rank {root}"
+                )
         return
     assert whole is not None, "root has the memory"
     for peer in holders:
+        rows, columns = map(index_of, desc.global_ranges(peer))
+        is_view = isinstance(rows, slice) and isinstance(columns, slice)
+        if peer == rank and is_view:
+            backend.copy(local, whole[rows, columns])
+            continue
         if peer == rank:
-            rows, columns = map(index_of, desc.global_ranges(rank))
-            if isinstance(rows, slice) and isinstance(columns, slice):
-                backend.copy(local, whole[rows, columns])
-                continue
             part = backend.reading(local)
         else:
-            part = np.empty(desc.local_shape(peer), local.dtype, order=desc.order)
+            part = whole[rows, columns] if is_view else np.empty(desc.local_shape(peer), local.dtype, order=desc.order)
             for panel in _panels(part, desc.order, local.itemsize):
-                transfer = backend.plain_channel.receive(panel, peer, TAG)
-                backend.wait(transfer.done, f"to_global: a panel from rank {peer}")
-        put_part(whole, desc, peer, part)
+                backend.complete(
+                    backend.plain_channel.receive(panel, peer, TAG), step=f"to_global: a panel from rank {peer}"
+                )
+        if not is_view:
+            put_part(whole, desc, peer, part)
 
 
 def broadcast(runtime: Runtime, whole: Array, order: str) -> None:
     """**Collective.** Broadcast rank 0's whole matrix along the chain of ranks, panel by panel."""
-    backend, rank, sent = runtime.backend, runtime.rank, None
+    backend, rank = runtime.backend, runtime.rank
+    sent: list[Transfer] = []
     for panel in _panels(whole, order, whole.itemsize):
         if rank > 0:
-            transfer = backend.plain_channel.receive(panel, rank - 1, TAG)
-            backend.wait(transfer.done, f"to_global: a panel of the whole from rank {rank - 1}")
+            step = f"to_global: a panel of the whole from rank {rank - 1}"
+            backend.complete(backend.plain_channel.receive(panel, rank - 1, TAG), step=step)
         if rank + 1 < runtime.nprocs:
-            if sent is not None:
-                backend.wait(sent, f"to_global: a panel of the whole to rank {rank + 1}")
-            sent = backend.plain_channel.send(panel, rank + 1, TAG).done
-    if sent is not None:
-        backend.wait(sent, f"to_global: a panel of the whole to rank {rank + 1}")
+            backend.complete(*sent, step=f"to_global: a panel of the whole to rank {rank + 1}")
+            sent = [backend.plain_channel.send(panel, rank + 1, TAG)]
+    backend.complete(*sent, step=f"to_global: a panel of the whole to rank {rank + 1}")
 
 
 def holds_first_copy(desc: MatrixDescriptor, rank: int) -> bool:

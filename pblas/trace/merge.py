@@ -137,5 +137,5 @@ def _move(runtime: Runtime, method: str, x: object, peer: int) -> Any:
     """Send an array to a rank, or receive it from there, and return it."""
     backend = runtime.backend
     post: Callable[..., Any] = getattr(backend.plain_channel, method)
-    backend.wait(post(x, peer, TAG).done, f"trace: events of rank {peer or runtime.rank}")
+    backend.complete(post(x, peer, TAG), step=f"trace: events of rank {peer or runtime.rank}")
     return x
