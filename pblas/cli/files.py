@@ -248,7 +248,7 @@ def run_solve(arguments: Namespace, console: Console) -> int:
         with ctx.runtime.local_step("solve"):  # before the plan is printed
             check_square("solve", a.desc)
             check_rows("solve", a.shape, len(b), "rows")
-        with plan_cholesky(a) if arguments.assume_a == "pos" else plan_lu(a) as planned:
+        with plan_cholesky(a) if arguments.assume_a == "pos" else plan_lu(a, pivoting=None) as planned:
             console.print(planned.explain(), soft_wrap=True)
         is_pos = arguments.assume_a == "pos"
         norm = one_norm(a, is_pos=is_pos)
@@ -426,7 +426,7 @@ def _factorization_layout(ctx: Context, path: str, dataset: str | None) -> Matri
     from pblas.layouts import MatrixDescriptor
 
     by_columns = MatrixDescriptor.column_wise(*_shape(path, dataset), ctx.nprocs)
-    layout: MatrixDescriptor = plan_lu(by_columns, dtype="float64", nprocs=ctx.nprocs).plan.w
+    layout: MatrixDescriptor = plan_lu(by_columns, pivoting=None, dtype="float64", nprocs=ctx.nprocs).plan.w
     return layout
 
 

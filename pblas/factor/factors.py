@@ -374,7 +374,7 @@ class CholeskyFactor(Factor):
 
 
 class LuFactor(Factor):
-    """P A = L U with partial pivoting; made by `lu_factor`."""
+    """P A = L U; made by `lu_factor`."""
 
     def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
         super().__init__(factored, desc)
@@ -384,7 +384,7 @@ class LuFactor(Factor):
     def pivots(self) -> Array:
         """Row i was exchanged with row pivots[i], one after the other: min(m, n) indices from 0 (global).
 
-        The same as `piv` of scipy.linalg.lu_factor.
+        With partial pivoting the same as `piv` of scipy.linalg.lu_factor.
         """
         assert self._pivots is not None, "LU has pivots"
         return self._pivots - 1

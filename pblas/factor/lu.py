@@ -1,4 +1,4 @@
-"""lu_factor and plan_lu: LU factorization with partial pivoting."""
+"""lu_factor and plan_lu: LU factorization with exchanges of rows."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def plan_lu(
     a: DistMatrix | MatrixDescriptor,
     *,
     algorithm: FactorizationAlgorithm = "auto",
-    pivoting: Pivoting | None = None,
+    pivoting: Pivoting | None = "partial",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
 ) -> PlannedLu:
@@ -72,7 +72,7 @@ def lu_factor(
     a: DistMatrix,
     *,
     algorithm: FactorizationAlgorithm = "auto",
-    pivoting: Pivoting | None = None,
+    pivoting: Pivoting | None = "partial",
     overwrite_a: bool = False,
     progress: ProgressTarget = False,
 ) -> LuFactor:
@@ -85,10 +85,11 @@ def lu_factor(
         algorithm: "local" factors on one rank, by LAPACK, on GPUs by cuSOLVER; "blocked" by panels in block columns, on
             all ranks that get some; "grid" by panels over a grid of about as many process rows as columns, or
             over that of A if A is in square blocks; "auto" takes the one that is expected to be faster (global).
-        pivoting: for panels that are on several ranks, those of a grid. "partial" takes the largest element of each
-            column, and has the pivots of LAPACK; for that the ranks exchange messages in each column. "tournament"
-            chooses the rows of a whole panel at once, with few messages. It is as stable in practice; elements may
-            grow a little more, and pivots may differ. None: the one that is expected to be faster (global).
+        pivoting: "partial" takes the largest element of each column: the pivots are those of LAPACK on any number of
+            ranks, up to ties. Where panels are on several ranks, those of a grid, the ranks exchange messages in each
+            column for that. "tournament" then chooses the rows of a whole panel at once, with few messages. It is as
+            stable in practice; elements may grow a little more, and pivots may differ. None: the one that is expected
+            to be faster, as in `solve`, `inv` and `det` (global).
         overwrite_a: A is not needed any more. If it has the layout that `plan_lu` names W, in memory of the context, it
             is factored in place: no copy is made, and the factor is in the memory of A (global).
         progress: True: rank 0 prints the finished share of the work to standard error, a few times a second. A

@@ -250,7 +250,7 @@ FACTORS = [
         lu_of,
         residual=lu,
         values={"a": GENERAL},
-        options={"algorithm": ("blocked", "grid"), "pivoting": ("tournament",), **OVERWRITE},
+        options={"algorithm": ("blocked", "grid"), "pivoting": ("tournament", None), **OVERWRITE},
         views=("a",),
     ),
     Operation(
