@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pblas.factor.grid_plan import GridPlan
 
 TAG_LEFT, TAG_RIGHT, TAG_DIAGONAL, TAG_FACTORED, TAG_PIVOTS, TAG_ROWS = range(1044, 1050)
-TAG_TREE, TAG_PARTS, TAG_SUMS = range(1051, 1054)
+TAG_TREE, TAG_PARTS, TAG_SUMS, TAG_RELAYED = range(1051, 1055)
 
 
 class Chain:

@@ -2,18 +2,28 @@
 
     left:   W[i, k] for the rows i of rank (r, c): from rank (r, k), in pieces that the ranks of a process row pass on
     right:  W[j, k] for the rows j that are columns of rank (r, c): from a rank of process row j, which has them in its
-            left part: one on the same host, or else rank (j, r)
+            left part: one on the same host, or else rank (j, r), whose message the ranks of process column c on this
+            host pass on
 
 So no rank sends a panel to many others: a rank passes its left part on to the next one, and sends it to the ranks of
-one other process row, or of its host, each of which gets the rows for its columns. Near ranks read both in the memory
-of the ranks that have factored them.
+one other process row, or of its host, each of which gets the rows for its columns. A host receives rows once. Near
+ranks read both in the memory of the ranks that have factored them.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from pblas.factor.grid_blocks import TAG_DIAGONAL, TAG_FACTORED, TAG_LEFT, TAG_RIGHT, Chain, GridBlocks
+from pblas.factor.grid_blocks import (
+    TAG_DIAGONAL,
+    TAG_FACTORED,
+    TAG_LEFT,
+    TAG_RELAYED,
+    TAG_RIGHT,
+    Chain,
+    GridBlocks,
+)
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -42,7 +52,7 @@ class Travel:
         self.right: Array | None = None
         self.on_left: Chain | Transfer | None = None  # brings the left part, or the signal that it may be read in place
         self.on_diagonal: Chain | Transfer | None = None
-        self.on_right: list[Transfer] = []
+        self.on_right: list[Chain | Transfer] = []
         self.parts: dict[int, Array] = {}  # messages with rows of the right part, by process row
         self.is_passed = not rows  # whether all that others get from this rank is on its way
         self.sending: list[Transfer] = []
@@ -70,18 +80,13 @@ class CholeskyPanels(GridBlocks):
             i = plan.w.rows.local_start(panel.start, row)
             self._blocks.setdefault((row, column), []).append(Block(k, i, panel.j_loc, panel.width))
         self._travels: dict[int, Travel] = {}
-        (nprow, npcol), (r, c), mine = plan.shape, (self._row, self._column), self._group[self._rank]
-        near = {self._group[self.at(r, c2)]: c2 for c2 in reversed(range(npcol))}
-        serves = ((r2, c2) for c2 in range(npcol) for r2 in range(nprow) if r2 != r)
-        self._served: dict[int, list[int]] = {}
-        """Process rows, by process column, of the ranks to which this one sends rows: on their hosts if it can be."""
-        for r2, c2 in serves if r >= 0 else ():
-            if near.get(self._group[self.at(r2, c2)], r2 % npcol) == c:
-                self._served.setdefault(c2, []).append(r2)
-        self._servers: list[int] = [
-            next((c2 for c2 in range(npcol) if self._group[self.at(r2, c2)] == mine), r % npcol) for r2 in range(nprow)
-        ]
-        """The process column, by process row, of the rank that sends rows to this one."""
+        (_, npcol), (r, c) = plan.shape, (self._row, self._column)
+        self._served: dict[int, list[list[int]]] = {}
+        """By process column, the process rows of each set of ranks to which this one sends rows: see `_deliveries`."""
+        for c2 in range(npcol) if r >= 0 else ():
+            served = [rows for server, rows in self._deliveries(r, c2) if server == c]
+            if served:
+                self._served[c2] = served
 
     def begin(self, k: int) -> None:
         """Start to receive panel k, in the buffers of an earlier one, which is used no more."""
@@ -108,7 +113,11 @@ class CholeskyPanels(GridBlocks):
                 travel.on_right.append(channel.await_signal(self.at(r2, column), TAG_FACTORED))
             else:
                 travel.parts[r2] = part = self.buffer(f"right {r2}", k, sum(block.width for block in after), width)
-                travel.on_right.append(channel.receive(part, self.at(r2, self._servers[r2]), TAG_RIGHT))
+                server, rows = next(x for x in self._deliveries(r2, c) if r in x[1])
+                ranks = [self.at(r2, server), *(self.at(x, c) for x in rows if self.rows_after(k, x))]
+                i, tag = ranks.index(self._rank), self._tag_to(ranks[0])
+                following = ranks[i + 1] if i + 1 < len(ranks) else None
+                travel.on_right.append(Chain(channel, part, ranks[i - 1], following, tag))
 
     def diagonal(self, k: int, block: Array) -> Array:
         """The factored diagonal block: `block` on its owner, which sends it to the ranks of its column with rows."""
@@ -141,9 +150,11 @@ class CholeskyPanels(GridBlocks):
     def progress(self) -> None:
         """Pass on what has arrived, panel after panel."""
         with self._arrays.on_side_lane():
+            in_order = True
             for travel in self._travels.values():
                 if not self._pass_on(travel):
                     break
+                in_order = in_order and travel.has_arrived()
 
     def fetch(self, k: int) -> tuple[Array, Array] | None:
         """Left and right, after their arrival; None if this rank has no rows or no columns after panel k."""
@@ -166,11 +177,37 @@ class CholeskyPanels(GridBlocks):
     def _complete(self, k: int) -> None:
         """Return when all messages of panel k are done; nothing if there was none."""
         if k in self._travels:
-            self.wait(self._travels[k].has_arrived, k)
-            for transfer in self._travels.pop(k).sending:
+            travel = self._travels[k]
+            self.wait(travel.has_arrived, k)
+            passed = (x.sending for x in travel.on_right if isinstance(x, Chain))
+            for transfer in chain(travel.sending, *passed):
                 self.wait(transfer.done, k)
+            del self._travels[k]
 
     # Who has what
+
+    def _deliveries(self, r: int, c: int) -> list[tuple[int, list[int]]]:
+        """The ways in which ranks of a process column get rows of process row r for their columns.
+
+        For each of them the process column of the rank that sends, and the process rows of the ranks of one host that
+        pass them on: one rank, if the sender is on this host.
+        """
+        near = {self._group[self.at(r, c2)]: c2 for c2 in reversed(range(self._w.grid.npcol))}
+        hosts: dict[int, list[int]] = {}
+        for r2 in range(self._w.grid.nprow):
+            if r2 != r:
+                hosts.setdefault(self._group[self.at(r2, c)], []).append(r2)
+        ways: list[tuple[int, list[int]]] = []
+        for group, rows in hosts.items():
+            if group in near:
+                ways += [(near[group], [r2]) for r2 in rows]
+            else:
+                ways.append((rows[0] % self._w.grid.npcol, rows))
+        return ways
+
+    def _tag_to(self, peer: int) -> int:
+        """The tag of rows that come from a rank, or go to it: ranks of a host also pass on those of others."""
+        return TAG_RIGHT if self.is_near(peer) else TAG_RELAYED
 
     def _first_row(self, k: int, r: int) -> int:
         return self._w.rows.local_start(self._steps[k].stop, r)
@@ -201,14 +238,17 @@ class CholeskyPanels(GridBlocks):
             else:
                 travel.left = self.read(self.in_place(k, owner)[self._first_row(k, self._row) :], "left", k)
         r, owner = self._row, self.row_ring(travel.k, self._row)[0]
-        for c2, rows in self._served.items():
-            # W[j, k] for the columns j of rank (r2, c2)
-            peers = [self.at(r2, c2) for r2 in rows if self.rows_after(travel.k, r2)]
-            far = [peer for peer in peers if self._group[peer] != self._group[owner]]
+        for c2, served in self._served.items():
+            # W[j, k] for the columns j of process column c2, to the first of the ranks that pass them on
+            readers = ([self.at(r2, c2) for r2 in rows if self.rows_after(travel.k, r2)] for rows in served)
+            far = [peers[0] for peers in readers if peers and self._group[peers[0]] != self._group[owner]]
             after = self._after(travel.k, r, c2) if far else []
             if after:
-                part = self._packed(travel, after, c2)
-                travel.sending += [self._backend.channel.send(part, peer, TAG_RIGHT) for peer in far]
+                part, channel = self._packed(travel, after, c2), self._backend.channel
+                for peer in far:
+                    sent = Chain(channel, part, None, peer, self._tag_to(peer))
+                    sent.done()
+                    travel.sending += sent.sending
         travel.is_passed = True
         return True
 

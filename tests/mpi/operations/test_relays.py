@@ -134,6 +134,41 @@ def test_a_host_receives_a_panel_once(ctx: pblas.Context, kind: str, monkeypatch
     forget_plans()
 
 
+@pytest.mark.parametrize("columns", [1, 2])
+def test_a_host_receives_rows_of_a_panel_on_a_grid_once(
+    ctx: pblas.Context, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cholesky: rows that ranks of a host need as rows or as columns; diagonal blocks come in addition."""
+    size, nb, backend = ctx.nprocs // columns * columns, 4, ctx.runtime.backend
+    w = MatrixDescriptor(48, 48, nb, nb, Grid(size // columns, columns, "R"))
+    monkeypatch.setattr("pblas.factor.choose.square_blocks", lambda *_, **__: iter([(w, "a test")]))
+    forget_plans()
+    A, (group,) = (
+        ctx.from_global(positive(48, np.dtype(np.float64)), w, None),
+        (g for g in backend.groups if ctx.rank in g),
+    )
+    with linalg.plan_cholesky(A, algorithm="grid") as planned, monkeypatch.context() as patch:
+        far = count_far_bytes(patch, backend)
+        planned.execute(A)
+        of_ranks = backend.gather(sum(far))
+        received = sum(of_ranks[peer] for peer in group)
+    once, places = 0, [w.grid.coordinates(rank) for rank in group if rank < size]
+    for k in range(12):
+        column = w.columns.owner(k * nb)
+        after = range(k + 1, 12)
+        needed = {
+            b
+            for r, c in places
+            if any(w.rows.owner(i * nb) == r for i in after) and any(w.columns.owner(j * nb) == c for j in after)
+            for b in after
+            if w.rows.owner(b * nb) == r or w.columns.owner(b * nb) == c
+        }
+        once += sum(w.grid.rank(w.rows.owner(b * nb), column) not in group for b in needed) * nb * nb * 8
+    assert received <= once + 12 * nb * nb * 8
+    assert once == 0 or received >= once
+    forget_plans()
+
+
 def slow(call: Callable[..., Any], rng: np.random.Generator) -> Callable[..., Any]:
     """The call after a random delay."""
 
