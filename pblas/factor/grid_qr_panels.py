@@ -16,6 +16,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from pblas.factor.grid_blocks import TAG_PARTS, TAG_SUMS
 from pblas.factor.grid_left_panels import LeftPanels
 from pblas.factor.grid_plan import pieces
@@ -101,6 +103,7 @@ class ColumnSums:
 class QrPanels(LeftPanels):
     """Brings V and T of panels to this rank, and multiplies with them.
 
+    panels.triangles(tau)        # T of the panels of this process column, if only V and tau are known
     panels.reflectors(k)         # this rank's rows of V of panel k, after the arrival of V and T
     panels.multiply(h, v, c)     # C := H[k] C, or H[k]^H C: **collective** over the process column
     """
@@ -128,9 +131,51 @@ class QrPanels(LeftPanels):
     def _is_read(self, k: int) -> bool:
         return True  # by all ranks of the ring
 
+    def new_triangles(self) -> Array:
+        """Memory for T of each panel of this process column, side by side (local)."""
+        shape, dtype = (min(self._w.nb, self._w.n), self._w.columns.count(self._column)), self._source.dtype
+        t: Array = self._arrays.array(self._arrays.empty(shape[0] * shape[1] * dtype.itemsize), shape, dtype, "F")
+        return t
+
+    def triangles(self, tau: Array) -> Array:
+        """T of each panel of this process column, from V and tau of all reflectors: **collective** over it.
+
+        T = (I + diag(tau) G)^-1 diag(tau), for the strict upper triangle G of V^H V.
+
+        Source: Joffrain, Low, Quintana-Orti, van de Geijn, Van Zee, Accumulating Householder transformations, 2006.
+        """
+        self.t, hosts = self.new_triangles(), self._backend.host_arrays
+        for k, panel in enumerate(self._steps):
+            if self._plan.position(panel)[1] != self._column or not self.rows_from(k, self._row):
+                continue
+            count = self.npivots(k)
+            y, z = (self.buffer(name, 0, count, count) for name in "YZ")
+            self.follow_updates()
+            # Y = V^H V, of the rows of this rank; Z is the sum over all ranks
+            parts = self._parts(k, self._own(k))
+            for part in parts:
+                self._arrays.gemm(1, part.v.T, part.v, 0 if part is parts[0] else 1, y, conj=(True, False))
+            sums = ColumnSums(self, k, count, 0, count)
+            sums.send_parts(y)
+            self._arrays.assign(sums.added(y), z[:, sums.own])
+            sums.send_sums(z)
+            sums.wait_sums()
+            sums.end()
+            # (I + diag(tau) G) T = diag(tau)
+            of_panel = tau[panel.start : panel.start + count]
+            t = np.asfortranarray(np.diag(of_panel))
+            triangle = np.asfortranarray(of_panel[:, None] * self._arrays.to_host(z))
+            hosts.trsm(triangle, t, uplo="U", unit=True)
+            self._arrays.from_host(np.triu(t), self.header(k))
+        return self.t
+
     def reflectors(self, k: int) -> list[Part]:
-        """V on this rank; where R is above it, the block with its diagonal of ones is a copy."""
-        left, count = self.left(k)[:, : self.npivots(k)], self.npivots(k)
+        """V on this rank, after the arrival of V and T."""
+        return self._parts(k, self.left(k))
+
+    def _parts(self, k: int, left: Array) -> list[Part]:
+        """V in this rank's rows of a panel; where R is above it, the block with its diagonal of ones is a copy."""
+        left, count = left[:, : self.npivots(k)], self.npivots(k)
         if self._plan.position(self._steps[k])[0] != self._row:
             return [Part(left, slice(None))]
         v = self.buffer("V", k, count, count)

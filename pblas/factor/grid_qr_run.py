@@ -37,9 +37,7 @@ class RunGridQr(RunOnGrid):
 
     def publish(self, w: Array) -> bool:
         """Allocate memory for T, which becomes a part of the factor."""
-        shape = min(self.plan.w.nb, self.plan.w.n), w.shape[1]
-        memory = self._arrays.empty(shape[0] * shape[1] * w.dtype.itemsize)
-        self.panels.t = self._arrays.array(memory, shape, w.dtype, "F")
+        self.panels.t = self.panels.new_triangles()
         return super().publish(w)
 
     def run(self, w: Array) -> None:
@@ -98,8 +96,11 @@ class RunGridReflectors(RunReflectors):
         plan, panels, (_, c) = self.plan, self._grid_panels, self.plan.w.grid.coordinates(self._rank)
         if c < 0 or not self._steps:
             return
-        assert x.t is not None, "the factor is on a grid"
-        panels.t = x.t
+        if x.tau is not None:
+            panels.triangles(x.tau)
+        else:
+            assert x.t is not None, "the factor is on a grid"
+            panels.t = x.t
         order = range(len(self._steps))[:: 1 if plan.adjoint else -1]
         panels.begin(order[0])
         self._send(order[0])

@@ -170,7 +170,7 @@ def factor_pivoted_qr(opname: str, a: DistMatrix) -> tuple[Array, Array]:
 
 
 def reflectors_of(opname: str, v: DistMatrix, tau: Array) -> Reflectors:
-    """**Collective.** Q from what `factor_qr`, or ScaLAPACK, has left: V is copied, and the triangles T are computed.
+    """**Collective.** Q from what `factor_qr`, or ScaLAPACK, has left: V is copied, and in block columns T computed.
 
     Source: LAPACK xLARFT.
     """
@@ -179,9 +179,9 @@ def reflectors_of(opname: str, v: DistMatrix, tau: Array) -> Reflectors:
     gpus = runtime.backend.gpus
     of_v = v.desc.without_lld, v.dtype.name, runtime.nprocs, transport
     plan = choose_qr(*of_v, returns=True, gpus=gpus)
-    if isinstance(plan, GridQrPlan):  # T of block columns is computed without messages
-        plan = choose_qr(*of_v, "blocked", returns=True)
     desc = plan.w
+    if isinstance(plan, GridQrPlan):  # T is computed where it is used first
+        return Reflectors(redistributed(opname, v, desc), tau=tau)
     w = copied_for_reflectors(opname, v, desc)
     with runtime.local_step(opname):
         local, arrays = w.stored(opname), runtime.backend.arrays

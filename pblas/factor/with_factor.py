@@ -212,19 +212,21 @@ def rows_exchanged(opname: str, a: DistMatrix, pivots: Array, *, backward: bool 
 class Reflectors(NamedTuple):
     """Q in memory of its context: V and R, and T in block columns, are in W.
 
-    The rest of Q in TSQR is the `tree`; on a grid it is `t`, T of the panels of this rank's process column (local).
+    The rest of Q in TSQR is the `tree`; on a grid it is `t`, T of the panels of this rank's process column (local), or
+    `tau`, the scalars of all reflectors (global).
     """
 
     w: DistMatrix
     tree: Tree | None = None
     t: Array | None = None
+    tau: Array | None = None
 
     @property
     def plan(self) -> type[ReflectorsPlan]:
         """The plan of a product with Q (global)."""
         if self.tree is not None:
             return TreeReflectorsPlan
-        return PanelReflectorsPlan if self.t is None else GridReflectorsPlan
+        return PanelReflectorsPlan if self.t is None and self.tau is None else GridReflectorsPlan
 
 
 _RUNNERS: dict[type[ReflectorsPlan], Any] = {
@@ -259,13 +261,13 @@ class ProductWithQ(WithFactor):
     def arrays(
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> ReflectorsOperands:
-        c, (tree, t, progress) = bound.reads.get("C"), bound.local
+        c, (tree, t, tau, progress) = bound.reads.get("C"), bound.local
         x, right = result.stored(opname), None if c is None else c.stored(opname)
         is_transposed, is_complex = self.side == "R", self.dtype.kind == "c"
         if is_transposed:  # X = C^H
             x, right = x.T, None if right is None else right.T
         conj = is_complex and self.conjugated != is_transposed, is_complex and is_transposed
-        return ReflectorsOperands(bound.reads["Q"].stored(opname), right, x, result is c, conj, progress, tree, t)
+        return ReflectorsOperands(bound.reads["Q"].stored(opname), right, x, result is c, conj, progress, tree, t, tau)
 
 
 def multiplied(
@@ -288,7 +290,7 @@ def multiplied(
         else:
             right = c.without_lld, q.w.dtype, False, "identity"
         form = q.w.desc.without_lld, *right, side, trans, q.plan
-        return Bound(ProductWithQ, form, {}, reads, out, local=(q.tree, q.t, progress))
+        return Bound(ProductWithQ, form, {}, reads, out, local=(q.tree, q.t, q.tau, progress))
 
     return reported(step(opname, q.w.runtime, bind), progress)
 

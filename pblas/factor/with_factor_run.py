@@ -253,10 +253,11 @@ def _move_columns(arrays: Device, x: Array, sources: Array) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ReflectorsOperands(FactorOperands):
-    """Local arrays of a product with Q; `tree` is the rest of Q in TSQR, and `t` that of Q on a grid."""
+    """Local arrays of a product with Q; `tree` is the rest of Q in TSQR, and `t` or `tau` that of Q on a grid."""
 
     tree: Tree | None
     t: Array | None
+    tau: Array | None
 
 
 class RunReflectors(RunWithFactor[ReflectorsOperands]):

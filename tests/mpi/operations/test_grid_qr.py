@@ -142,9 +142,15 @@ def test_all_calls_with_qr_take_a_grid_that_is_faster(
     handle, nb = scalapack.gridinit(COMM, "R", P, 1, timeout=30.0), 4
     (ranges, _) = MatrixDescriptor(m, n, nb, nb, Grid(P, 1, "R")).global_ranges(COMM.rank)
     mine = [i for ends in ranges for i in range(*ends)]
-    local, tau = np.asfortranarray(a[mine]), np.zeros(k)
-    scalapack.pdgeqrf(m, n, local, 1, 1, [1, handle, m, n, nb, nb, 0, 0, max(1, len(mine))], tau)
+    local, product, tau = np.asfortranarray(a[mine]), np.asfortranarray(a[mine]), np.zeros(k)
+    desc = [1, handle, m, n, nb, nb, 0, 0, max(1, len(mine))]
+    scalapack.pdgeqrf(m, n, local, 1, 1, desc, tau)
     factored, of_lapack, *_ = scipy.linalg.lapack.dgeqrf(a)
     assert np.allclose(local, factored[mine])
     assert np.allclose(tau, of_lapack)
+    if m > n:  # Q of ScaLAPACK stays on the grid too
+        scalapack.pdormqr("L", "T", m, n, k, local, 1, 1, desc, tau, product, 1, 1, desc)
+        assert np.allclose(product, np.triu(factored)[mine])
+        scalapack.pdorgqr(m, n, k, local, 1, 1, desc, tau)
+        assert np.allclose(local, scipy.linalg.qr(a, mode="economic")[0][mine])
     scalapack.gridexit(handle)
