@@ -136,17 +136,19 @@ class FactorOutcome(Outcome):
 
 
 @contextmanager
-def narrow_panels() -> Iterator[None]:
-    """A with block in which small matrices, too, are factored by all ranks, in panels of five columns."""
-    names = ("_NARROWEST", "_WIDEST", "_LEAST")
-    before = [getattr(choose_factorization, name) for name in names]
-    for name, value in zip(names, (5, 5, 3), strict=True):
+def narrow_panels(*, grids: bool = False) -> Iterator[None]:
+    """A with block in which all ranks factor small matrices too, in panels of five columns; `grids`: over grids."""
+    values = {"_NARROWEST": 5, "_WIDEST": 5, "_LEAST": 3}
+    if grids:
+        values |= {"_LEAST_OF_A_GRID": 1, "_QUICKER": 10**9}
+    before = {name: getattr(choose_factorization, name) for name in values}
+    for name, value in values.items():
         setattr(choose_factorization, name, value)
     forget_plans()
     try:
         yield
     finally:
-        for name, value in zip(names, before, strict=True):
+        for name, value in before.items():
             setattr(choose_factorization, name, value)
         forget_plans()
 

@@ -137,9 +137,12 @@ def run_factors(options: argparse.Namespace, total: dict[str, Counter[str]], fai
             cases += programs.holes(program, letter, options.holes // 4, grid)
             texts = [""] * len(cases)
             if ictxt >= 0:
-                with narrow_panels():
-                    comm = scalapack.comm(ictxt, "A")
-                    texts = [programs.run(case, (ictxt, ictxt), grid, comm).text for case in cases]
+                comm = scalapack.comm(ictxt, "A")
+                for first, grids in enumerate((False, True)):  # in block columns, and on grids
+                    with narrow_panels(grids=grids):
+                        texts[first::2] = [
+                            programs.run(case, (ictxt, ictxt), grid, comm).text for case in cases[first::2]
+                        ]
             count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
