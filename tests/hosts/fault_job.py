@@ -76,8 +76,15 @@ def factorization(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) 
     return float((a @ x + 20 * SIZE * x - b).norm()) < 1e-6
 
 
+def grid(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) -> bool:
+    """Whether equations are solved with a factor over a grid of ranks, whose panels have several ranks."""
+    a = a + 20 * SIZE * ctx.eye(SIZE)
+    x = pblas.linalg.lu_factor(a, algorithm="grid", pivoting="tournament").solve(b)
+    return float((a @ x - b).norm()) < 1e-6
+
+
 WORK: dict[str, Callable[[pblas.Context, pblas.DistMatrix, pblas.DistMatrix], bool]] = {
-    work.__name__: work for work in (product, factorization, agreement, messages, trace, every_kind)
+    work.__name__: work for work in (product, factorization, grid, agreement, messages, trace, every_kind)
 }
 
 

@@ -57,7 +57,7 @@ def test_a_short_disturbance_delays_and_a_long_one_is_an_error_on_all_ranks(
         assert job.status() == 0
 
 
-@pytest.mark.parametrize("work", ["product", "factorization"])
+@pytest.mark.parametrize("work", ["product", "factorization", "grid"])
 def test_a_host_that_is_cut_off_for_good_ends_the_job(hosts: Hosts, work: str) -> None:
     with Job(hosts, (1, 1, 1), (work, SHORT)) as job:
         job.begin(PART)
@@ -67,7 +67,7 @@ def test_a_host_that_is_cut_off_for_good_ends_the_job(hosts: Hosts, work: str) -
 
 
 def test_a_host_that_is_killed_ends_the_job(hosts: Hosts) -> None:
-    with Job(hosts, (1, 1, 1), ("product", LONG)) as job:
+    with Job(hosts, (1, 1, 1), ("grid", LONG)) as job:
         job.begin(PART)
         hosts.signal(HOST, signal.SIGKILL)
         assert job.status() != 0
