@@ -202,6 +202,7 @@ class DryRanks(CpuBackend):
         node = min(recording.ranks_per_node, self.size)
         self.near = tuple(range(node))
         self.local_ranks = self.most_near = self.ranks_per_node = node
+        self.alone = False
         self.cores = self.threads = threads or 1
         self._alone = tuple(range(rank, rank + 1) for rank in range(self.size))
         self._nodes = tuple(range(start, min(start + node, self.size)) for start in range(0, self.size, node))

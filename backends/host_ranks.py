@@ -75,8 +75,11 @@ class HostRanks(ABC):
         asked = requested() if threads is None else int(threads)
         self.threads: int = asked or share(masks, index, self.local_ranks, quota())
         self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
-        agreed = self.agreement.agree("Context: ranks of each node", maxima=(len(self.near),), bits=self._near_blocks())
+        agreed = self.agreement.agree(
+            "Context: ranks of each node", maxima=(len(self.near), len(self.peers.node)), bits=self._near_blocks()
+        )
         self.most_near: int = agreed.maxima[0]
+        self.alone: bool = self.size > 1 and agreed.maxima[1] == 1
         self.ranks_per_node: int = agreed.bits.bit_length() - 1
         self._alone = tuple(range(rank, rank + 1) for rank in range(self.size))
         self._nodes = self._gathered_nodes()

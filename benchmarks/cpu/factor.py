@@ -66,10 +66,11 @@ def flops(kind: str, m: int, n: int) -> float:
     return 2 * counts["qr"] if kind == "q" else counts[kind]
 
 
-def layout(kind: str, rows: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
-    """The layout in which pblas factors a matrix."""
+def layout(ctx: pblas.Context, kind: str, rows: MatrixDescriptor, dtype: str) -> MatrixDescriptor:
+    """**Collective.** The layout in which pblas factors a matrix on these ranks."""
     plan: Any = {"cholesky": linalg.plan_cholesky, "qr": linalg.plan_qr, "q": linalg.plan_qr}.get(kind, linalg.plan_lu)
-    described: MatrixDescriptor = plan(rows, dtype=dtype).plan.target
+    with plan(ctx.empty(rows, dtype)) as planned:
+        described: MatrixDescriptor = planned.plan.target
     return described
 
 
@@ -227,7 +228,7 @@ def measured(
         peers = {(g, nb): Peer(peer, g, nb, matrices, right) for g in grids for nb in blocks}
     for kind, matrix in matrices.items():
         b = right[:, : int(kind.removeprefix("solve") or 1)] if kind.startswith("solve") else right[:, :0]
-        w = layout(kind, rows, dtype.name)
+        w = layout(ctx, kind, rows, dtype.name)
         x = ctx.from_global(b, MatrixDescriptor.column_wise(m, b.shape[1], ctx.nprocs), None)
         in_place = InPlace(ctx, matrix, w)
         columns: dict[str, Callable[[], float]] = (

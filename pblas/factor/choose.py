@@ -33,6 +33,10 @@ _WIDTH = 38
 narrow ones are slow (simulated with the rates of an AMD EPYC; measured for 1024 and 2048 columns on 2 ranks)."""
 _FIRST = 64
 """Columns of the first panel on CPUs, for which all other ranks wait: it takes 4 % off 2048 columns on 2 ranks."""
+_TOGETHER, _WIDEST_ALONE = 8, 128
+"""In LU on CPUs with one rank on each host, neighbouring panels of a rank at most, and their columns: panels travel
+while the next ones are factored. On two hosts at 1 Gbit/s 2048 columns take 164 ms, in a cycle 192 (AMD EPYC).
+"""
 _LEAST = 128
 """Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave little to overlap with."""
 _PAGE, _LINE = 4096, 64
@@ -85,16 +89,22 @@ def choose_factorization(
     algorithm: FactorizationAlgorithm = "auto",
     pivoting: Pivoting | None = None,
     gpus: bool = False,
+    alone: bool = False,
 ) -> FactorizationPlan:
     """The plan in block columns ("blocked"), over a grid ("grid"), on one rank ("local"), or what seems to be faster.
 
-    The choice depends on no transport and no measured rate: the factor has the same bits on any of them.
+    The choice depends on no transport and no measured rate: the factor has the same bits on any of them. It may depend
+    on the machine: each rank may be `alone` on its host.
 
     >>> plan = choose_factorization("lu", MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared")
     >>> plan.w.nb, plan.w.nprocs
     (192, 4)
     >>> choose_factorization("lu", MatrixDescriptor.row_wise(100, 100, 4), "float64", 4, "shared").w.nprocs
     1
+    >>> square = MatrixDescriptor.row_wise(2048, 2048, 2)
+    >>> plan = choose_factorization("lu", square, "float64", 2, "message", alone=True)
+    >>> plan.w.nb, plan.panel_width
+    (512, 128)
     >>> large = MatrixDescriptor.row_wise(32768, 32768, 4)
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
@@ -102,6 +112,12 @@ def choose_factorization(
     per_column, first = _WIDTH if kind == "cholesky" else 0, None if gpus else _FIRST
     target = a if uplo == "L" else a.T
     w, why = block_columns(target, nprocs, algorithm, gpus=gpus, per_column=per_column, first=first)
+    width = 0
+    if kind == "lu" and alone and not gpus and w.nprocs > 1:
+        width = min(_width(w.n, w.nprocs, _limits()), _WIDEST_ALONE)
+        if not w.same_distribution(target):
+            w = replace(w, nb=width * max(1, min(_TOGETHER, w.n // (2 * w.nprocs * width))), inb=None)
+        width = width if width < w.nb else 0
     if not gpus:
         w = apart(w, dtype)
     library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
@@ -109,7 +125,7 @@ def choose_factorization(
     has_tail = gpus and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
     tail = _TAIL_ON_GPUS if has_tail else 0
     ranks = dtype, nprocs, transport, returns, uplo, library
-    columns: FactorizationPlan = LuPlan(a, w, why, *ranks)
+    columns: FactorizationPlan = LuPlan(a, w, why, *ranks, panel_width=width)
     if kind == "cholesky":
         columns = CholeskyPlan(a, w, why, *ranks, triangles, tail)
     if algorithm in ("local", "blocked") or (algorithm == "auto" and (nprocs < _LEAST_OF_A_GRID or gpus)):

@@ -393,6 +393,12 @@ def _chosen(
     if kind == "qr":
         return choose_qr(desc, *ranks, algorithm, returns=returns, gpus=gpus), uplo
     plan = choose_factorization(
-        *(kind, desc, *ranks), returns=returns, uplo=uplo, algorithm=algorithm, pivoting=rows, gpus=gpus
+        *(kind, desc, *ranks),
+        returns=returns,
+        uplo=uplo,
+        algorithm=algorithm,
+        pivoting=rows,
+        gpus=gpus,
+        alone=topology.alone,
     )
     return plan, uplo

@@ -45,6 +45,16 @@ class Panel(NamedTuple):
     def width(self) -> int:
         return self.stop - self.start
 
+    def cut(self, width: int) -> Iterator[Panel]:
+        """The panel in parts of at most `width` columns; 0: in one part.
+
+        >>> [tuple(part) for part in Panel(4, 9, 1, 2).cut(3)]
+        [(4, 7, 1, 2), (7, 9, 1, 5)]
+        """
+        for start in range(self.start, self.stop, width or self.width):
+            stop = min(start + (width or self.width), self.stop)
+            yield Panel(start, stop, self.owner, self.j_loc + start - self.start)
+
 
 def panels(w: MatrixDescriptor) -> list[Panel]:
     """The block columns of a matrix, in order; on a P x Q grid of square blocks the owner has the diagonal block.
@@ -94,6 +104,9 @@ class FactorizationPlan(Plan):
     # for Cholesky, orders of triangles of an update that the library's symmetric product updates (global)
     triangles: range = range(0)
     tail: int = 0  # columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global)
+    panel_width: int = (
+        0  # columns of a panel at most, if blocks of W are cut into several panels; 0: they are not (global)
+    )
 
     # Each factorization defines these
 
@@ -120,7 +133,7 @@ class FactorizationPlan(Plan):
         >>> [panel.width for panel in CholeskyPlan(w, w, "one rank", "float64", 1, tail=4).steps]
         [2, 2, 2, 3]
         """
-        steps = [panel for panel in panels(self.w) if panel.start < self.a.m]
+        steps = [part for panel in panels(self.w) for part in panel.cut(self.panel_width) if part.start < self.a.m]
         last = next((s for s, panel in enumerate(steps) if panel.start >= self.w.n - self.tail), len(steps))
         if last < len(steps):
             steps[last:] = [steps[last]._replace(stop=steps[-1].stop)]
@@ -242,7 +255,7 @@ class FactorizationPlan(Plan):
     def buffer_nbytes(self) -> int:
         """Two panels of far ranks."""
         buffers = 0 if self._is_read_in_place or self.w.nprocs == 1 else _BUFFERS
-        return self.itemsize * buffers * self.w.m * min(self.w.nb, max(self.w.n, 1))
+        return self.itemsize * buffers * self.w.m * min(self.panel_width or self.w.nb, max(self.w.n, 1))
 
     @property
     def _is_read_in_place(self) -> bool:
@@ -298,7 +311,9 @@ class FactorizationPlan(Plan):
             ranks = ranks_text(self.w.nprocs)
             ends = f", the first one of {self.w.inb}" if self.w.inb is not None and count > 1 else ""
             ends += f", the last one of {self.steps[-1].width}" if self.tail else ""
-            yield "algorithm", f"blocked: right-looking, {count} panels of {self.w.nb} columns{ends}, on {ranks}, {by}"
+            width = self.panel_width or self.w.nb
+            ends += f", in blocks of {self.w.nb}" if width < self.w.nb else ""
+            yield "algorithm", f"blocked: right-looking, {count} panels of {width} columns{ends}, on {ranks}, {by}"
             yield "lookahead", "1: the next panel is factored during an update"
 
 

@@ -110,7 +110,7 @@ class Runtime:
         if self._topology is None or self._topology[0] != state:
             groups = backend.groups
             nodes = tuple(map(len, groups)) if backend.shared and len(groups) < backend.size else ()
-            self._topology = state, Topology(*state, nodes)
+            self._topology = state, Topology(*state, nodes, backend.alone)
         return self._topology[1]
 
     @property

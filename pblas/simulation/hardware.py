@@ -37,6 +37,7 @@ class Topology:
     bandwidth: float = 0.0  # bytes per second of a message between nodes, measured; 0: not known (global)
     # ranks of each node, in the order of their numbers; () if they are not known, or not consecutive (global)
     nodes: tuple[int, ...] = ()
+    alone: bool = False  # each of several ranks has a host of its own, however they exchange data (global)
 
     @property
     def runs_one_dimensional(self) -> bool:

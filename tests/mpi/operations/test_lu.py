@@ -68,10 +68,16 @@ def test_the_factor_of_any_layout(contexts: Contexts, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("nb", [7, 96])
-def test_the_same_bits_on_any_transport(contexts: Contexts, name: str, nb: int, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(("nb", "alone"), [(7, False), (7, True), (96, False)])
+def test_the_same_bits_on_any_transport(
+    contexts: Contexts, name: str, nb: int, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with the panels of ranks that are each alone on a host, several neighbours on a rank."""
+    for ctx in contexts.values():
+        monkeypatch.setattr(ctx.runtime.backend, "alone", alone)
+        monkeypatch.setattr(ctx.runtime, "_topology", None)
     set_panels(monkeypatch, nb)
-    n = 300 if nb > 90 else 3 * nb * P + 3
+    n = 300 if nb > 90 else 5 * nb * P + 3
     a, b = general(n, n, dtype_of(name)), general(n, 9, dtype_of(name), 5)
     results = set()
     for ctx in contexts.values():
