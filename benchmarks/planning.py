@@ -1,8 +1,8 @@
 """How long the planner takes on first sight, and how good its choice is: random products on described machines.
 
-Sizes, 2 to 4096 ranks, layouts, presets and memory limits are random. The chosen plan is compared with all plans of the
-library by the full simulation; a plan whose lower bound or prediction is longer than that of the chosen one needs no
-full simulation. Times are of this process alone, in CPU time.
+Sizes, 2 to 4096 ranks, layouts, presets and memory limits are random, and some layouts are left to the planner. The
+chosen plan is compared with all plans of the library by the full simulation; a plan whose lower bound or prediction is
+longer than that of the chosen one needs no full simulation. Times are of this process alone, in CPU time.
 
     python -m benchmarks.planning --cases 2000
 """
@@ -12,56 +12,90 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
-from pblas.matmul.choose import choose, general_product, one_dimensional
+from pblas.matmul.choose import choose, choose_layouts, general_product, one_dimensional
 from pblas.matmul.choose_granularity import PlanningContext, needed_nbytes
-from pblas.matmul.choose_grid import on_grids, over_all_ranks
+from pblas.matmul.choose_grid import free_layouts, natural_plan, on_grids, over_all_ranks
 from pblas.matmul.product_plan import ProductPlan
-from pblas.simulation.hardware import PRESETS
+from pblas.simulation.hardware import NVLINK, PRESETS
 from pblas.simulation.simulate import least, predict, simulate
 
 WITHIN = 1.05  # the chosen plan takes at most so many times as long as the best one
-_ALL = 1 << 20  # arrangements of all ranks: more than there are
+_NO_LIMIT = 1 << 60
+Layouts = tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A product: its layouts, its machine, and the memory of a rank as a part of what a rank of each plan needs."""
+    """A product: its layouts, or None if they are to be chosen, its machine, and how short memory is."""
 
-    descs: tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]
+    sizes: tuple[int, int, int]
+    dtype: str
+    layouts: Layouts | None
     context: PlanningContext
-    part: float | None
+    part: float | None  # of the memory between what the plans need least and most; None: there is no limit
 
     @staticmethod
-    def of(rng: random.Random) -> Case:
-        """A random case."""
-        nprocs = min(4096, round(2 ** rng.uniform(1, rng.choice((3, 6, 12)))))
-        m, n, k = (round(2 ** rng.uniform(6, 15)) for _ in range(3))
+    def of(rng: random.Random, most: int = 4096) -> Case:
+        """A random case on 2 to `most` ranks."""
         hardware = rng.choice(list(PRESETS.values()))
-        context = PlanningContext(hardware.topology, nprocs, hardware=hardware, memory_nbytes=1 << 60)
-        a, b, d = (_layout(rng, *shape, nprocs) for shape in ((m, k), (k, n), (m, n)))
-        return Case((a, b, d), context, rng.uniform(0, 1) if rng.random() < 0.5 else None)
+        nprocs = min(most, round(2 ** rng.uniform(1, rng.choice((3, 6, 12)))))
+        m, n, k = (round(2 ** rng.uniform(6, 15)) for _ in range(3))
+        dtype = rng.choice(("float64", "bfloat16" if hardware is NVLINK else "float32"))
+        layouts = None
+        if rng.random() < 0.7:
+            layouts = _layout(rng, m, k, nprocs), _layout(rng, k, n, nprocs), _layout(rng, m, n, nprocs)
+        context = PlanningContext(hardware.topology, nprocs, hardware=hardware, memory_nbytes=_NO_LIMIT)
+        return Case((m, n, k), dtype, layouts, context, rng.uniform(0, 1) if rng.random() < 0.4 else None)
 
     def plans(self) -> Iterator[ProductPlan]:
-        """All plans of the library."""
-        product = general_product("float64", *self.descs, self.context.nprocs)
-        yield from one_dimensional("float64", *self.descs, self.context.nprocs)
-        yield from on_grids(product)
-        yield from itertools.chain.from_iterable(
-            over_all_ranks(product, (), self.context.machine, lambda _: True, _ALL)
-        )
+        """All plans of the library, for these layouts or for all that can be chosen."""
+        nprocs, machine = self.context.nprocs, self.context.machine
+        free = free_layouts(*self.sizes, self.dtype, nprocs, machine, lambda _: True, sys.maxsize)
+        for layouts, sizes in free if self.layouts is None else ((self.layouts, None),):
+            product = general_product(self.dtype, *layouts, nprocs)
+            yield from one_dimensional(self.dtype, *layouts, nprocs)
+            yield from on_grids(product)
+            if sizes is not None:
+                yield natural_plan(product, sizes)
+            else:
+                every = over_all_ranks(product, (), machine, lambda _: True, sys.maxsize)
+                yield from itertools.chain.from_iterable(every)
 
     def limited(self) -> PlanningContext:
-        """The context with its memory limit: between the least and the most that its plans need."""
+        """The context with its memory limit."""
         if self.part is None:
             return self.context
         needed = sorted(needed_nbytes(self.context.complete(plan)) for plan in self.plans())
         return replace(self.context, memory_nbytes=int(needed[0] + self.part * (needed[-1] - needed[0])))
+
+    def outcome(self) -> Outcome:
+        """Choose, and compare with all plans."""
+        context = self.limited()
+        machine, limit = context.machine, context.memory_nbytes or 0
+        start = time.process_time()
+        layouts = self.layouts or choose_layouts(*self.sizes, self.dtype, context=context)
+        chosen = choose(self.dtype, *layouts, context=context)
+        seconds = time.process_time() - start
+        first = best = _simulated(chosen, context)
+        name, fits = chosen.label, needed_nbytes(chosen) <= limit
+        for plan in map(context.complete, self.plans()):
+            if needed_nbytes(plan) > limit:
+                continue
+            if not fits:
+                return Outcome(seconds, 1.0, False, chosen.label, plan.label)
+            # A prediction is the simulation of a few ranks, so it is never longer than that of all.
+            if max(least(plan, machine), predict(plan, machine)) < best:
+                taken = _simulated(plan, context)
+                if taken < best:
+                    best, name = taken, f"{plan.label} {plan.why}"
+        return Outcome(seconds, first / best, True, chosen.label, name)
 
 
 def _layout(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:
@@ -88,29 +122,6 @@ class Outcome:
     best: str
 
 
-def outcome(case: Case) -> Outcome:
-    """Choose, and compare with all plans."""
-    context = case.limited()
-    machine, limit = context.machine, context.memory_nbytes or 0
-    start = time.process_time()
-    chosen = choose("float64", *case.descs, context=context)
-    seconds = time.process_time() - start
-    first = best = _simulated(chosen, context)
-    fitting, name = needed_nbytes(chosen) <= limit, chosen.label
-    fits = fitting
-    for plan in case.plans():
-        complete = context.complete(plan)
-        if needed_nbytes(complete) > limit:
-            continue
-        if not fitting:
-            return Outcome(seconds, 1.0, False, chosen.label, complete.label)
-        if max(least(complete, machine), predict(complete, machine)) < best:
-            taken = _simulated(complete, context)
-            if taken < best:
-                best, name = taken, f"{complete.label} {complete.why}"
-    return Outcome(seconds, first / best, fits or not fitting, chosen.label, name)
-
-
 def _simulated(plan: ProductPlan, context: PlanningContext) -> float:
     """Seconds by the full simulation."""
     ranks = plan.extreme_ranks() | set(plan.typical_ranks(context.machine.ranks_per_node))
@@ -122,12 +133,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", type=int, nargs="+", help="numbers of the cases to look at")
     options = parser.parse_args()
-    rng = random.Random(options.seed)
     outcomes, missed = [], 0
-    for number in range(options.cases):
-        case = Case.of(rng)
-        found = outcome(case)
+    for number in options.only or range(options.cases):
+        case = Case.of(random.Random(f"{options.seed}, {number}"))
+        found = case.outcome()
         outcomes.append(found)
         if found.ratio > WITHIN or not found.fits:
             missed += 1

@@ -1,9 +1,9 @@
-"""Which algorithm of a product is the fastest, how accurate is its estimate, and when does each operation run?
+"""Which algorithm of a product is the fastest, how accurate is its prediction, and when does each operation run?
 
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms [--ops gemm_rs] [--models 8B] [--m 512 4096] [--json FILE]
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms sm_push copy_engine:1,1,2 ...
 mpiexec -n 4 python -m mpi4py -m benchmarks.gpu.algorithms --algorithms two_shot:1,1,1 --timeline ...  its operations
-python -m benchmarks.gpu.algorithms --dry-run [--gpus 8]      algorithms and their estimates; needs no GPU
+python -m benchmarks.gpu.algorithms --dry-run [--gpus 8]      algorithms and their predictions; needs no GPU
 
 Products and method are the same as in `overlap.py`: every algorithm is a column of one job, timed in rounds and back to
 back, and checked against float32. `--sets` is the number of sets of arrays that are used in turn; each set has its own
@@ -36,17 +36,22 @@ from pblas.matmul import autotune
 from pblas.matmul import choose as planner
 from pblas.matmul import choose_granularity as granularity
 from pblas.matmul.choose_granularity import candidates
-from pblas.matmul.cost_model import estimate
 from pblas.matmul.product_plan import ProductPlan
 from pblas.plans.algorithm import Algorithm
-from pblas.simulation.hardware import Topology
+from pblas.simulation.hardware import NVLINK, Topology
+from pblas.simulation.simulate import predict
 
 if TYPE_CHECKING:
     from benchmarks.gpu.columns import Ours
     from benchmarks.gpu.timing import Job
 
-HOPELESS = 2.0  # algorithms with an estimate of more than this times the least estimate are not measured
+HOPELESS = 2.0  # algorithms that are predicted to take this times as long as the best are not measured
 EXECUTIONS = 6  # executions that a timeline records; the first is left out
+
+
+def predicted_us(plan: ProductPlan, algorithm: Algorithm) -> float:
+    """Predicted microseconds of a plan with this algorithm."""
+    return 1e6 * predict(replace(plan, algorithm=algorithm), NVLINK)
 
 
 def algorithm_of(name: str) -> Algorithm:
@@ -69,11 +74,11 @@ def topology(row: Row) -> Topology:
 
 
 def algorithms_of(row: Row, plan: ProductPlan, wanted: list[Algorithm]) -> list[Algorithm]:
-    """The algorithms to measure: the wanted ones that can run the row, else all candidates with a good estimate."""
-    estimates = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
+    """The algorithms to measure: the wanted ones that can run the row, else all candidates with a good prediction."""
+    predictions = {algorithm: predicted_us(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if not wanted:
-        return [algorithm for algorithm, us in estimates.items() if us <= HOPELESS * min(estimates.values())]
-    kinds = {algorithm.kind for algorithm in estimates}
+        return [algorithm for algorithm, us in predictions.items() if us <= HOPELESS * min(predictions.values())]
+    kinds = {algorithm.kind for algorithm in predictions}
     fitting = [algorithm for algorithm in wanted if algorithm.kind in kinds]
     return [
         algorithm
@@ -140,7 +145,7 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
         ours.close()
     extra = fields(measured) | {
         "chosen": plan.algorithm.short if plan.algorithm else "",
-        "estimate_us": {algorithm.short: round(estimate(plan, algorithm), 1) for algorithm in algorithms},
+        "predicted_us": {algorithm.short: round(predicted_us(plan, algorithm), 1) for algorithm in algorithms},
         "sets": ops.sets,
         "rounds": len(next(iter(measured.times.values()), [])),
         "sm_mhz": measured.clocks,
@@ -152,10 +157,10 @@ def measure(job: Job, row: Row, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_algorithms(row: dict[str, Any], console: Console) -> None:
-    """Print a row, its estimates and its timelines."""
+    """Print a row, its predictions and its timelines."""
     print_row(row, console)
-    estimates = ", ".join(f"{name} {us:.0f}" for name, us in row["estimate_us"].items())
-    console.print(f"  chosen: {row['chosen']}; estimated us: {estimates}", highlight=False)
+    predictions = ", ".join(f"{name} {us:.0f}" for name, us in row["predicted_us"].items())
+    console.print(f"  chosen: {row['chosen']}; predicted us: {predictions}", highlight=False)
     for name, operations in row.get("timeline", {}).items():
         table = Table(title=f"{name}: operations of an execution, us", title_justify="left")
         for column in ("lane", "operation", "begin", "end", "lasts"):
@@ -167,15 +172,15 @@ def print_algorithms(row: dict[str, Any], console: Console) -> None:
 
 
 def dry_run(measured: list[Row], options: argparse.Namespace, console: Console) -> None:
-    """Print the algorithms of the rows with their estimates; the planner's choice is marked."""
+    """Print the algorithms of the rows with their predictions; the planner's choice is marked."""
     for row in measured:
         plan = plan_of(row)
         table = Table(title=f"{row.title} on {row.gpus} GPUs", title_justify="left")
-        for column in ("algorithm", "estimated us", ""):
-            table.add_column(column, justify="right" if column == "estimated us" else "left")
+        for column in ("algorithm", "predicted us", ""):
+            table.add_column(column, justify="right" if column == "predicted us" else "left")
         for algorithm in algorithms_of(row, plan, options.algorithms):
             table.add_row(
-                algorithm.short, f"{estimate(plan, algorithm):.1f}", "chosen" if algorithm == plan.algorithm else ""
+                algorithm.short, f"{predicted_us(plan, algorithm):.1f}", "chosen" if algorithm == plan.algorithm else ""
             )
         console.print(table)
 
@@ -184,11 +189,11 @@ def main() -> None:
     """Print the algorithms of a run, or measure them."""
     options_parser = parser(__doc__.splitlines()[0])
     options_parser.add_argument(
-        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: all with a good estimate"
+        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: all with a good prediction"
     )
     options_parser.add_argument("--sets", type=int, default=0, help="sets of arrays, used in turn; default: 240 MB")
     options_parser.add_argument("--timeline", action="store_true", help="record when each operation runs")
-    options_parser.add_argument("--dry-run", action="store_true", help="print the algorithms and their estimates")
+    options_parser.add_argument("--dry-run", action="store_true", help="print the algorithms and their predictions")
     options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: number of GPUs")
     options = options_parser.parse_args()
     if options.gpus < 2:

@@ -23,11 +23,10 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import results_file
-from benchmarks.gpu.algorithms import algorithm_of, plan_of, taking, topology
+from benchmarks.gpu.algorithms import algorithm_of, plan_of, predicted_us, taking, topology
 from benchmarks.gpu.overlap import fitting, parser, print_row
 from benchmarks.gpu.rows import Row, about, heap_nbytes, report
 from pblas.matmul.choose_granularity import candidates
-from pblas.matmul.cost_model import estimate
 from pblas.plans.algorithm import Algorithm
 
 MOST_ALGORITHMS = 4
@@ -109,13 +108,13 @@ class Emulation:
 
 
 def best_algorithms(row: Row, wanted: list[Algorithm]) -> list[Algorithm]:
-    """The wanted algorithms, or by default the four with the best estimates."""
+    """The wanted algorithms, or by default the four with the best predictions."""
     plan = plan_of(row)
-    estimates = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
+    predictions = {algorithm: predicted_us(plan, algorithm) for algorithm in candidates(plan, topology=topology(row))}
     if wanted:
-        kinds = {algorithm.kind for algorithm in estimates}
+        kinds = {algorithm.kind for algorithm in predictions}
         return [algorithm for algorithm in wanted if algorithm.kind in kinds]
-    return sorted(estimates, key=lambda algorithm: estimates[algorithm])[:MOST_ALGORITHMS]
+    return sorted(predictions, key=lambda algorithm: predictions[algorithm])[:MOST_ALGORITHMS]
 
 
 def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
@@ -142,7 +141,9 @@ def measure(job: Any, row: Row, options: Any) -> dict[str, Any]:
         gemms.close()
         ours.close()
     extra = fields(measured) | {"emulated_by": job.size, "goal": row.goal, "sm_mhz": measured.clocks}
-    extra["estimate_us"] = {algorithm.short: round(estimate(plan_of(row), algorithm), 1) for algorithm in algorithms}
+    extra["predicted_us"] = {
+        algorithm.short: round(predicted_us(plan_of(row), algorithm), 1) for algorithm in algorithms
+    }
     del ops, ours, gemms
     give_memory_back()
     job.deadline.step("")
@@ -154,7 +155,7 @@ def main() -> None:
     options_parser = parser(__doc__.splitlines()[0])
     options_parser.add_argument("--gpus", type=int, default=8, choices=(4, 8, 16, 32), help="emulated ranks")
     options_parser.add_argument(
-        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: the four with the best estimates"
+        "--algorithms", nargs="+", type=algorithm_of, default=[], help="default: the four with the best predictions"
     )
     options = options_parser.parse_args()
     from mpi4py import MPI

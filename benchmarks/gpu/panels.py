@@ -1,41 +1,22 @@
-"""What does a panel of a factorization cost on a GPU, and what would 1 to 8 GPUs take for whole factorizations?
+"""What does a panel of a factorization cost on a GPU?
 
 python -m benchmarks.gpu.panels --json FILE        measures panels on one GPU
-python -m benchmarks.gpu.panels --estimate FILE    prints a table of estimates from the measured panels
-
-Estimates, no measurements: a step takes the longer one of two chains. The first is the update of the columns of one
-GPU, at the measured rate of such updates. The second is what the next panel takes: its update, its factorization, and
-its way to the other GPUs, one after the other over the links of its owner. The sum is multiplied with what one GPU
-was measured to take over this estimate. Redistributions are not counted.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import results_file
 
 WIDTHS = {"cholesky": 1024, "lu": 512, "qr": 256}
 """Columns of a panel."""
 ROWS = (1024, 4096, 16384, 65536, 131072)
-SIZES = (8192, 16384, 32768, 65536, 131072)
-GPUS = (1, 2, 4, 8)
-LINK = 380e9
-"""Bytes per second between two GPUs, as measured on 4 H200."""
-MEASURED = {"cholesky": 1.2, "lu": 1.5, "qr": 1.3}
-"""Measured times over estimates on one H200, n = 16384 and 32768: a panel and an update slow each other down."""
-MEMORY = 120e9
-"""Bytes of a matrix on a GPU at most; a larger one has no estimate."""
-STEP = 20e-6
-"""Time of a step's launches and signals."""
 
 
 def measured() -> Iterator[dict[str, Any]]:
@@ -91,40 +72,11 @@ def _best(run: Callable[[], None], prepare: Callable[[], Any]) -> float:
     return min(times)
 
 
-def estimated(kind: str, n: int, gpus: int, rows: list[dict[str, Any]]) -> float:
-    """Seconds of a factorization of an n x n matrix."""
-    panels = [row for row in rows if row["kind"] == kind]
-    heights, seconds = ([row[name] for row in panels] for name in ("m", "s"))
-    update = next(row for row in rows if row["kind"] == "update")
-    rate, width = update["flops"] / update["s"], WIDTHS[kind]
-    passes = {"cholesky": 1, "lu": 2, "qr": 4}[kind]  # flops per element of the rest, over the width
-    total = float(np.interp(n, heights, seconds))
-    for start in range(0, n - width, width):
-        m = n - start - width
-        whole = passes * float(m) * m * width / rate
-        nbytes = 8 * m * width * (gpus - 1)
-        ahead = whole * width / m + float(np.interp(m, heights, seconds)) + nbytes / LINK
-        if gpus > 1 or m > width:
-            total += max(whole / gpus, ahead) + STEP
-    return MEASURED[kind] * total
-
-
 def main() -> None:
-    """Measure panels, or print estimates."""
+    """Measure panels."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--estimate", type=Path)
     options = parser.parse_args()
-    if options.estimate:
-        rows = json.loads(options.estimate.read_text())["rows"]
-        print("| n | " + " | ".join(f"{kind}, {gpus}" for kind in WIDTHS for gpus in GPUS) + " |")
-        print("|---" * (1 + len(WIDTHS) * len(GPUS)) + "|")
-        for n in SIZES:
-            times = (
-                estimated(kind, n, gpus, rows) if 8 * n * n < MEMORY * gpus else 0 for kind in WIDTHS for gpus in GPUS
-            )
-            print(f"| {n} | " + " | ".join(f"{1e3 * s:,.0f}" if s else "" for s in times) + " |")
-        return
     import cupy
 
     from benchmarks.gpu.rows import about

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +22,13 @@ from pblas.simulation.hardware import LAPTOP, Hardware, Link
 if TYPE_CHECKING:
     from pblas.context import Context
 
-_ROUNDS = 7
+_ROUNDS, _ROUND = 5, 0.02  # rounds, and seconds of each
 _LARGE, _THIN, _SMALL = 1024, 64, 8  # extents of the GEMMs
 _PANEL = 2048, 192  # rows and columns of the panel
 _COPIED = 32 << 20  # bytes, larger than caches
 _SENT = 4 << 20
 _TAG = 1190
+_HIDDEN = 0.05  # part of the time of a message that the core may take as if it took none
 
 
 def measured_hardware(ctx: Context) -> Hardware:
@@ -47,13 +49,12 @@ def measured_hardware(ctx: Context) -> Hardware:
     half = max(0.0, slow / (1 / _THIN + 2 / _LARGE))
     source, target = np.zeros(_COPIED // 8), np.ones(_COPIED // 8)
     memory = 2 * _COPIED / _least(ctx, lambda: np.copyto(target, source))
-    near, far = LAPTOP.near, LAPTOP.far
-    if len(backend.near) > 1:
-        empty, full = (_least(ctx, partial(_exchange, ctx, nbytes)) for nbytes in (1, _SENT))
-        bandwidth = _SENT / max(full - empty, 1e-9)  # the core moves messages within a node itself
-        near = Link(_rounded(empty / 2), _rounded(bandwidth), _rounded(empty / 2), _rounded(bandwidth))
-    if ctx.runtime.bandwidth:
-        far = Link(far.latency, ctx.runtime.bandwidth / len(backend.near), far.overhead)
+    near, far, node = LAPTOP.near, LAPTOP.far, sorted(backend.near)
+    if len(node) > 1:
+        i = node.index(ctx.rank)
+        near = _link(ctx, node[(i + 1) % len(node)], node[i - 1])
+    if backend.most_near < ctx.nprocs:
+        far = _link(ctx, (ctx.rank + len(node)) % ctx.nprocs, (ctx.rank - len(node)) % ctx.nprocs)
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(backend.near)
     return Hardware(
         name=processor(),
@@ -79,14 +80,22 @@ def _rounded(value: float) -> float:
 
 
 def _least(ctx: Context, call: Callable[[], Any]) -> float:
-    """**Collective.** Seconds of a call on the slowest rank; the least of some rounds."""
-    times = []
-    for _ in range(_ROUNDS):
+    """**Collective.** Seconds of a call on the slowest rank; the least of some rounds.
+
+    A round repeats the call for some time slices of the system: of ranks that share a core each then waits for others.
+    """
+    times, repeats = list[float](), 1
+    for turn in range(1 + _ROUNDS):
         ctx.allreduce(np.zeros(1))  # all begin together
         start = time.perf_counter()
-        call()
-        times.append(ctx.allreduce(np.array([time.perf_counter() - start]), op="max")[0])
-    return float(min(times))
+        for _ in range(repeats):
+            call()
+        seconds = float(ctx.allreduce(np.array([time.perf_counter() - start]), op="max")[0])
+        if turn:
+            times.append(seconds / repeats)
+        else:
+            repeats = max(1, round(_ROUND / seconds))
+    return min(times)
 
 
 def _gemm(ctx: Context, dtype: Any, columns: int, extent: int = _LARGE) -> float:
@@ -120,15 +129,31 @@ def _step(ctx: Context) -> float:
     return _least(ctx, lambda: planned.execute(a, a)) / ctx.nprocs
 
 
-def _exchange(ctx: Context, nbytes: int) -> None:
-    """**Collective.** Each rank sends a message to the next rank of its node, and receives one from the last."""
+def _link(ctx: Context, dest: int, source: int) -> Link:
+    """**Collective.** The link over which each rank sends to `dest`, and receives from `source`, at the same time.
+
+    `core` is what messages add to the time of a GEMM that takes longer than they do.
+    """
+    arrays = ctx.runtime.backend.arrays
+    a, b, d = (np.ones((_LARGE // 2, _LARGE // 2), order="F") for _ in range(3))
+    empty, full = (_least(ctx, partial(_exchange, ctx, nbytes, dest, source)) for nbytes in (1, _SENT))
+    work = partial(arrays.gemm, 1.0, a, b, 0.0, d, conj=(False, False))
+    alone = _least(ctx, work)
+    many = 1 + int(1.5 * full / alone)
+    both = _least(ctx, partial(_exchange, ctx, _SENT, dest, source, [work] * many))
+    core = min(full - empty, both - many * alone)
+    rate = _rounded(_SENT / core) if core > _HIDDEN * (full - empty) else math.inf
+    return Link(_rounded(empty / 2), _rounded(_SENT / max(full - empty, 1e-9)), _rounded(empty / 2), rate)
+
+
+def _exchange(ctx: Context, nbytes: int, dest: int, source: int, meanwhile: Sequence[Callable[[], Any]] = ()) -> None:
+    """**Collective.** Each rank sends a message to `dest`, and receives one from `source`."""
     backend = ctx.runtime.backend
-    near = sorted(backend.near)
-    i = near.index(ctx.rank)
     sent, received = np.zeros((nbytes, 1), np.uint8), np.zeros((nbytes, 1), np.uint8)
-    transfers = (
-        backend.channel.receive(received, near[i - 1], _TAG),
-        backend.channel.send(sent, near[(i + 1) % len(near)], _TAG),
-    )
+    transfers = backend.channel.receive(received, source, _TAG), backend.channel.send(sent, dest, _TAG)
+    for call in meanwhile:
+        call()
+        for transfer in transfers:
+            transfer.done()
     for transfer in transfers:
-        backend.wait(transfer.done, "bench: a message within a node")
+        backend.wait(transfer.done, "bench: a message")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _WARM = 3  # executions before the timed ones: one eager, and one to capture a graph for each half of the workspace
 _ROUNDS = 9
-_GAIN = 0.98  # another algorithm replaces the estimated one only if it takes less than this fraction of its time
+_GAIN = 0.98  # another algorithm replaces the predicted one only if it takes less than this fraction of its time
 _RANDOM = 1 << 20  # random numbers that are drawn; larger matrices repeat them
 
 

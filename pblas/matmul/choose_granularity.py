@@ -1,9 +1,9 @@
 """The granularity of a chosen plan: chunks of shards, the width of panels, and the algorithm of pushed plans.
 
 An algorithm says which unit of the GPU moves the data, and beside which GEMMs: copy engines beside several GEMMs,
-multiprocessors before or after one GEMM, or single kernels that multiply and communicate. `pblas.matmul.cost_model`
-estimates the time of each candidate. A measured time (`pblas.matmul.autotune`) replaces the estimate. The same
-arguments give the same algorithm on every rank.
+multiprocessors before or after one GEMM, or single kernels that multiply and communicate. The one that is predicted to
+take the least time is taken, or the one that a measurement (`pblas.matmul.autotune`) found fastest. The same arguments
+give the same algorithm on every rank.
 """
 
 from __future__ import annotations
@@ -14,29 +14,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from pblas.backends.engine_limits import Reproducible
-from pblas.matmul.cost_model import CLUSTERS, SHALLOW, TILE, estimate
 from pblas.matmul.k_pieces import KPieces
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.product_plan import Product, ProductPlan
 from pblas.matmul.summa_plan import PANEL, Summa, SummaC
 from pblas.plans.algorithm import Algorithm, Times
 from pblas.plans.partition import MAX_PIECES
-from pblas.simulation.hardware import FAT_TREE, NVLINK, Hardware, Topology, Transport, flops
+from pblas.simulation.hardware import NVLINK, Hardware, Topology, Transport, flops
 from pblas.simulation.simulate import predict
 
-_CHUNK_NBYTES = 4 << 20
 _MAX_CHUNKS = 8
-_SLOW = 3
-"""Transfers that take a third as long as the GEMMs count as slow: n = 2048 on 2 ranks at 1 Gbit/s, with 8 pieces
-instead of 4, GEMM+RS took 219 ms instead of 253, and GEMM+AR 309 instead of 385 (benchmarks/cpu/network.py, 2 cores of
-an AMD EPYC)."""
-_FAST = 2
-"""A shard is gathered in one piece if it arrives in half the time of its GEMM, which then hides it: n = 2048 on 2 ranks
-at 1 GB/s took 451 ms in one piece, 459 in 2, 462 in 4 and 476 in 8, where the GEMM alone took 427
-(benchmarks/cpu/network.py, 2 cores of an AMD EPYC)."""
 # A narrower piece of the GEMM spends its time on packing the left operand again: with 256 columns OpenBLAS loses a few
 # per cent, with 64 about a quarter (n = 4096, float64).
-_MIN_COLUMNS = 256
+_MIN_COLUMNS = 128
 MIN_PANEL = 128
 """Minimum width of a panel, unless memory is short: a GEMM of this depth loses 4 % (float64, AMD EPYC, OpenBLAS)."""
 _LEAST_PANEL = 8  # minimum width of a panel where memory is short: a cache line of float64
@@ -49,6 +39,9 @@ _ADDING = 1 / 64
 """On GPUs, the largest time of adding a panel's product to D, as a fraction of the time of its GEMM, where no transfer
 waits for the panel."""
 
+TILE, CLUSTERS = 256, 66
+"""Rows and columns of a tile of the pblas GEMM kernel, and clusters of two multiprocessors that form tiles at once."""
+SHALLOW = 4096  # largest K of fused stores: above it power limits the rate of tiles
 _TILED = {"GemmAllReduce": 1.5, "GemmReduceScatter": 7.0}
 """Minimum rounds of tiles per cluster before a plan uses tile signals without having been measured."""
 _STORED, _LATER, _FLAT = 1.5, 2.5, 2048
@@ -61,7 +54,7 @@ _FEW_TILES = 4  # with fewer tiles along a rank's lines of D, half tiles are cut
 
 SHORTLIST_LENGTH = 4
 """Maximum number of algorithms that are measured for one plan: one agreement of the ranks compares four integers."""
-_MARGIN, _LATENCY_US = 1.35, 20.0  # not measured: estimates above _MARGIN times the best one plus _LATENCY_US
+_MARGIN, _LATENCY = 1.35, 20e-6  # not measured: predictions above _MARGIN times the best one plus _LATENCY
 
 _AR_PIECES = ((1,), (1, 1), (1, 1, 1), (1, 1, 1, 1), (2, 2, 2, 1), (4, 4, 3, 2, 1), (3, 3, 3, 3, 2, 1, 1))
 _ANY = Topology(push=True)
@@ -104,11 +97,7 @@ class PlanningContext:
         if transport == "push":
             transposed = plan.pushed_transposed(self.orders)
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard can be cut into more
-        wanted = (
-            _default_chunks(plan, transport, self.topology.bandwidth)
-            if self.chunks is None
-            else min(self.chunks, lines)
-        )
+        wanted = _chunks(plan, transport, self.machine) if self.chunks is None else min(self.chunks, lines)
         known, pushed, sends = self.topology, transport == "push" and plan.travels, transport in ("message", "mixed")
         plan = replace(
             plan,
@@ -212,28 +201,14 @@ def _operands_nbytes(product: Product) -> int:
     return max(map(product.operands_nbytes, product.extreme_ranks()))
 
 
-def _default_chunks(plan: ProductPlan, transport: Transport, bandwidth: float) -> int:
-    """Pieces per shard: several, so that one travels while another is multiplied, but none too thin for the GEMM.
-
-    The first partial product is formed before anything travels, and the last is added after all have arrived. Where
-    the transfers take long, both are half as wide, although narrow GEMMs are slower. A gathered shard needs no pieces
-    where the own shard is multiplied before it is awaited, and the transfers are short.
-    """
-    if transport in ("shared", "push"):
+@lru_cache(256)
+def _chunks(plan: ProductPlan, transport: Transport, machine: Hardware) -> int:
+    """Pieces per shard with which the plan is predicted to take the least time."""
+    most = min(plan.chunked_shape[1] // _MIN_COLUMNS, _MAX_CHUNKS)
+    if transport in ("shared", "push") or most < 2:
         return 1
-    rows, columns = plan.chunked_shape
-    if plan.finishes == "sum" and bandwidth:
-        arriving = rows * columns * plan.itemsize / bandwidth
-        if _FAST * arriving <= _multiplying(plan) / plan.product.nprocs:
-            return 1
-    if plan.finishes == "reduction" and bandwidth and _SLOW * plan.max_received_nbytes / bandwidth > _multiplying(plan):
-        return max(1, min(columns // (_MIN_COLUMNS // 2), _MAX_CHUNKS))
-    wanted = rows * columns * plan.itemsize // _CHUNK_NBYTES
-    return max(1, min(wanted, columns // _MIN_COLUMNS, _MAX_CHUNKS))
-
-
-def _multiplying(plan: ProductPlan) -> float:
-    return 2 * plan.busiest_multiplies / FAT_TREE.flops_per_second(plan.dtype)
+    plan = replace(plan, transport=transport)
+    return min((1, 2, 4, _MAX_CHUNKS), key=lambda chunks: predict(replace(plan, chunks=min(chunks, most)), machine))
 
 
 def _width(plan: Summa, chunks: int | None) -> int:
@@ -298,22 +273,26 @@ def doubling(nprocs: int, count: int) -> tuple[int, ...]:
 
 
 def choose_algorithm(plan: ProductPlan, count: int | None, topology: Topology) -> Algorithm:
-    """The algorithm with the shortest measured time, or else estimated time; with `count` GEMMs, if given."""
+    """The algorithm with the shortest measured time, or else predicted time; with `count` GEMMs, if given."""
     algorithms = candidates(plan, count, topology)
     measured = [algorithm for algorithm, _ in plan.measured if algorithm in algorithms]
     if measured:
         return measured[0]
     return min(
         (algorithm for algorithm in algorithms if _is_calibrated(plan, algorithm)),
-        key=lambda algorithm: estimate(plan, algorithm),
+        key=lambda algorithm: _seconds(plan, algorithm, topology),
     )
+
+
+def _seconds(plan: ProductPlan, algorithm: Algorithm, topology: Topology) -> float:
+    return predict(replace(plan, algorithm=algorithm), topology.hardware)
 
 
 def shortlist(plan: ProductPlan, count: int | None = None, topology: Topology = _ANY) -> list[Algorithm]:
     """The algorithms worth measuring: the one that would be chosen unmeasured, the best of each kind, then others."""
     first = choose_algorithm(replace(plan, measured=()), count, topology)
-    times = {algorithm: estimate(plan, algorithm) for algorithm in candidates(plan, count, topology)}
-    most = _MARGIN * times[first] + _LATENCY_US
+    times = {algorithm: _seconds(plan, algorithm, topology) for algorithm in candidates(plan, count, topology)}
+    most = _MARGIN * times[first] + _LATENCY
     near = [algorithm for algorithm in sorted(times, key=times.__getitem__) if times[algorithm] <= most]
     kinds = {algorithm.kind: algorithm for algorithm in reversed(near)}.values()
     best_of_kinds = (algorithm for algorithm in near if algorithm in kinds)
@@ -352,7 +331,7 @@ def _all_candidates(plan: ProductPlan, count: int | None, topology: Topology) ->
 
 
 def _is_calibrated(plan: ProductPlan, algorithm: Algorithm) -> bool:
-    """Whether the estimate is accurate enough to choose the algorithm without a measurement."""
+    """Whether the algorithm may be taken without a measurement: one kernel for enough tiles only."""
     depth = plan.inner.max_count if isinstance(plan, GemmReduceScatter) else math.inf
     flat = depth <= _FLAT and not isinstance(plan, GemmAllReduce)
     if algorithm.kind == "fused_stores":

@@ -7,9 +7,9 @@ rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import ClassVar
 
 from pblas.layouts.split import Split
@@ -163,7 +163,10 @@ class AllGatherGemm(ProductPlan):
             start += count
             width = self.oriented.n if self.along_k else sum(phase.gemm[1] for phase in group)
             k = sum(phase.gemm[2] for phase in group) if self.along_k else self.oriented.k
-            grouped.append(Phase(1, (rows, width, k), sum((phase.before for phase in group), Traffic())))
+            before = sum((phase.before for phase in group), Traffic())
+            if self.push_algorithm.kind == "sm_push":  # one kernel
+                before = replace(before, near_messages=min(1, before.near_messages))
+            grouped.append(Phase(1, (rows, width, k), before, launch="graph"))
         return grouped
 
     @property
@@ -295,8 +298,14 @@ class GemmReduceScatter(ProductPlan):
         product, rank = self.oriented, view.rank
         k, own = self.inner.count(rank), self.shards.count(rank)
         if self.algorithm is not None:
-            groups = self.algorithm.groups if self.algorithm.kind == "copy_engine" else (view.nprocs,)
-            yield from self._pushed(view, [*reversed(groups[1:]), groups[0]])
+            own, *others = self.algorithm.groups
+            if self.algorithm.is_one_kernel:
+                yield from self._in_one_kernel(view)
+            elif self.algorithm.kind == "sm_push":
+                yield from self._pushed(view, [(1.0, 1)])
+            else:
+                pieces = [(group / view.nprocs, group) for group in reversed(others)]
+                yield from self._pushed(view, [*pieces, (own / view.nprocs, 0)])
             return
         yield from self._partial_products(view, self.shards, self.chunks)
         for count, width in even(self.chunks, own):
@@ -322,18 +331,49 @@ class GemmReduceScatter(ProductPlan):
                         waits="queue" if self.overlap else "sent",
                     )
 
-    def _pushed(self, view: View, weights: Iterable[int]) -> Iterator[Phase]:
-        """The phases of the push transport: GEMMs of pieces of D, each sent when formed; then one pass that adds."""
-        product, weights = self.oriented, tuple(weights)
-        received, k = self.received_nbytes(view.rank), self.inner.count(view.rank)
-        borders = cuts(product.n, weights)
-        for start, stop in pairwise(borders):
-            arrived = received * stop // max(product.n, 1) - received * start // max(product.n, 1)
-            peer = (view.rank + 1) % view.nprocs
-            traffic, peers = view.traffic(peer, arrived), view.nprocs - 1
-            near, far = peers * traffic.near_messages, peers * traffic.far_messages
-            yield Phase(1, (product.m, stop - start, k), after=replace(traffic, near_messages=near, far_messages=far))
+    def _pushed(self, view: View, pieces: Sequence[tuple[float, int]]) -> Iterator[Phase]:
+        """The phases of the push transport: a GEMM for each piece of D, which is sent when formed; then one sum.
+
+        A piece is the part of the columns, and the copies that bring its part of the bytes, none if the rank owns it.
+        """
+        product, k, received = self.oriented, self.inner.count(view.rank), self.received_nbytes(view.rank)
+        arriving = _cumulated([part if copies else 0.0 for part, copies in pieces], received)
+        columns = _cumulated([part for part, _ in pieces], product.n)
+        for (_, copies), width, nbytes in zip(pieces, columns, arriving, strict=True):
+            after = view.traffic((view.rank + 1) % view.nprocs, nbytes)
+            near, far = copies * after.near_messages, copies * after.far_messages
+            after = replace(after, near_messages=near, far_messages=far)
+            yield Phase(1, (product.m, width, k), after=after, launch="graph")
         yield Phase(1, copied=received, waits="sent")
+
+    def _in_one_kernel(self, view: View) -> Iterator[Phase]:
+        """One kernel forms the peers' columns of a piece, and then the own columns of an earlier piece.
+
+        It stores them where they are needed, or copies send each peer's columns. Tiles have HALF_TILE columns at least.
+        """
+        algorithm, rank, peers = self.push_algorithm, view.rank, view.nprocs - 1
+        stores, m, k = algorithm.kind == "fused_stores", self.oriented.m, self.inner.count(rank)
+        delay, weights = 2 if stores and self.replicates else 1, algorithm.groups
+        partials = self.wire_itemsize * self.received_partials(rank)
+        own = self.oriented.n // view.nprocs
+        lines, formed, finished = (
+            _cumulated(weights, total) for total in (own, partials, self.received_nbytes(rank) - partials)
+        )
+        none = [0] * delay
+        yield Phase(1)
+        pieces = [*lines, *none], [*formed, *none], [*none, *lines], [*none, *finished]
+        for sent, arriving, kept, sums in zip(*pieces, strict=True):
+            theirs, mine = (-(-x // HALF_TILE) * HALF_TILE for x in (sent, kept))
+            if stores:
+                read = Traffic(read=arriving + sums)
+                yield Phase(1, (m, theirs * peers + mine, k), read, launch="graph")
+                continue
+            for count, nbytes in even(peers, arriving):
+                traffic = view.traffic((rank + 1) % view.nprocs, nbytes)
+                yield Phase(count, (m, theirs, k), after=traffic, queued=False, launch="none")
+            traffic = view.traffic((rank + 1) % view.nprocs, sums)
+            traffic = replace(traffic, near_messages=peers * traffic.near_messages)
+            yield Phase(1, (m, mine, k), after=traffic, queued=False, launch="none")
 
     def received_partials(self, rank: int) -> int:
         """Elements of a partial product of this rank's shard of D, from every other rank that holds a part of K."""
@@ -571,7 +611,13 @@ class GemmAllReduce(GemmReduceScatter):
         """Block by block: the peers' columns of a block, then the own columns of the last one, whose sums go to all."""
         product, rank, p = self.oriented, view.rank, view.nprocs
         if self.algorithm is not None:
-            yield from self._pushed(view, self.algorithm.groups)
+            if self.algorithm.is_one_kernel:
+                yield from self._in_one_kernel(view)
+                return
+            weights, copied = self.algorithm.groups, len(self.copied_pieces)
+            shots = 1 if self.algorithm.kind == "one_shot" else 2
+            pieces = [(w / sum(weights), shots * (p - 1 if i < copied else 1)) for i, w in enumerate(weights)]
+            yield from self._pushed(view, pieces)
             return
         k, block = self.inner.count(rank), self.shards.nb * p
         assigned = Split(0, 1, p)
@@ -616,6 +662,16 @@ class GemmAllReduce(GemmReduceScatter):
     def moves(self) -> str:
         lines = "rows" if self.transposed else "columns"
         return f"{self.partials_text} to the ranks that add its {lines}, the sums to all ranks"
+
+
+def _cumulated(weights: Sequence[float], total: int) -> list[int]:
+    """Integers in proportion to the weights, of which the sum is the total.
+
+    >>> _cumulated([1, 1, 1], 10)
+    [3, 4, 3]
+    """
+    borders = [round(total * part / (sum(weights) or 1)) for part in accumulate(weights, initial=0)]
+    return [stop - start for start, stop in pairwise(borders)]
 
 
 def _first_all(phases: list[Phase]) -> list[Phase]:

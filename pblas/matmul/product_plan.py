@@ -10,7 +10,7 @@ of D^T = op(B)^T op(A)^T, on the same memory. `plan.oriented` is the product in 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, product
 from typing import ClassVar, Literal
@@ -390,6 +390,12 @@ class ProductPlan(Plan):
         """Ranks with the largest and smallest shards."""
         return self.product.extreme_ranks()
 
+    def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
+        """The first and the last rank of pushed plans, which all have about the same work."""
+        if self.algorithm is None:
+            return Plan.typical_ranks(self, ranks_per_node)
+        return list(dict.fromkeys((0, self.nprocs - 1)))
+
     def title(self) -> str:
         p = self.product
         return f"D = op(A) op(B), {p.m} x {p.n} x {p.k} (m x n x k)"
@@ -449,7 +455,7 @@ class ProductPlan(Plan):
         if self.algorithm is not None:
             times = ", ".join(f"{algorithm.short} {1e6 * seconds:.1f} us" for algorithm, seconds in self.measured)
             was_measured = any(algorithm == self.algorithm for algorithm, _ in self.measured)
-            why = f"measured: {times}" if was_measured else "estimated to be the fastest"
+            why = f"measured: {times}" if was_measured else "predicted to be the fastest"
             if self.queue is not None:
                 why += ", of the algorithms that leave multiprocessors to other queues"
             yield "algorithm", f"{self.algorithm.short}, {why}"

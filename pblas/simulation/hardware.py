@@ -47,7 +47,7 @@ class Topology:
     @property
     def hardware(self) -> Hardware:
         """Described hardware for predictions: `NVLINK` for GPUs, otherwise `CORE` with the measured bandwidth."""
-        if self.gpus:
+        if self.gpus or self.push:
             return replace(NVLINK, ranks_per_node=self.ranks_per_node)
         return replace(CORE, far=replace(CORE.far, bandwidth=self.bandwidth)) if self.bandwidth else CORE
 
@@ -264,11 +264,11 @@ FAT_TREE = Hardware(
     step=50e-6,
 )
 
-# 8 NVIDIA H200, one rank each. Measured on such nodes (see `pblas.matmul.cost_model`): GEMMs 1440 TFLOP/s in FP8, 720
-# in bfloat16, 45 in float32 and 58 in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy;
-# sums and copies in memory 3.8 TB/s; panels of 1024 columns of Cholesky take 12 times as long as on CPUs, relative to
-# GEMMs. 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR
-# InfiniBand, by its standard); a latency of 5 us and 1 us per message are assumed.
+# 8 NVIDIA H200, one rank each. Measured on such nodes: GEMMs 1440 TFLOP/s in FP8, 720 in bfloat16, 45 in float32 and 58
+# in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy; sums and copies in memory 3.8 TB/s;
+# panels of 1024 columns of Cholesky take 12 times as long as on CPUs, relative to GEMMs (benchmarks/gpu/panels.py).
+# 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR InfiniBand, by its standard); a latency
+# of 5 us and 1 us per message are assumed.
 NVLINK = Hardware(
     name="nvlink",
     ranks_per_node=8,

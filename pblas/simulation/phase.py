@@ -77,6 +77,8 @@ class Phase:
     # True if the rank requests the operand of the next step before its GEMM, False if after it (local)
     ahead: bool = True
     gemms: int = 1  # number of GEMMs of m x n x k in a step (local)
+    # what starts a step: an executor, a CUDA graph that runs already, or none: the kernel of the step before (local)
+    launch: Literal["executor", "graph", "none"] = "executor"
     # multiplications of a panel that the core factors in a step, in addition to the GEMM (local)
     panel: float = 0.0
     # messages on a node, and between nodes, one after the other, by which ranks choose pivots in `panel`; and steps of

@@ -253,7 +253,11 @@ class _Rank:
         near, far = before.near + after.near, before.far + after.far
         copies = phase.copied / hardware.memory_bandwidth + near / hardware.near.core + far / hardware.far.core
         gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
-        copies += hardware.rounds_seconds(*phase.rounds) + hardware.step
+        copies += hardware.rounds_seconds(*phase.rounds)
+        if phase.launch == "executor":
+            copies += hardware.step
+        elif phase.launch == "none" and gemm:
+            gemm -= hardware.call
         return gemm + hardware.panel_seconds(phase.panel, self._dtype), copies
 
     def _prepared(self, phase: Phase) -> float:

@@ -48,7 +48,7 @@ def test_import_starts_no_mpi_and_no_gpu(statement: str) -> None:
 
 
 PURE = ("layouts/**/*.py", "plans/*.py", "simulation/*.py", "epilogues.py", "errors.py", "*/push/schedules/*.py")
-PURE_NAMES = ("*_plan.py", "choose*.py", "cost_model.py")
+PURE_NAMES = ("*_plan.py", "choose*.py")
 
 
 def test_planning_loads_integers_only() -> None:

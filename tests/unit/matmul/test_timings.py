@@ -11,14 +11,13 @@ import pytest
 
 from pblas.errors import PblasWarning
 from pblas.matmul.choose_granularity import SHORTLIST_LENGTH, PlanningContext, candidates, shortlist
-from pblas.matmul.cost_model import estimate
 from pblas.matmul.one_dimensional_plan import GemmAllReduce
 from pblas.matmul.product_plan import ProductPlan
 from pblas.plans.algorithm import Algorithm, Times
 from pblas.runtime.measured import Measured
 from pblas.simulation.hardware import Topology
 from tests.unit.backends.test_device import H200
-from tests.unit.matmul.test_algorithms import LAYOUTS, SHAPES, planned
+from tests.unit.matmul.test_algorithms import LAYOUTS, SHAPES, estimate, planned
 
 TOPOLOGIES = {
     capability: Topology(4, True, True, True, replace(H200, compute_capability=capability).has_waiting_tiles)
@@ -54,8 +53,8 @@ def test_the_first_measured_algorithm_is_taken_if_the_plan_has_it() -> None:
     for times, taken, call_args in (
         (TIMES, TIMES[0][0], "measured: copy_engine:1,1,2 200.0 us, sm_push 100.0 us"),
         (((Algorithm("copy_engine", (1, 7)), 1.0), *TIMES[1:]), Algorithm("sm_push"), "measured: "),
-        (((Algorithm("tile_signals"), 1.0), (Algorithm("one_shot"), 1.0)), estimated, "estimated to be the fastest"),
-        ((), estimated, "estimated to be the fastest"),
+        (((Algorithm("tile_signals"), 1.0), (Algorithm("one_shot"), 1.0)), estimated, "predicted to be the fastest"),
+        ((), estimated, "predicted to be the fastest"),
     ):
         plan = planned("AG along n", 8192, 8192, 8192, 4, topology=TOPOLOGIES[8, 0], known=lambda _, times=times: times)
         assert plan.algorithm == taken
