@@ -90,6 +90,8 @@ def _have_pairs(
     hosts: tuple[range, ...],
 ) -> bool:
     """Whether a host has two ranks that differ only in the coordinate of the copy."""
+    if ranks is None and strides[2] >= max(map(len, hosts)):  # copies are on different hosts
+        return False
     rows, columns = (Split(nprocs, 1, nprocs) for nprocs in extents[:2])
     sharers = Sharers(Placement(rows, columns, strides, extents[2], start, ranks), hosts)
     return any(len(sharers.of(rank)) > 1 for host in hosts for rank in host)
