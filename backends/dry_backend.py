@@ -226,6 +226,9 @@ class DryRanks(CpuBackend):
         self._blas.close()
         self.arena.close()
 
+    def is_near(self, peer: int) -> bool:
+        return self.shared and 0 < peer < self.most_near
+
     def measured_bandwidth(self) -> float:
         """The bandwidth of the described machine, as a context would measure it."""
         return 0.0 if self.most_near == self.size else 2.0 ** round(np.log2(self.recording.bandwidth))

@@ -20,7 +20,7 @@ def main() -> float:
     with pblas.Context() as ctx:
         picture = load_sample_image("flower.jpg").mean(axis=2)
         A = ctx.from_global(picture, root=None)
-        (m, n), size = A.shape, float(A.norm())
+        (m, n), size = A.shape, A.norm()
         U, S, Vh = linalg.svd(A)
 
         errors = {}

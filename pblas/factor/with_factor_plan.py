@@ -217,7 +217,10 @@ class WithPanelsPlan(WithFactorPlan):
 
     def readers(self, panel: Panel) -> list[int]:
         """The ranks other than its owner that need a panel (global)."""
-        return [rank for rank in range(self.nprocs) if rank != panel.owner and self.columns(panel, rank)]
+        columns = self.x.columns
+        last = min(columns.nblocks, columns.nprocs)  # ranks from 0 on have columns
+        ranks = range(last) if columns.src == 0 else range(self.nprocs)
+        return [rank for rank in ranks if rank != panel.owner and self.columns(panel, rank)]
 
     @property
     def overlaps_messages(self) -> bool:

@@ -132,18 +132,24 @@ def _promising(
     parts = []
     for sizes in triples(product.nprocs):
         splits = [Split(n, -(-n // p) or 1, p) for n, p in zip((product.m, product.n, product.k), sizes, strict=True)]
-        parts.append((_parts(product, even, splits, machine), sizes))
+        parts.append((_parts(product, even, splits, machine, any_panels=True), sizes))
     return [(least, sizes) for (least, _), sizes in sorted(parts, key=lambda part: (part[0][1], part[1]))]
 
 
 def _parts(
-    product: Product, held: tuple[int, int, int], splits: Sequence[Split], machine: Hardware
+    product: Product,
+    held: tuple[int, int, int],
+    splits: Sequence[Split],
+    machine: Hardware,
+    *,
+    any_panels: bool = False,
 ) -> tuple[float, float]:
     """About the least seconds of an arrangement that cuts m, n and k in this way, and about the sum of its parts.
 
     The parts are those of the core, which multiplies panels, and packs them and adds partial products unless it reads
     them in place; of the elements that arrive from other nodes; and of those from the own one. A rank has at most
-    `held` elements of op(A), of op(B), and of the sums.
+    `held` elements of op(A), of op(B), and of the sums. Panels are cut from K, or with `any_panels` from the shortest
+    dimension.
     """
     (m, n, k), node = (split.max_count for split in splits), machine.ranks_per_node
     layers = max(1, min(splits[2].nprocs, splits[2].nblocks))
@@ -154,8 +160,8 @@ def _parts(
         far = sum(max(0, count - node * own) for count, own in needed) + partial * max(0, layers - node) / layers
     near, far = product.itemsize * (near - far), product.itemsize * far
     in_place = product.nprocs <= (node if machine.shared else 1)
-    steps = 1 if in_place else max(1, -(-k // PANEL))
-    core = steps * (machine.gemm_seconds(m, n, k / steps, product.dtype) + machine.step)
+    steps = 1 if in_place else max(1, -(-(min(m, n, k) if any_panels else k) // PANEL))
+    core = machine.gemm_seconds(m, n, k, product.dtype) + (steps - 1) * machine.call + steps * machine.step
     if not in_place:
         core += 2 * product.itemsize * k * (m + n) / machine.memory_bandwidth
     core += STARTING * machine.step
