@@ -121,14 +121,17 @@ class Gather:
     def __init__(self, backend: HostRanks, plan: AllGatherGemm, dtype: Dtype, order: Literal["F", "C"]) -> None:
         self._backend, self._plan, self._dtype, self._order = backend, plan, dtype, order
         rank = backend.rank
-        readers = [list(filter(plan.takes_part, group)) for group in backend.groups]
+        rows = plan.oriented.d.split
+        assert rows is not None, "AllGatherGemm splits D"
+        readers = [list(filter(rows.count, group)) for group in backend.groups]
         group_of = {reader: group for group in readers for reader in group}
         self._group = group_of.get(rank, [])  # ranks of this node that read what arrives on it
-        self._sends_to: list[list[int]] = []  # such ranks of other nodes, in the order in which they read this shard
+        others: dict[int, list[int]] = {}
         for peer in backwards(rank, plan.product.nprocs):
             group = group_of.get(peer, self._group)
-            if group is not self._group and not backend.is_near(peer) and group not in self._sends_to:
-                self._sends_to.append(group)
+            if group is not self._group and not backend.is_near(peer):
+                others.setdefault(group[0], group)
+        self._sends_to = list(others.values())  # such ranks of other nodes, in the order in which they read this shard
         self.source_matrix: SourceMatrix = SourceMatrix(backend, _placement(plan), dtype, order)
         self._far = list(self._far_pieces())
         self._received_here = [piece for piece in self._far if piece.receiver == rank]

@@ -120,10 +120,11 @@ class AllGatherGemm(ProductPlan):
     def steps(self, rank: int) -> Iterator[GatherStep]:
         """This rank's steps: its own shard first, then the others' in rotated order."""
         if self.takes_part(rank):
+            shards, along_k, p = self.shards, self.along_k, self.oriented
             for source in chain((rank,), rotated(rank, self.product.nprocs)):
-                k, columns = self.shard_shape(source)
-                if k:
-                    for piece, c0, c1 in pieces(columns, self.chunks):
+                count = shards.count(source)
+                if count and p.k:
+                    for piece, c0, c1 in pieces(p.n if along_k else count, self.chunks):
                         yield GatherStep(source, piece, c0, c1)
 
     def phases(self, view: View) -> Iterator[Phase]:
