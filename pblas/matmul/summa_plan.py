@@ -357,10 +357,15 @@ class Summa(ProductPlan):
 
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
         """Of several ranks those that wait for most bytes or steps, that with the largest cuboid, and the last one."""
-        nprocs, ranks = self.product.nprocs, sorted(self.extreme_ranks())
-        some = [ranks[i * len(ranks) // _ASKED] for i in range(_ASKED)] if len(ranks) > _ASKED else ranks
+        nprocs, some = self.product.nprocs, sorted(self.extreme_ranks())
         if nprocs <= _FEW:
-            return (self.busy_rank, *(rank for rank in ranks if rank != self.busy_rank))
+            return (self.busy_rank, *(rank for rank in some if rank != self.busy_rank))
+        if len(some) > _ASKED:  # those with the fewest peers on their nodes, and some of the others
+            views = {rank: View(rank, nprocs, ranks_per_node, "message") for rank in some}
+            places = self.a, self.b, self.cuboids.d
+            some.sort(key=lambda rank: sum(_share(place, views[rank]) for place in places))
+            half = _ASKED // 2
+            some = [*some[:half], *some[half :: -(-len(some) // half)]]
         slow = self._slow_a, self._slow_b
         arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message"), slow) for rank in some}
         far, near = (sorted(some, key=lambda rank: arriving[rank][link]) for link in (0, 1))
