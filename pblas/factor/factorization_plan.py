@@ -18,15 +18,17 @@ from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
 from pblas.simulation.hardware import Transport
-from pblas.simulation.phase import Phase, View
+from pblas.simulation.phase import Phase, View, solve_rows
 
-_DIAGONAL, SOLVE, _PANEL, _NARROW = 4.0, 1.2, 1.6, 192
-"""Work of BLAS and LAPACK over that of a GEMM of as many multiplications, on one core of an AMD EPYC, float64: of
-Cholesky of a diagonal block and of LU of a panel, both of up to _NARROW columns, and of a solve with a diagonal block.
-"""
+_DIAGONAL = 350
+"""Order of a matrix that LAPACK's Cholesky factors at half the rate of GEMMs (measured for orders 64 to 2048, OpenBLAS
+on one core of an AMD EPYC, float64)."""
+_PANEL, _NARROW = 1.6, 192
+"""Time of LU of a panel of up to _NARROW columns, over that of a GEMM of as many multiplications (there too)."""
 PIVOTS_ON_GPUS = 2.5
 """Time of a panel of LU of cuSOLVER over that of a panel of Cholesky with as much of this work (H200, float64, 1024
 columns: docs/performance/gpu.md)."""
+_LINE = 64  # bytes of a cache line
 _PIECE = 512  # rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 _BUFFERS = 2
@@ -221,7 +223,8 @@ class FactorizationPlan(Plan):
                 factored = 0.0 if panel.owner == view.rank else self.panel_multiplications(panel)
                 # A22 -= A21 A12   (the panel A21 of its owner, this rank's columns of A12 and A22)
                 gemm = rows, n_loc, panel.width
-                yield Phase(1, gemm, traffic, panel=work, factored=factored, updated=before)
+                copied = self.exchanged_nbytes(panel) * self.w.local_shape(view.rank)[1]
+                yield Phase(1, gemm, traffic, copied=copied, panel=work, factored=factored, updated=before)
             before = self.multiplied_rows(self.w.m - panel.stop), self.w.nb, panel.width
         if self.back is not None:
             yield from self.back.phases(view)
@@ -229,6 +232,10 @@ class FactorizationPlan(Plan):
     def multiplied_rows(self, below: int) -> int:
         """Rows of the GEMM of a step with `below` rows below its panel, on average over the columns."""
         return below
+
+    def exchanged_nbytes(self, panel: Panel) -> int:
+        """Bytes of each column that are read and written to exchange rows after a panel."""
+        return 0
 
     def operands_nbytes(self, rank: int) -> int:
         return self.itemsize * prod(self.a.local_shape(rank)) * (1 + self.returns)
@@ -364,9 +371,8 @@ class CholeskyPlan(FactorizationPlan):
 
     def rows_multiplications(self, panel: Panel, rows: int) -> float:
         """`panel_multiplications` of a diagonal block, and of a solve with it for some rows."""
-        width, narrow = panel.width, min(panel.width, _NARROW)
-        diagonal = width * (width**2 + (_DIAGONAL - 1) * narrow**2) / 6
-        return diagonal + SOLVE * rows * width**2 / 2
+        width = panel.width
+        return width**2 * (width + _DIAGONAL) / 6 + rows * width * solve_rows(width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,6 +402,14 @@ class LuPlan(FactorizationPlan):
     def panel_multiplications(self, panel: Panel) -> float:
         """LU of the rows from the diagonal on."""
         return self.rows_multiplications(self.w.m - panel.start, panel.width)
+
+    def multiplied_rows(self, below: int) -> int:
+        """With those of U12 = L11^-1 A12."""
+        return below + solve_rows(self.w.nb)
+
+    def exchanged_nbytes(self, panel: Panel) -> int:
+        """Rows of whole cache lines."""
+        return 2 * min(panel.width * (_LINE + self.itemsize), self.itemsize * (self.w.m - panel.start))
 
     def rows_multiplications(self, rows: float, width: int) -> float:
         """`panel_multiplications` of some rows."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from pblas.factor.factorization_plan import PIVOTS_ON_GPUS, SOLVE, LuPlan, Panel
+from pblas.factor.factorization_plan import PIVOTS_ON_GPUS, LuPlan, Panel
 from pblas.factor.grid_plan import GridPlan, Step, blocks_of, dealt, in_messages, levels
-from pblas.simulation.phase import Phase, Traffic, View, even
+from pblas.simulation.phase import Phase, Traffic, View, even, solve_rows
 
 Pivoting = Literal["partial", "tournament"]
 
@@ -122,18 +122,21 @@ class GridLuPlan(GridPlan, LuPlan):
         for step, following, nbytes in zip(steps, [*steps[1:], None], dealt_out, strict=True):
             panel, rows, width = step.panel, step.rows, step.panel.width
             ahead = step if step.many > 1 else following
-            # U12 = L11^-1 A12, for which the process column waits, and the next panel
-            solve = SOLVE * step.columns * width**2 / 2
             own = ahead.own if ahead else 0.0
-            work = solve + (own * self._work(ahead) if ahead else 0.0)
+            work = own * self._work(ahead) if ahead else 0.0
             rounds = self._messages(ahead.panel, own, near, far) if ahead else (0.0, 0.0, 0.0)
             factored = (1 - step.own) * self._work(step)
             awaited = self._messages(panel, 1 - step.own, near, far)
             for many, left, right, exchanged in even(step.many, *nbytes):
                 traffic = self.left_traffic(view, step, left)
                 yield Phase(
-                    # A22 -= L21 U12
-                    *(many, (rows, step.columns, width), traffic, self._after(view, right, exchanged)),
+                    # U12 = L11^-1 A12, for which the process column waits, A22 -= L21 U12
+                    *(
+                        many,
+                        (rows + solve_rows(width), step.columns, width),
+                        traffic,
+                        self._after(view, right, exchanged),
+                    ),
                     # packed and unpacked
                     copied=4 * exchanged,
                     waits="sent",
@@ -167,7 +170,7 @@ class GridLuPlan(GridPlan, LuPlan):
             return slow * rows * width**2 / 2 * (_OTHERS + (_COLUMNS - _OTHERS) * inner)
         # candidates, their merges, and L21 = A21 U11^-1
         merges = levels(self.w.grid.nprow) * self.rows_multiplications(2 * width, width)
-        return self.rows_multiplications(rows, width) + merges + SOLVE * rows * width**2 / 2
+        return self.rows_multiplications(rows, width) + merges + rows * width * solve_rows(width)
 
     def _messages(self, panel: Panel, part: float, near: int, far: int) -> tuple[float, float, float]:
         """`Phase.rounds` of a panel: messages, near and far, by which a process column chooses rows, and steps."""

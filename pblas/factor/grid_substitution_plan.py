@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from pblas.factor.factorization_plan import SOLVE
 from pblas.factor.grid_plan import beside, in_messages
 from pblas.factor.with_factor_plan import FactorStep, Triangle, WithFactorPlan, triangle_steps
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.simulation.hardware import CORE, Topology
-from pblas.simulation.phase import Phase, View
+from pblas.simulation.phase import Phase, View, solve_rows
 from pblas.simulation.simulate import predict
 from pblas.triangular.choose import choose_trsm
 from pblas.triangular.trsm_plan import PANEL, TriangularOperands, TrsmPlan
@@ -102,7 +101,7 @@ class GridSubstitutionPlan(WithFactorPlan):
                 row, column = w.grid.coordinates(step.panel.owner)
                 peer = w.grid.rank((r + 1) % w.grid.nprow if r == row else row, c)
                 before, after = in_messages(view, peer, other, 1), view.traffic(w.grid.rank(r, column), left)
-                solve = SOLVE * columns * width**2 / 2
+                solve = columns * width * solve_rows(width)
                 yield Phase(
                     # X[i] -= T[i, k] X[k], X[k] = T[k, k]^-1 X[k]
                     *(1, (rows, columns, width), before, after),

@@ -21,7 +21,7 @@ from pblas.matmul.summa_plan import cut, cut_count, same_place
 from pblas.plans.base import Plan
 from pblas.redistribution.redistribution_plan import described
 from pblas.simulation.hardware import Transport
-from pblas.simulation.phase import Phase, Traffic, View, even
+from pblas.simulation.phase import Phase, Traffic, View, even, solve_rows
 
 PANEL = 256
 """Default width of a panel: BLAS solves with a diagonal block of this order at 0.9 of the rate of a GEMM, and GEMMs of
@@ -342,8 +342,9 @@ class TrsmPlan(TriangularSolve):
             for many, depth, nbytes in even(steps, n, arrives):
                 traffic = spread(view, peers, nbytes)
                 copied = 0 if view.transport == "shared" else 2 * nbytes
-                # X[i] -= T[i, k] X[k]   (panel k of T, this rank's columns of X)
-                yield Phase(many, (n // 2, columns, depth), traffic, copied=copied)
+                # X[k] = T[k, k]^-1 X[k], X[i] -= T[i, k] X[k]   (panel k of T, this rank's columns of X)
+                gemm = (n - depth) // 2 + solve_rows(depth), columns, depth
+                yield Phase(many, gemm, traffic, copied=copied)
         if not self.stays:
             yield self._redistribution(view, self.solved, operands.result)
 
