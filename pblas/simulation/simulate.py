@@ -249,9 +249,8 @@ class _Rank:
 
     def _costs(self, phase: Phase) -> tuple[float, float]:
         """Seconds of a step's GEMM, and of the core's other work in the step."""
-        hardware, before, after = self._hardware, phase.before, phase.after
-        near, far = before.near + after.near, before.far + after.far
-        copies = phase.copied / hardware.memory_bandwidth + near / hardware.near.core + far / hardware.far.core
+        hardware = self._hardware
+        copies = phase.copied / hardware.memory_bandwidth + self._moved(phase)
         gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
         copies += hardware.rounds_seconds(*phase.rounds)
         if phase.launch == "executor":
@@ -259,6 +258,11 @@ class _Rank:
         elif phase.launch == "none" and gemm:
             gemm -= hardware.call
         return gemm + hardware.panel_seconds(phase.panel, self._dtype), copies
+
+    def _moved(self, phase: Phase) -> float:
+        """Seconds in which the core itself moves the messages of a step."""
+        near, far = phase.before.near + phase.after.near, phase.before.far + phase.after.far
+        return near / self._hardware.near.core + far / self._hardware.far.core
 
     def _prepared(self, phase: Phase) -> float:
         """Seconds in which the sender of a step's operand updates and factors it."""
@@ -301,7 +305,8 @@ class _Rank:
         """One step as a function of the clocks that uses maxima and additions only."""
         gemm, copies = self._costs(phase)
         read = self._busy(phase, stretch)[2]
-        core = max(gemm, read) + copies
+        moved = self._moved(phase)
+        core = max(gemm, read) + copies - moved
         after, before, slow = phase.after, following.before, stretch * following.slow
         prepared, deliver = self._prepared(following), self._deliver
         ahead, sent, queued = following.ahead, phase.waits == "sent", phase.queued
@@ -310,7 +315,8 @@ class _Rank:
 
         def step(clocks: Clocks) -> Clocks:
             ended, operand, near, far, last, before_last = clocks
-            start = max(ended, operand, before_last, last) if sent else max(ended, operand, before_last)
+            start = max(ended + moved, operand, before_last)  # messages arrive while the core moves them
+            start = max(start, last) if sent else start
             end = start + core
             arrived = posted = (ended if ahead else end) + prepared
             if arrives:
