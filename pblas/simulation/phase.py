@@ -160,8 +160,8 @@ class View:
 
 
 SOLVES = 200
-"""Order of a triangle with which BLAS solves at half the rate of GEMMs (measured for orders 64 to 1024, 1024 columns, by
-OpenBLAS on one core of an AMD EPYC, float64)."""
+"""Order of a triangle with which BLAS solves at half the rate of GEMMs (orders 64 to 1024, 1024 columns, OpenBLAS on
+one core of an AMD EPYC, float64)."""
 
 
 def solve_rows(order: int) -> int:
