@@ -18,7 +18,7 @@ from typing import ClassVar, NamedTuple
 from pblas.layouts.messages import received_count, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
-from pblas.simulation.phase import Phase, View, even
+from pblas.simulation.phase import Phase, View, even, solve_rows
 from pblas.triangular.trsm_plan import TriangularSolve, spread
 
 
@@ -128,7 +128,8 @@ class PipelinedTrsm(TriangularSolve):
     def phases(self, view: View) -> Iterator[Phase]:
         """Blocks are taken as equal: each is multiplied with an equal share of this rank's part of the triangle.
 
-        A block waits for the sums of its process row, and its process column for the block: each is a step.
+        A block waits for the sums of its process row, and its process column for the block: each is a step. All wait
+        for the solve with a block of the diagonal.
         """
         operands, itemsize = self.operands, self.itemsize
         if not self.reads:
@@ -140,8 +141,9 @@ class PipelinedTrsm(TriangularSolve):
         hops = max(1, (self.triangle.rows.nprocs > 1) + (self.triangle.columns.nprocs > 1))
         for many, depth, nbytes in even(hops * self.nblocks, self.order, itemsize * self.nrhs * arrives):
             traffic = spread(view, peers[:1] if nbytes else [], nbytes)
-            # sums[i] += T[i, k] X[k]   (this rank's part of T; block k of X has arrived)
-            yield Phase(many, (own // max(1, self.order), self.nrhs, depth), traffic, ahead=False)
+            # X[k] = T[k, k]^-1 X[k], sums[i] += T[i, k] X[k]   (this rank's part of T; block k of X has arrived)
+            rows = own // max(1, self.order) + solve_rows(hops * depth)
+            yield Phase(many, (rows, self.nrhs, depth), traffic, ahead=False)
         yield self._redistribution(view, self.solved, operands.result)
 
     @property
