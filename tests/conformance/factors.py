@@ -26,7 +26,7 @@ from tests.conformance.problems import DTYPES, SEEDS, Matrix, Operand, Outcome
 from tests.conformance.tables import INV, LLT, LU, NBRHS, NRHS
 
 PROGRAMS = ("llt", "lu", "inv")
-THRESHOLDS = {"llt": 3.0, "lu": 1.0, "inv": 1.0, "qr": 5.0, "lq": 5.0, "qp": 5.0, "ls": 4.0}
+THRESHOLDS = {"llt": 3.0, "lu": 1.0, "inv": 1.0, "qr": 5.0, "lq": 5.0, "qp": 5.0, "ls": 4.0, "sep": 20.0, "gsep": 100.0}
 _EPS = {"s": 2.0**-24, "d": 2.0**-53, "c": 2.0**-24, "z": 2.0**-53}
 """Upstream's eps, which is half of NumPy's."""
 _LEAST = 4
@@ -47,7 +47,8 @@ class Case:
         n: columns of A.
         a: memory layout of A.
         right: right-hand sides: their number, their memory layout, and op.
-        kind: for "llt" and "inv" the matrix, as upstream: GEN, UTR, LTR, UPD or LPD.
+        kind: for "llt" and "inv" the matrix, as upstream: GEN, UTR, LTR, UPD or LPD; for "sep" and "gsep" UPLO and the
+            type of matrix, 1 to 22.
     """
 
     program: str
@@ -62,6 +63,7 @@ class Case:
     def routine_name(self) -> str:
         """The name of the first call."""
         names = {"llt": "potrf", "lu": "getrf", "qr": "geqrf", "lq": "gelqf", "qp": "geqpf", "ls": "gels"}
+        names |= {"sep": "syevd", "gsep": "sygvx"} if self.letter in "sd" else {"sep": "heevd", "gsep": "hegvx"}
         name = (
             names.get(self.program)
             or {"G": "getri", "P": "potri", "T": "trtri"}[self.kind[0] if self.kind == "GEN" else self.kind[1]]

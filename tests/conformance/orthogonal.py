@@ -18,6 +18,7 @@ import numpy as np
 
 from pblas import scalapack
 from pblas.layouts.grid import Grid
+from pblas.scalapack import routines
 from tests.common.gauge import Array, applied, entries
 from tests.conformance import factors
 from tests.conformance.factors import Case, anywhere, norm
@@ -211,14 +212,15 @@ class Run(factors.Run):
         """INFO of a call, with the workspaces that ScaLAPACK asks for."""
         if self.libraries[which] is scalapack:
             return self._call(which, name, *arguments)
-        kinds = [self.dtype, np.zeros(0, self.dtype).real.dtype]
-        kinds = kinds[: 2 if name == "geqpf" and self.dtype.kind == "c" else 1]
-        asked = [np.zeros(1, kind) for kind in kinds]
+        kinds = {"WORK": self.dtype, "RWORK": np.zeros(0, self.dtype).real.dtype, "IWORK": np.dtype(np.intc)}
+        tables = vars(routines)
+        of_complex = tables.get(f"{name.upper()}_COMPLEX") if self.dtype.kind == "c" else None
+        names = (of_complex or tables[name.upper()]).arguments
+        asked = [np.zeros(4, kinds[x]) for x in names if x in kinds]
         self._call(which, name, *arguments, *(x for work in asked for x in (work, -1)))
-        sizes = [max(1, int(work[0].real)) for work in asked]
-        # ScaLAPACK's answer is too small for some blocks with MB other than NB.
-        works = [np.zeros(2 * size + 4096, work.dtype) for size, work in zip(sizes, asked, strict=True)]
-        return self._call(which, name, *arguments, *(x for pair in zip(works, sizes, strict=True) for x in pair))
+        # ScaLAPACK's answer is too small for some blocks with MB other than NB, and for p?syevd.
+        works = [np.zeros(2 * max(1, int(work[0].real)) + 4096, work.dtype) for work in asked]
+        return self._call(which, name, *arguments, *(x for work in works for x in (work, len(work))))
 
     def _elements(self, what: str, vector: Array, axis: int, count: int) -> list[Any]:
         """**Collective.** The elements of TAU or IPIV that belong to sub(A), equal on all processes that have them."""

@@ -6,14 +6,14 @@ from typing import Any
 
 from pblas import PblasError, scalapack
 from pblas.layouts.grid import Grid
-from tests.conformance import factors, orthogonal
+from tests.conformance import eigenvalues, factors, orthogonal
 from tests.conformance.factors import Case, FactorOutcome
 
-PROGRAMS = factors.PROGRAMS + orthogonal.PROGRAMS
+PROGRAMS = factors.PROGRAMS + orthogonal.PROGRAMS + eigenvalues.PROGRAMS
 
 
 def _module(program: str) -> Any:
-    return orthogonal if program in orthogonal.PROGRAMS else factors
+    return next(module for module in (factors, orthogonal, eigenvalues) if program in module.PROGRAMS)
 
 
 def table(program: str, letter: str, *, every: bool = True) -> list[Case]:

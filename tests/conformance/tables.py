@@ -236,6 +236,17 @@ QR = (
 """(M, N) and (MB, NB) of xdqr: QR.dat."""
 LS = tuple(zip((15, 7, 31), (5, 21, 31), strict=True)), (2, 3, 5), (2, 3, 5), (1, 2)
 """(M, N), NB, NRHS and NBRHS of xdls: LS.dat."""
+SEP = (
+    ((0, 1, 2), "L", (1,), (8,)),
+    ((5,), "L", (1, 2), tuple(range(1, 23))),
+    ((4,), "L", (1, 2), (10, 22)),
+    ((6,), "LU", (1, 2, 3), (8,)),
+    ((21,), "U", (8,), (9, 10, 21, 22)),
+    ((27,), "U", (1, 2, 3), (10,)),
+    ((24,), "LU", (1, 2, 3, 4), (22,)),
+    ((100,), "U", (8,), (8,)),
+)
+"""N, UPLO, NB and types of matrices of xdsep and xdgsep: SEP.dat and SEPR.dat, without N = 500."""
 
 # n; grid, mb, nb of the source; grid, mb, nb of the target: ScaLAPACK, REDIST/TESTING/GEMR2D.dat.
 GEMR2D = [

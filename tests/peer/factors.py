@@ -1,7 +1,8 @@
 """Factorizations by one library, and solves or products with Q by the other, both ways, beside each alone; and times.
 
-The cases are the tables of xdllt, xdlu, xdqr and xdls, which ScaLAPACK's restrictions on blocks and alignment allow.
-Pivots are compared where they are unique: random matrices have no ties.
+Of eigenvalues both libraries compute all, which are compared, and so are the subspaces of eigenvectors.
+The cases are the tables of xdllt, xdlu, xdqr, xdls and xdsep, which ScaLAPACK's restrictions on blocks and alignment
+allow. Pivots are compared where they are unique: random matrices have no ties.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.conformance import factors, programs
 from tests.peer.library import TUNED, Library
 
 COMM = MPI.COMM_WORLD
-STEPS = {"llt": 9, "lu": 5, "qr": 7, "lq": 7, "qp": 7, "ls": 2}
+STEPS = {"llt": 9, "lu": 5, "qr": 7, "lq": 7, "qp": 7, "ls": 2, "sep": 5}
 """Of the tables' rows every so many; the steps are prime to the numbers of blocks and kinds."""
 N, ROUNDS = 1000, 3
 _GRIDS = [(p, COMM.size // p) for p in range(1, COMM.size + 1) if COMM.size % p == 0]

@@ -18,6 +18,7 @@ from pblas.spectral.choose import choose_eigh
 from tests.common.factors import NAMES
 from tests.common.gauge import dtype_of
 from tests.common.ranks import collected
+from tests.common.spectra import KINDS
 from tests.gpu.products.test_arrays import Guarded, contexts, ctx  # noqa: F401 - fixtures
 from tests.mpi.operations import test_eigh
 from tests.mpi.operations.test_eigh import (  # noqa: F401 - pytest runs the imported tests on GPUs
@@ -25,7 +26,6 @@ from tests.mpi.operations.test_eigh import (  # noqa: F401 - pytest runs the imp
     check_spectrum,
     check_values,
     hermitian,
-    spectra,
     test_a_b_that_is_not_positive_definite,
     test_any_layout,
     test_checks_find_what_is_wrong,
@@ -100,8 +100,8 @@ def test_by_way_of_a_band(ctx: pblas.Context, name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("by_way_of_a_band")
-@pytest.mark.parametrize("kind", list(spectra(3, 1e-16)))
-def test_spectra_by_way_of_a_band(ctx: pblas.Context, kind: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("kind", KINDS)
+def test_spectra_by_way_of_a_band(ctx: pblas.Context, kind: int | str) -> None:  # noqa: F811
     for name in ("float64", "complex64"):
         check_spectrum(ctx, 140, kind, dtype_of(name), "auto")
 

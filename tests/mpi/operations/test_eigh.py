@@ -20,6 +20,7 @@ from pblas.spectral.choose import choose_eigh
 from tests.common.factors import MOST, NAMES, general, norm1, positive, ratio
 from tests.common.gauge import Array, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks
+from tests.common.spectra import KINDS, sample
 from tests.mpi.matrices.arrays import some_descriptor
 from tests.mpi.operations.test_redistribution import Guarded
 
@@ -222,51 +223,30 @@ def test_part_of_the_spectrum(ctx: pblas.Context, n: int, algorithm: Any) -> Non
     assert (w.shape, v.shape) == ((0,), (n, 0))
 
 
-def spectra(n: int, eps: float) -> dict[str, Array]:
-    """Spectra of LAPACK's tests (xDRVST), and more clusters."""
-    k = np.arange(n)
-    signs = np.where(np.random.default_rng(1).random(n) < 0.5, -1.0, 1.0)
-    return {
-        "zero": np.zeros(n),
-        "identity": np.ones(n),
-        "even": (1 - k / n) * signs,
-        "geometric": eps ** (k / max(n - 1, 1)) * signs,
-        "clustered": np.where(k == 0, 1.0, eps) * signs,
-        "clusters of 1, 2, 4": np.floor(np.log2(k + 1)) + 1 + eps * k,
-        "rank one": np.where(k == 0, 1.0, 0.0),
-        "two values": np.where(k % 2, 1.0, -1.0),
-    }
-
-
 @few
 @pytest.mark.parametrize("algorithm", ["blocked", "local"])
 @pytest.mark.parametrize("name", ["float64", "complex64"])
-@pytest.mark.parametrize("kind", list(spectra(3, 1e-16)))
-def test_spectra(ctx: pblas.Context, kind: str, name: str, algorithm: Any) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_spectra(ctx: pblas.Context, kind: int | str, name: str, algorithm: Any) -> None:
     check_spectrum(ctx, 25, kind, dtype_of(name), algorithm)
 
 
-def check_spectrum(ctx: pblas.Context, n: int, kind: str, dtype: np.dtype[Any], algorithm: Any) -> None:
-    """Check matrices of this spectrum, diagonal and full, of usual sizes and close to the limits of the range."""
-    eps = float(np.finfo(dtype).eps)
-    d = spectra(n, eps)[kind]
+def check_spectrum(ctx: pblas.Context, n: int, kind: int | str, dtype: np.dtype[Any], algorithm: Any) -> None:
+    """Check a matrix of this kind: LAPACK's ratios, eigenvalues, and their sum."""
+    a, size, values = sample(kind, n, dtype)
+    w, v = linalg.eigh(ctx.from_global(a), algorithm=algorithm)
+    # in units of the size: the ratios of numbers close to the limits are out of range
+    wide: Any = np.clongdouble if dtype.kind == "c" else np.longdouble
+    exact, vectors, found = a.astype(wide) / size, collected(v).astype(wide), w.astype(np.longdouble) / size
     limits = np.finfo(dtype)
-    for diagonal in (True, False):
-        q = np.eye(n) if diagonal else np.linalg.qr(general(n, n, np.dtype(np.complex128), 3))[0]
-        q = q if dtype.kind == "c" else (np.eye(n) if diagonal else np.linalg.qr(general(n, n, dtype, 3))[0])
-        a = (q * d) @ q.conj().T
-        a = (a + a.conj().T) / 2
-        for size in (1.0, float(limits.max) / 64, float(limits.smallest_normal) * 64):
-            scaled = (a * size).astype(dtype)
-            w, v = linalg.eigh(ctx.from_global(scaled), algorithm=algorithm)
-            # in units of the size: the ratios of numbers close to the limits are out of range
-            wide: Any = np.clongdouble if dtype.kind == "c" else np.longdouble
-            exact, vectors = scaled.astype(wide) / size, collected(v).astype(wide)
-            lost = eps + float(limits.smallest_subnormal) / size
-            norm = max(norm1(exact), norm1(a))
-            residual = np.abs(exact @ vectors - vectors * (w.astype(np.longdouble) / size)).sum(0).max()
-            assert residual <= MOST * n * lost * norm
-            assert ratio(vectors.conj().T @ vectors - np.eye(n), n, dtype=dtype) <= MOST
+    lost = float(limits.eps) + float(limits.smallest_subnormal) / size
+    norm = max(norm1(exact), 0.0 if values is None else float(np.abs(values).max()))
+    assert np.abs(exact @ vectors - vectors * found).sum(0).max() <= MOST * n * lost * norm
+    assert ratio(vectors.conj().T @ vectors - np.eye(n), n, dtype=dtype) <= MOST
+    if values is None:
+        values = np.linalg.eigvalsh(exact.astype("c16" if dtype.kind == "c" else "f8"))
+    assert np.abs(found - np.sort(values)).max() <= MOST_VALUES * lost * norm
+    assert abs(found.sum() - exact.trace().real) <= MOST_VALUES * n * lost * norm
 
 
 def tridiagonal(d: Array, e: Array) -> Array:

@@ -16,8 +16,8 @@ from pblas.spectral.svd_plan import SvdAlgorithm, choose_svd
 from tests.common.factors import MOST, NAMES, general, norm1, ratio
 from tests.common.gauge import Array, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, same_on_all_ranks
+from tests.common.spectra import spectra
 from tests.mpi.matrices.arrays import some_descriptor
-from tests.mpi.operations.test_eigh import spectra
 from tests.mpi.operations.test_redistribution import Guarded
 
 P = COMM.size
