@@ -266,10 +266,9 @@ class EighPlan(Plan):
     def workspace_nbytes(self) -> int:
         """W and Z, S of two halves and their products, and the messages of redistributions."""
         elements = self.w.max_stored_nelements
-        if self.bandwidth:
-            elements += self.vectors * self.z.max_stored_nelements
-        elif not self.direct:
-            elements += 4 * self.w.nb * self.a.n + self.vectors * self.z.max_stored_nelements
+        if not self.direct:  # Z, unless it is V
+            elements += self.z.max_stored_nelements * (self.vectors and self.z != self.v)
+            elements += 4 * self.w.nb * self.a.n * (not self.bandwidth)
         others = (*self.copies, *self.transformation, *self.back)
         return self.itemsize * elements + self.transient_nbytes + max(plan.workspace_nbytes for plan in others)
 
@@ -335,6 +334,13 @@ class EighPlan(Plan):
         return ", ".join(parts)
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
+        yield from self._stage_lines()
+        machine = "nvlink" if self.library == "cuSOLVER" else "laptop"
+        share = self.simulate(machine).efficiency
+        yield "operations", f"{self.flops:,}, at {share:.0%} of the GEMM rate on hardware like {machine!r}"
+
+    def _stage_lines(self) -> Iterator[tuple[str, str]]:
+        """Lines of `explain` about the stages."""
         ranks = ranks_text(self.w.nprocs)
         if self.bandwidth:
             yield (
