@@ -83,8 +83,15 @@ def grid(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) -> bool:
     return float((a @ x - b).norm()) < 1e-6
 
 
+def eigenvalues(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) -> bool:
+    """Whether A + A^T V = V diag(w), whose reflectors and vectors of halves go to other hosts."""
+    a = a + a.T
+    w, v = pblas.linalg.eigh(a)
+    return float((a @ v - v * w).norm()) < 1e-10 * float(a.norm())
+
+
 WORK: dict[str, Callable[[pblas.Context, pblas.DistMatrix, pblas.DistMatrix], bool]] = {
-    work.__name__: work for work in (product, factorization, grid, agreement, messages, trace, every_kind)
+    work.__name__: work for work in (product, factorization, grid, eigenvalues, agreement, messages, trace, every_kind)
 }
 
 
