@@ -95,22 +95,22 @@ def image_compression(ctx, axes):
     axes.set(title="A photograph, and its approximations of rank 20 and 5", xticks=[], yticks=[])
 
 
-def membrane(ctx, axes):
-    """The lowest vibration of a membrane in the shape of an L."""
-    cells = 24
-    x, y = np.meshgrid(np.arange(1, 2 * cells), np.arange(1, 2 * cells))
-    inside = (x < cells) | (y < cells)
-    x, y = x[inside], y[inside]
+def plate(ctx, axes):
+    """A vibration of a clamped square plate, and the lines on which it rests, as in examples/plate.py."""
+    points = 40
+    x, y = (z.ravel() for z in np.meshgrid(np.arange(points + 2), np.arange(points + 2)))
+    on_edge = (x % (points + 1) == 0) | (y % (points + 1) == 0)
+    inside = np.flatnonzero(~on_edge)
 
-    def entries(i, j):
-        distance = abs(x[i] - x[j]) + abs(y[i] - y[j])
-        return np.where(distance == 0, 4.0, np.where(distance == 1, -1.0, 0.0))
+    def curvature(i, j):
+        distance = abs(x[i] - x[inside[j]]) + abs(y[i] - y[inside[j]])
+        return np.where(distance == 0, -4.0, np.where(distance == 1, np.where(on_edge[i], 2**0.5, 1.0), 0.0))
 
-    _, V = linalg.eigh(ctx.from_function(entries, (len(x), len(x))), subset_by_index=[0, 0])
-    mode = np.full(inside.shape, np.nan)
-    mode[inside] = abs(V.to_global(None)[:, 0])
-    axes.imshow(mode, origin="lower", cmap="viridis")
-    axes.set(title="The lowest vibration of a membrane", xticks=[], yticks=[])
+    L = ctx.from_function(curvature, (len(x), len(inside)))
+    mode = linalg.eigh(L.T @ L, subset_by_index=[5, 5]).eigenvectors.to_global(None).reshape(points, points)
+    axes.imshow(abs(mode), cmap="viridis")
+    axes.contour(mode, [0], colors="white")
+    axes.set(title="A vibration of a clamped plate", xticks=[], yticks=[])
 
 
 def scattered(function):
@@ -127,7 +127,7 @@ def scattered(function):
 
 PICTURES = {"pca": scattered(pca), "kmeans": scattered(kmeans)} | {
     draw.__name__: draw
-    for draw in (ridge, conjugate_gradients, newton_schulz, power_iteration, image_compression, membrane)
+    for draw in (ridge, conjugate_gradients, newton_schulz, power_iteration, image_compression, plate)
 }
 
 
