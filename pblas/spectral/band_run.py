@@ -82,7 +82,9 @@ class RunBandReduction(RunFactorization):
             arrays.lower(block)
         arrays.synchronize()
         size = float(np.max(self._backend.gather(largest(arrays, a))))
-        self.scale = float(np.ldexp(1.0, min(-int(np.frexp(size)[1]), np.finfo(self._dtype).maxexp - 1)))
+        limits = np.finfo(self._dtype)  # GPUs compare its subnormal numbers as zeros
+        exponent = int(np.frexp(max(size, float(limits.smallest_subnormal)))[1])
+        self.scale = float(np.ldexp(1.0, min(-exponent, limits.maxexp - 1)))
         if not np.isfinite(size):
             self.scale = np.nan
             return
