@@ -169,7 +169,7 @@ class RunDivideAndConquer:
 def _merged(problem: Deflated, roots: Roots, z: Array, numbers: Array, s1: Array, s2: Array) -> Array:
     """[S1 0; 0 S2] U, for the columns of U with these numbers: those of the roots come first, then the known ones."""
     n1, n, k = len(s1), len(s1) + len(s2), len(problem.poles)
-    result = np.zeros((n, len(numbers)), s1.dtype, "F")
+    result = np.empty((n, len(numbers)), s1.dtype, "F")
     touched, rotated = _rotated(problem, s1, s2)
     # S := the known vectors
     is_root = numbers < k
@@ -181,11 +181,12 @@ def _merged(problem: Deflated, roots: Roots, z: Array, numbers: Array, s1: Array
     is_rotated = np.isin(kept, list(touched))
     both = rotated[:, [touched[i] for i in kept[is_rotated].tolist()]]
     in_first, in_second = (np.flatnonzero(x & ~is_rotated) for x in (kept < n1, kept >= n1))
-    product = np.empty((n, u.shape[1]), s1.dtype, "F")
+    product = result if is_root.all() else np.empty((n, u.shape[1]), s1.dtype, "F")
     gemm(1, s1.T[kept[in_first]].T, u.T[:, in_first].T, 0, product[:n1])
     gemm(1, s2.T[kept[in_second] - n1].T, u.T[:, in_second].T, 0, product[n1:])
     gemm(1, both, u.T[:, is_rotated].T, 1, product)
-    result.T[is_root] = product.T
+    if product is not result:
+        result.T[is_root] = product.T
     return result
 
 
