@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pblas.backends.cuda.kernels import Arguments
@@ -60,17 +62,28 @@ _TRANSLATIONS = {
 }
 
 
+@lru_cache
+def _library(text: str) -> ctypes.CDLL:
+    """A library of C++, compiled once for all tests."""
+    with TemporaryDirectory() as folder:
+        source, library = Path(folder, "kernels.cpp"), Path(folder, "kernels.so")
+        source.write_text(text)
+        command = ["g++", "-std=c++17", "-O0", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
+        done = subprocess.run([*command, "-o", library, source], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return ctypes.CDLL(str(library))
+
+
 class Kernels:
     """Kernels of all_reduce.cuh, compiled for this machine.
 
     Args:
         code: CUDA C++.
         names: of the kernels in it.
-        folder: for the compiler's output.
         arguments: struct of the kernels' arguments.
     """
 
-    def __init__(self, code: str, names: list[str], folder: Path, arguments: str = "AllReduceArguments") -> None:
+    def __init__(self, code: str, names: list[str], arguments: str = "AllReduceArguments") -> None:
         for ptx, translation in _TRANSLATIONS.items():
             code = code.replace(ptx, translation)
         assert "asm" not in re.sub(r"#if __CUDA_ARCH__.*?#endif", "", code, flags=re.DOTALL), (
@@ -83,12 +96,7 @@ class Kernels:
             f"{{ launch(ctas, {THREADS}, [=] {{ {name}(*a); }}); }}\n"
             for name in names
         )
-        source, library = folder / f"{names[0]}.cpp", folder / f"{names[0]}.so"
-        source.write_text(f'#include "{_HEADER}"\n{code}\n{entries}')
-        command = ["g++", "-std=c++17", "-O0", "-fno-strict-aliasing", "-ffp-contract=off", "-w", "-shared", "-fPIC"]
-        done = subprocess.run([*command, "-o", library, source], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        self._library = ctypes.CDLL(str(library))
+        self._library = _library(f'#include "{_HEADER}"\n{code}\n{entries}')
 
     def run(self, name: str, ctas: int, **arguments: Any) -> None:
         """Run a kernel on the calling thread, with the arguments of `all_reduce_arguments`."""

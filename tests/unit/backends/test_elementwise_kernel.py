@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,19 +33,15 @@ class HostArray(np.ndarray[Any, Any]):
 class HostPointwise(Pointwise):
     """The evaluator with kernels that run on this machine."""
 
-    def __init__(self, folder: Path) -> None:
-        self._cupy, self._folder = SimpleNamespace(ndarray=HostArray), folder
+    def __init__(self) -> None:
+        self._cupy = SimpleNamespace(ndarray=HostArray)
         self._sms, self._kernels = 1, {}
         self.packs: list[int] = []
-        self._made: dict[Any, Kernels] = {}
 
     def _function(self, key: Any, packs: int) -> Any:
-        if (key, packs) not in self._made:
-            folder = self._folder / str(len(self._made))
-            folder.mkdir()
-            kernels: Any = Kernels(source(*key, packs=packs), ["pointwise_all"], folder, "PointwiseArguments")
-            kernels.packs, self._made[key, packs] = packs, kernels
-        return self._made[key, packs]
+        kernels: Any = Kernels(source(*key, packs=packs), ["pointwise_all"], "PointwiseArguments")
+        kernels.packs = packs
+        return kernels
 
     def _launch(self, function: Any, stream: Any, words: list[int], ctas: int, *, early: bool = False) -> None:
         del stream, early
@@ -82,12 +77,12 @@ def placed(x: Array, order: str) -> tuple[Any, Any]:
     ],
 )
 def test_the_kernel_computes_what_cpus_compute(
-    text: str, dtypes: dict[str, str], compute: str, out: str, tmp_path: Path
+    text: str, dtypes: dict[str, str], compute: str, out: str
 ) -> None:
     """Operands of any dtypes and storage orders, amid poison; also into the memory of an operand."""
     tree, dtype = parse(text, parts=True), dtype_of(out)
     names = list(dict.fromkeys(node.name for node in nodes(tree) if isinstance(node, Name)))
-    for number, orders in enumerate(("CFC", "FFF")):
+    for orders in ("CFC", "FFF"):
         operands: dict[str, Any] = dict.fromkeys(names, 1.5)
         for seed, (name, kind) in enumerate(dtypes.items()):
             operands[name] = placed(entries(SHAPES[name], dtype_of(kind), seed), orders[seed % 2])[0]
@@ -95,9 +90,7 @@ def test_the_kernel_computes_what_cpus_compute(
         expected = np.empty((9, 7), dtype)
         plain = {name: np.asarray(z) if isinstance(z, HostArray) else z for name, z in operands.items()}
         elementwise.evaluate(tree, plain, dtype_of(compute), expected)
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        pointwise = HostPointwise(folder)
+        pointwise = HostPointwise()
         pointwise.combine(0, tree, operands, dtype_of(compute), result)
         assert np.allclose(
             np.asarray(result).astype("complex128"), expected.astype("complex128"), rtol=4 * eps_of(dtype)
@@ -110,9 +103,9 @@ def test_the_kernel_computes_what_cpus_compute(
 
 
 @pytest.mark.parametrize(("shape", "padding"), [((64, 9), 0), ((3, 1032), 8)])
-def test_packs_that_are_whole_are_loaded_together(shape: tuple[int, int], padding: int, tmp_path: Path) -> None:
+def test_packs_that_are_whole_are_loaded_together(shape: tuple[int, int], padding: int) -> None:
     """Tight matrices of one storage order are one line; otherwise lines are multiples of 16 bytes. Also in place."""
-    pointwise = HostPointwise(tmp_path)
+    pointwise = HostPointwise()
     memory = np.full((3, shape[0], shape[1] + padding), POISON, np.float32)
     x, y, out = (memory[i, :, : shape[1]].view(HostArray) for i in range(3))
     x[...], y[...] = entries(shape, dtype_of("float32"), 1), entries(shape, dtype_of("float32"), 2)
@@ -129,7 +122,7 @@ def test_packs_that_are_whole_are_loaded_together(shape: tuple[int, int], paddin
 
 
 @pytest.mark.parametrize("dtype", FLOAT8)
-def test_numbers_of_8_bits_are_rounded_as_by_ml_dtypes(dtype: Any, tmp_path: Path) -> None:
+def test_numbers_of_8_bits_are_rounded_as_by_ml_dtypes(dtype: Any) -> None:
     """Any float32, halfway cases and their neighbours among them; and every number of 8 bits exactly."""
     codes = np.arange(256, dtype=np.uint8).view(dtype).reshape(1, 256)
     wide = np.sort(codes[np.isfinite(codes.astype(np.float32))].astype(np.float32))
@@ -139,11 +132,9 @@ def test_numbers_of_8_bits_are_rounded_as_by_ml_dtypes(dtype: Any, tmp_path: Pat
     values = np.concatenate(
         [wide, halves, *(np.nextafter(halves, np.float32(end)) for end in (-np.inf, np.inf)), random, special]
     )
-    for number, (x, out) in enumerate(((values[None], dtype), (codes, np.dtype(np.float32)))):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+    for x, out in ((values[None], dtype), (codes, np.dtype(np.float32))):
         result = np.zeros(x.shape, out).view(HostArray)
-        pointwise = HostPointwise(folder)
+        pointwise = HostPointwise()
         pointwise.combine(0, parse("x"), {"x": x.copy().view(HostArray)}, np.dtype(np.float32), result)
         with np.errstate(all="ignore"):
             expected = x.astype(out).astype(np.float32)
