@@ -1,4 +1,4 @@
-"""Runs the tests: jobs of one process side by side, then of 2, 3, 4 and 6 ranks; ends with one line of totals.
+"""Runs the tests: jobs of 1, 2, 3, 4 and 6 ranks, beside them jobs of one process; ends with one line of totals.
 
     python tests/harness/run.py                                everything; shares.py says which cases on which ranks
     python tests/harness/run.py --every                        everything on every number of ranks
@@ -31,7 +31,6 @@ from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -85,7 +84,7 @@ ALL_HOSTS = {"2x1": _MOST, "2x2": _SOME, "1+3": _SOME}
 TORCH = "tests/unit/backends/test_process_group.py", "tests/unit/test_torch.py"
 """Tests of one process that need torch."""
 FAULTS = "tests/hosts"
-"""Tests of one process that make hosts and disturb them; nothing runs beside them."""
+"""Tests of one process that make hosts and disturb them."""
 SLOWEST = 8  # files of each leg whose times are printed
 PARTS = 9  # of the unit tests, so that the processors have about as much to do
 ABANDONED = threading.Event()  # set to end all running jobs and start no more
@@ -130,11 +129,6 @@ class Leg:
             return f"hosts of {self.hosts} ranks"
         size = f"one process{self.part}" if self.ranks == 0 else f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
-
-    @property
-    def runs_alone(self) -> bool:
-        """Whether no other leg may run at the same time."""
-        return self.ranks > 1 or FAULTS in self.arguments
 
     @property
     def mpiexec(self) -> str:
@@ -310,13 +304,20 @@ def summary(counts: Counter[str]) -> str:
     return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
 
 
-def run_side_by_side(legs: list[Leg], options: argparse.Namespace, end: float) -> list[dict[str, str]]:
-    """Outcomes of legs of one process each: on each processor one at a time, and one more since some wait for jobs."""
-    with ThreadPoolExecutor(1 if options.live else (os.cpu_count() or 1) + 1) as pool:
+def run_legs(legs: list[Leg], options: argparse.Namespace, end: float) -> list[dict[str, str]]:
+    """Outcomes of legs. Those of several ranks of this host run one after the other, as the ranks share its processors.
+
+    They leave time, as ranks wait for each other and for deadlines. So the others run beside them, one a processor.
+    """
+    with ThreadPoolExecutor(1) as ranks, ThreadPoolExecutor(os.cpu_count()) as beside:
+        lanes = [ranks if options.live or (leg.ranks > 1 and not leg.hosts) else beside for leg in legs]
+        begun = [lane.submit(run_leg, leg, options, end) for lane, leg in zip(lanes, legs, strict=True)]
         try:
-            return list(pool.map(lambda leg: run_leg(leg, options, end), legs))
+            return [leg.result() for leg in begun]
         except BaseException:
             ABANDONED.set()
+            for leg in begun:
+                leg.cancel()
             raise
 
 
@@ -422,11 +423,7 @@ def main() -> int:
     for leg in legs:
         if leg.ranks and not shutil.which(leg.mpiexec):
             sys.exit(f"there is no {leg.mpiexec}; say what starts ranks of {leg.python}, as MPIEXEC=/usr/bin/mpiexec")
-    # The tests of one rank take longest of those that run side by side, so they begin.
-    small = sorted((leg for leg in legs if not leg.runs_alone), key=lambda leg: -leg.ranks)
-    large = [leg for leg in legs if leg.runs_alone]
-    outcomes_of_legs = chain(run_side_by_side(small, options, end), (run_leg(leg, options, end) for leg in large))
-    for leg, outcomes in zip(small + large, outcomes_of_legs, strict=True):
+    for leg, outcomes in zip(legs, run_legs(legs, options, end), strict=True):
         total += count(outcomes)
         wrong += [f"{how.upper()} {test} [{leg.name}]" for test, how in outcomes.items() if how in ("failed", "cut")]
     print(*wrong, summary(total), sep="\n", flush=True)

@@ -66,7 +66,10 @@ def test_peers_know_their_node() -> None:
     node.Free()
 
 
-def test_all_ranks_read_a_ranks_line_after_an_agreement(agreement: Agreement) -> None:
+def test_all_ranks_read_a_ranks_line_after_an_agreement(
+    agreement: Agreement, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_files, "FOLDER", str(folder))
     table = Tables(agreement)
     for number in (0, 5, 4095, 4096, 9000, 5):
         lines = table.lines(number)
@@ -77,7 +80,7 @@ def test_all_ranks_read_a_ranks_line_after_an_agreement(agreement: Agreement) ->
     kept = table.lines(0)[COMM.rank]
     table.close()
     assert np.array_equal(kept, [0, COMM.rank, -1, 1 << 40])
-    assert not list(Path("/dev/shm").glob("pblas-*")), "the name is gone"
+    assert not list(folder.iterdir()), "the name is gone"
 
 
 def test_a_full_folder_is_reported_on_every_rank(agreement: Agreement, monkeypatch: pytest.MonkeyPatch) -> None:
