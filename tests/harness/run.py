@@ -131,6 +131,11 @@ class Leg:
         return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
 
     @property
+    def is_first(self) -> bool:
+        """Whether it is one of the legs of several ranks of this host: one runs at a time, and the others yield to it."""
+        return self.ranks > 1 and not self.hosts
+
+    @property
     def mpiexec(self) -> str:
         return os.environ.get("MPIEXEC") or str(self.python.parent / "mpiexec")
 
@@ -249,6 +254,8 @@ def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> 
             stderr=None if options.live else subprocess.STDOUT,
             start_new_session=True,
         )
+        if not leg.is_first:
+            os.setpriority(os.PRIO_PROCESS, process.pid, 19)
         try:
             attempt = Attempt(await_end(process, end))
         finally:
@@ -307,10 +314,11 @@ def summary(counts: Counter[str]) -> str:
 def run_legs(legs: list[Leg], options: argparse.Namespace, end: float) -> list[dict[str, str]]:
     """Outcomes of legs. Those of several ranks of this host run one after the other, as the ranks share its processors.
 
-    They leave time, as ranks wait for each other and for deadlines. So the others run beside them, one a processor.
+    They leave time, as ranks wait for each other and for deadlines. So the others run beside them, one a processor and
+    one more, since some wait for jobs of their own.
     """
-    with ThreadPoolExecutor(1) as ranks, ThreadPoolExecutor(os.cpu_count()) as beside:
-        lanes = [ranks if options.live or (leg.ranks > 1 and not leg.hosts) else beside for leg in legs]
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor((os.cpu_count() or 1) + 1) as beside:
+        lanes = [first if leg.is_first or options.live else beside for leg in legs]
         begun = [lane.submit(run_leg, leg, options, end) for lane, leg in zip(lanes, legs, strict=True)]
         try:
             return [leg.result() for leg in begun]

@@ -76,9 +76,7 @@ def placed(x: Array, order: str) -> tuple[Any, Any]:
         ("x", {"x": "float8_e5m2"}, "float32", "bfloat16"),
     ],
 )
-def test_the_kernel_computes_what_cpus_compute(
-    text: str, dtypes: dict[str, str], compute: str, out: str
-) -> None:
+def test_the_kernel_computes_what_cpus_compute(text: str, dtypes: dict[str, str], compute: str, out: str) -> None:
     """Operands of any dtypes and storage orders, amid poison; also into the memory of an operand."""
     tree, dtype = parse(text, parts=True), dtype_of(out)
     names = list(dict.fromkeys(node.name for node in nodes(tree) if isinstance(node, Name)))
