@@ -132,7 +132,7 @@ class Leg:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is one of the legs of several ranks of this host: one runs at a time, and the others yield to it."""
+        """Whether it has several ranks on this host: one such leg runs at a time, and the others yield to it."""
         return self.ranks > 1 and not self.hosts
 
     @property

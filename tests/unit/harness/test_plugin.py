@@ -140,17 +140,17 @@ def test_takes_long(i):
 def test_a_test_that_runs_when_the_deadline_passes_is_cut_and_has_not_failed(tmp_path: Path) -> None:
     path = tmp_path / "test_slow.py"
     path.write_text(SLOW)
-    command = [sys.executable, str(run.ROOT / "tests" / "harness" / "run.py"), "-n", "1,2", "--deadline", "8"]
+    command = [sys.executable, str(run.ROOT / "tests" / "harness" / "run.py"), "-n", "2,3", "--deadline", "8"]
     done = subprocess.run([*command, str(path)], capture_output=True, text=True, timeout=60, env=outside(), check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert lines[-1] == "1 passed, 0 failed, 0 skipped"
     assert [line for line in lines if line.startswith(("CUT", "FAILED"))] == [
-        "CUT ::test_takes_long[0] [1 rank]",
-        "CUT (the job of 1 rank) [1 rank]",
+        "CUT ::test_takes_long[0] [2 ranks]",
         "CUT (the job of 2 ranks) [2 ranks]",
+        "CUT (the job of 3 ranks) [3 ranks]",
     ]
-    assert "1 rank: 1 passed, 0 failed, 0 skipped, cut by the deadline in 8." in done.stdout
+    assert "2 ranks: 1 passed, 0 failed, 0 skipped, cut by the deadline in 8." in done.stdout
     assert "test_takes_long[0]\nthe deadline passed here (exit status None)" in done.stdout
 
 
