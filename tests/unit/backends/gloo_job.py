@@ -18,7 +18,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,10 +29,11 @@ import torch.distributed as dist
 import pblas
 from pblas import Grid, MatrixDescriptor, linalg, tp
 from pblas.backends import shared_files
+from pblas.backends.agreement import Agreement
 from tests.common.gauge import NAMES, THRESHOLD, dtype_of, entries, gauge
+from tests.unit.backends import group_job
+from tests.unit.backends.group_job import SECONDS, everywhere, outcome
 
-SECONDS = 20.0
-"""Deadline of everything that ends, on a busy machine."""
 TIMEOUT = 2.0
 """Seconds after which the others give up the killed rank."""
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -43,23 +43,6 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"ranks_per_node": 2},
     {"transport": "message", "link": (1e-4, 1e9)},
 )
-
-
-def outcome(call: Callable[[], Any]) -> tuple[str, str]:
-    """Name and text of the error that a call raises; empty if it raises none."""
-    try:
-        call()
-    except pblas.PblasError as error:
-        return type(error).__name__, str(error)
-    return "", ""
-
-
-def everywhere(call: Callable[[], Any]) -> tuple[str, str]:
-    """As `outcome`; all ranks have the same."""
-    outcomes: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(outcomes, outcome(call))
-    assert len(set(outcomes)) == 1, outcomes
-    return outcomes[0]
 
 
 def layouts(m: int, n: int, p: int) -> list[MatrixDescriptor]:
@@ -277,26 +260,20 @@ def killed(call: str, folder: Path, transport: str) -> None:
 
 
 def main() -> None:
-    sys.modules["mpi4py"] = None  # type: ignore[assignment] # an import of it fails
     folder = Path(sys.argv[2]) if len(sys.argv) > 1 else None
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/store" if folder else None,
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=60),
-    )
-    group = dist.group.WORLD
+    peers, group = group_job.begin(folder), dist.group.WORLD
     if folder:
         killed(sys.argv[1], folder, sys.argv[3])
         return
+    for law in (group_job.agreements, group_job.pieces, group_job.collectives):
+        law(peers)
     settings(group)
     for given in SETTINGS:
         with pblas.Context(process_group=group, timeout=SECONDS, **given) as ctx:
             assert (ctx.rank, ctx.nprocs) == (dist.get_rank(), dist.get_world_size())
             assert ctx.runtime.backend.name == "gloo"
-            for law in (products, redistribution, solvers, collectives, layers, traces, errors):
-                law(ctx)
+            for check in (products, redistribution, solvers, collectives, layers, traces, errors):
+                check(ctx)
     memory(group)
     if dist.get_world_size() > 1:
         part = dist.new_group([0, 1])
@@ -311,6 +288,7 @@ def main() -> None:
     assert runpy.run_path(str(example))["main"](["--tokens", "3", "--hidden", "6"]) == 0
     dist.barrier()
     dist.destroy_process_group()
+    Agreement(peers.duplicate(), SECONDS).agree("the end, as that of NVSHMEM")
     assert "mpi4py.MPI" not in sys.modules
     assert not any(name.startswith("pblas.backends.mpi") for name in sys.modules)
     print(f"rank {os.environ['RANK']}: all laws hold", flush=True)

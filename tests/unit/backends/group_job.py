@@ -1,8 +1,6 @@
-"""Laws of the ranks of a torch.distributed group, on CPUs and without mpi4py; test_process_group.py starts the job.
+"""Laws of the ranks of a torch.distributed group, on CPUs and without mpi4py, with which gloo_job.py begins.
 
-torchrun --nproc-per-node 3 tests/unit/backends/group_job.py
-
-With a folder as argument one rank is late and then dies; the launcher must let the others go on.
+Started by itself, with a folder as argument, one rank is late and then dies; the launcher must let the others go on.
 """
 
 from __future__ import annotations
@@ -128,9 +126,9 @@ def missing(peers: GroupTransport, folder: Path) -> None:
         (folder / f"rank.{rank}").write_text(str(error))
 
 
-def main() -> None:
+def begin(folder: Path | None) -> GroupTransport:
+    """The peers of a new group, which meet in the folder if torchrun has not started them."""
     sys.modules["mpi4py"] = None  # type: ignore[assignment] # an import of it fails
-    folder = sys.argv[1] if len(sys.argv) > 1 else None
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store" if folder else None,
@@ -141,16 +139,8 @@ def main() -> None:
     peers = peers_of(dist.group.WORLD, "test", SECONDS)
     assert peers.node == tuple(range(peers.size))
     assert (peers.local_rank, peers.local_size) == (peers.rank, peers.size)
-    if folder:
-        missing(peers, Path(folder))
-    else:
-        agreements(peers)
-        pieces(peers)
-        collectives(peers)
-        dist.destroy_process_group()
-        Agreement(peers.duplicate(), SECONDS).agree("the end, as that of NVSHMEM")
-    print(f"rank {peers.rank}: all laws hold", flush=True)
+    return peers
 
 
 if __name__ == "__main__":
-    main()
+    missing(begin(Path(sys.argv[1])), Path(sys.argv[1]))

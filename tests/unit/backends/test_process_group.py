@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -17,25 +19,36 @@ pytestmark = pytest.mark.torch
 RANKS, SECONDS = 3, 120
 JOB, CONTEXTS = (str(Path(__file__).with_name(f"{name}_job.py")) for name in ("group", "gloo"))
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"}
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["torch.distributed", __name__])  # torch takes seconds to import: once for all ranks
 
 
-@pytest.mark.parametrize("job", [JOB, CONTEXTS])
-def test_ranks_that_torchrun_starts_work_and_raise_together(job: str) -> None:
+def test_ranks_that_torchrun_starts_work_and_raise_together() -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
     done = subprocess.run(
-        [*launcher, job], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=SECONDS
+        [*launcher, CONTEXTS], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=SECONDS
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("all laws hold") == RANKS
     assert not list(Path("/dev/shm").glob("pblas-*")), "names of shared memory are gone"
 
 
-def run_ranks(nranks: int, *command: str) -> list[int]:
+def become_rank(environment: dict[str, str], command: tuple[str, ...]) -> None:
+    os.environ.update(environment)
+    sys.argv = list(command)
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def run_ranks(nranks: int, *command: str) -> list[int | None]:
     """Exit statuses of ranks that run without torchrun, which ends a job of which a rank has died."""
     places = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(nranks)} for rank in range(nranks)]
-    ranks = [subprocess.Popen([sys.executable, *command], cwd=ROOT, env=ENVIRONMENT | place) for place in places]
+    ranks = [FORKS.Process(target=become_rank, args=(ENVIRONMENT | place, command)) for place in places]
     try:
-        return [rank.wait(SECONDS) for rank in ranks]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(SECONDS)
+        return [rank.exitcode for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
