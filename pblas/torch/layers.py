@@ -28,6 +28,7 @@ def linear(
     *,
     activation: str | None = None,
     residual: torch.Tensor | None = None,
+    float8: bool = False,
     tokens: int | None = None,
     features: int | None = None,
     mesh: DeviceMesh | None = None,
@@ -45,6 +46,8 @@ def linear(
             `tp.linear_reduce_scatter`, `tp.linear_allreduce` or `tp.replicated_linear` (global).
         activation: None, "relu", "gelu", "gelu_tanh", "silu" or "swiglu" (global).
         residual: has the shape of y, and excludes an activation; None for none (local).
+        float8: multiply x and weight in float8_e4m3fn, scaled by their largest elements over all ranks, which one small
+            all-reduce finds. Gradients are products of x and weight as they are (global).
         tokens: length of the first axis over all ranks if the kind is "allgather"; None if all ranks have the same
             length (global).
         features: length of the weight's cut axis over all ranks; None if all ranks have the same length (global).
@@ -66,7 +69,8 @@ def linear(
     context_of(mesh)
     cut = weight.shape[1] if kind in ("reduce_scatter", "allreduce") else weight.shape[0]
     features = cut * mesh.size() if features is None else features
-    return _linear(x, weight, bias, residual, kind, activation, tokens, features, (group_of(mesh).group_name, mesh))
+    ranks = group_of(mesh).group_name, mesh
+    return _linear(x, weight, bias, residual, kind, activation, float8, tokens, features, ranks)
 
 
 def _linear(
@@ -76,6 +80,7 @@ def _linear(
     residual: Any,
     kind: str,
     activation: str | None,
+    float8: bool,
     tokens: int | None,
     features: int,
     ranks: tuple[str, DeviceMesh],  # name of the group, and its mesh of one dimension (global)
@@ -96,7 +101,7 @@ def _linear(
     keep = activation is not None and torch.is_grad_enabled()
     keep = keep and any(z is not None and z.requires_grad for z in (x, weight, bias))
     sizes = rows, tokens, features, group
-    return torch.ops.pblas.linear(x, weight, bias, residual, kind, activation or "", keep, *sizes)[0]
+    return torch.ops.pblas.linear(x, weight, bias, residual, kind, activation or "", keep, float8, *sizes)[0]
 
 
 def local(x: Any) -> Any:
@@ -117,9 +122,13 @@ class ParallelLinear(nn.Linear):
 
     `state_dict` has shards, as torch.distributed.checkpoint saves them, and `load_state_dict` also takes unsharded
     weights, of which each rank copies its shard; `full_state_dict` gathers them.
+
+    Attributes:
+        float8: multiply in 8 bits, as in `linear`; False at first (global).
     """
 
     _placements: ClassVar[dict[str, Any]]  # of the parameters, by name (global)
+    float8: bool = False
 
     def __init__(
         self,
@@ -197,7 +206,7 @@ class ParallelLinear(nn.Linear):
             z if z is None else z.unsqueeze(0) if z.ndim == 1 else z if dim is None else z.movedim(dim, 0)
             for z in (x, residual)
         )
-        y = _linear(x, weight, bias, residual, kind, activation, tokens, features, self._ranks)
+        y = _linear(x, weight, bias, residual, kind, activation, self.float8, tokens, features, self._ranks)
         return y if dim is None else y.movedim(0, dim)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:

@@ -83,6 +83,18 @@ def _uniform(x: Any) -> Any:
     return x if x.ndim == 2 and x.stride(1) == 1 else x.contiguous()
 
 
+def _eight_bits(ctx: Any, *operands: Any) -> tuple[list[Any], dict[str, Any]]:
+    """**Collective.** Operands in float8_e4m3fn, and their scales: the largest of all ranks becomes 448."""
+    largest = torch.stack([z.abs().max().float() if z.numel() else z.new_zeros(()).float() for z in operands])
+    scales = (ctx.allreduce(largest, op="max") / 448).clamp_min(torch.finfo(torch.float32).tiny)
+    scaled = [(z / scale).to(torch.float8_e4m3fn) for z, scale in zip(operands, scales[:, None], strict=True)]
+    return scaled, {
+        "scale_a": scales[:1].clone(),
+        "scale_b": scales[1:].clone(),
+        "out_dtype": str(operands[0].dtype).removeprefix("torch."),
+    }
+
+
 def _linear(
     x: Any,
     weight: Any,
@@ -91,6 +103,7 @@ def _linear(
     kind: str,
     epilogue: str,
     keep: bool,
+    float8: bool,
     rows: int,
     tokens: int,
     features: int,
@@ -98,19 +111,24 @@ def _linear(
 ) -> tuple[Any, Any]:
     """**Collective.** y = epilogue(z) + residual with z = x w^T + bias, whose first axis has `rows` elements here.
 
-    The second result is z, for the gradient, with `keep`, and else empty.
+    The second result is z, for the gradient, with `keep`, and else empty. With `float8` x and weight are rounded to 8
+    bits; the gradients are those of the operands as they were.
     """
     options = _options(kind, tokens, features, group)
     applied: str | Epilogue | None = epilogue or None
     if residual is not None:
         applied = Epilogue("x + residual", residual=_uniform(residual))
     z = x.new_empty((rows, *x.shape[1:-1], weight.shape[0]) if keep else 0)
-    y = FORWARD[kind](_uniform(x), weight, bias, applied, aux=z if keep else None, **options)
+    x = _uniform(x)
+    if float8:
+        (x, weight), scales = _eight_bits(options["ctx"], x, weight)
+        options |= scales
+    y = FORWARD[kind](x, weight, bias, applied, aux=z if keep else None, **options)
     return y, z
 
 
 def _linear_fake(
-    x: Any, weight: Any, _bias: Any, _residual: Any, _kind: str, epilogue: str, keep: bool, rows: int, *_: Any
+    x: Any, weight: Any, _bias: Any, _residual: Any, _kind: str, epilogue: str, keep: bool, _8: bool, rows: int, *_: Any
 ) -> tuple[Any, Any]:
     columns = weight.shape[0]
     y = x.new_empty(rows, *x.shape[1:-1], columns // 2 if epilogue == "swiglu" else columns)
@@ -147,7 +165,7 @@ def _linear_backward_fake(
 
 
 def _keep_linear(ctx: Any, results: Any, x: Any, weight: Any, bias: Any, _residual: Any, *others: Any) -> None:
-    ctx.kind, ctx.epilogue, keep, _rows, *ctx.sizes = others
+    ctx.kind, ctx.epilogue, keep, _, _, *ctx.sizes = others
     if ctx.epilogue and not keep:
         raise errors.ArgumentError(f"pblas::linear: the gradient of the epilogue {ctx.epilogue!r} needs keep=True")
     ctx.mark_non_differentiable(results[1])
@@ -160,13 +178,13 @@ def _gradients(ctx: Any, dy: Any, _dz: Any) -> tuple[Any, ...]:
     needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
     computed = iter(torch.ops.pblas.linear_backward(dy, x, weight, z, ctx.kind, ctx.epilogue, needs, *ctx.sizes))
     residual = dy if ctx.needs_input_grad[3] else None
-    return *(next(computed) if is_needed else None for is_needed in needs), residual, *[None] * 7
+    return *(next(computed) if is_needed else None for is_needed in needs), residual, *[None] * 8
 
 
 _SIZES = "SymInt tokens, SymInt features, str group"
 _define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str kind, str epilogue, bool keep, SymInt rows, "
-    f"{_SIZES}) -> (Tensor, Tensor)",
+    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str kind, str epilogue, bool keep, bool float8, "
+    f"SymInt rows, {_SIZES}) -> (Tensor, Tensor)",
     *(_linear, _linear_fake, _keep_linear, _gradients),
 )
 _define(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import pblas
+from pblas.torch.layers import local
 from pblas.torch.mesh import _store
 from tests.common.ranks import COMM
 from tests.common.tensors import close, made, part_of, random
@@ -31,6 +32,7 @@ from tests.mpi.torch.test_layers import (  # noqa: F401
     test_layers_have_the_values_and_gradients_of_unsharded_ones,
     test_operators_keep_the_rules_of_torch,
     test_plans_of_parallelize_module_work_with_another_import,
+    test_products_of_8_bits_are_scaled_by_the_largest_elements_of_all_ranks,
     test_styles_take_and_return_dtensors,
     test_tokens_need_not_divide,
     torch,
@@ -99,3 +101,23 @@ def test_cuda_graphs_record_a_step_of_training(mesh: Any) -> None:  # noqa: F811
             close(results[1], part_of(expected[0], 0, RANK, P), "float32", 64)
             close(results[2].to_local(), part_of(expected[1], 0, RANK, P), "float32", 256)
             close(results[-1].to_local(), expected[2], "float32", 256)
+
+
+@pytest.mark.parametrize("float8", [False, True])
+def test_inductor_compiles_a_step_of_training(mesh: Any, float8: bool) -> None:  # noqa: F811
+    """Without a graph break, with torch's default compiler, around the operators of a block of bfloat16."""
+    up, down = made(lambda: (nn.Linear(HIDDEN, 32 * P), nn.Linear(32 * P, HIDDEN)))
+    block = pt.ParallelMLP.from_linear(up, down, mesh=mesh, sequence_dim=0, src_data_rank=None).bfloat16()
+    block.up.float8 = block.down.float8 = float8
+    x_ = part_of(random(16 * P, HIDDEN, dtype=torch.float32), 0, RANK, P).bfloat16().requires_grad_()
+
+    def step(x: Any) -> Any:
+        return block(nn.functional.rms_norm(x, x.shape[-1:])) * 2 + x
+
+    results = []
+    for call in (step, torch.compile(step, fullgraph=True)):
+        y = call(x_)
+        results.append((y, *torch.autograd.grad(y.float().square().sum(), (x_, *block.parameters()))))
+    for each in zip(*results, strict=True):
+        plain, compiled = (local(z).float() for z in each)
+        assert (plain - compiled).norm() <= (0.1 if float8 else 0.02) * plain.norm()

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pblas
@@ -325,6 +326,25 @@ def test_operators_keep_the_rules_of_torch(mesh: Any, kind: str) -> None:
     rows = {"allgather": P * P, "reduce_scatter": 1}.get(kind, P)
     tokens = P * P if kind == "allgather" else P
     features = P * (4 if kind in ("allgather", "replicated") else HIDDEN)
-    arguments = x, weight, bias, None, kind, "silu", True, rows, tokens, features, group
+    arguments = x, weight, bias, None, kind, "silu", True, False, rows, tokens, features, group
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.pblas.linear.default, arguments, test_utils=tests)
+
+
+@pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce", "replicated"])
+def test_products_of_8_bits_are_scaled_by_the_largest_elements_of_all_ranks(mesh: Any, kind: str) -> None:
+    """Rank 0 has them. Small integers are exact in 8 bits with a scale of 7 / 448; gradients are of what was given."""
+    integers = np.random.default_rng(3).integers
+    x, weight, bias = (
+        torch.tensor(integers(-3, 4, shape), dtype=torch.float32) for shape in ((P, 16), (16, 16), (16,))
+    )
+    weight[0, 0] = 7 if RANK == 0 else 1
+    x[0, 0] = 7 if RANK == 0 or kind == "replicated" else 1
+    results = []
+    for float8 in (False, True):
+        operands = [z.clone().requires_grad_() for z in (x, weight, bias)]
+        y = pt.linear(*operands, kind, activation="silu", float8=float8, mesh=mesh)
+        y.sum().backward()
+        results.append([y.detach(), *(z.grad for z in operands)])
+    for plain, eight in zip(*results, strict=True):
+        torch.testing.assert_close(eight, plain, rtol=1e-3, atol=0.05)
