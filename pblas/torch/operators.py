@@ -85,7 +85,8 @@ def _uniform(x: Any) -> Any:
 
 def _eight_bits(ctx: Any, *operands: Any) -> tuple[list[Any], dict[str, Any]]:
     """**Collective.** Operands in float8_e4m3fn, and their scales: the largest of all ranks becomes 448."""
-    largest = torch.stack([z.abs().max().float() if z.numel() else z.new_zeros(()).float() for z in operands])
+    norms = (torch.linalg.vector_norm(z, torch.inf) if z.numel() else z.new_zeros(()) for z in operands)
+    largest = torch.stack([norm.float() for norm in norms])
     scales = (ctx.allreduce(largest, op="max") / 448).clamp_min(torch.finfo(torch.float32).tiny)
     scaled = [(z / scale).to(torch.float8_e4m3fn) for z, scale in zip(operands, scales[:, None], strict=True)]
     return scaled, {
