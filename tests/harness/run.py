@@ -145,16 +145,8 @@ class Leg:
         if self.ranks:
             start = [python, "-m", "mpi4py", "-m", "pytest", "--with-mpi"]
         timeout = options.timeout if self.ranks else 5 * options.timeout  # unit tests start jobs of their own
-        own = [
-            "-q",
-            "--tb=short",
-            "-p",
-            "tests.harness.plugin",
-            "-p",
-            "no:cacheprovider",
-            "-c",
-            str(ROOT / "pyproject.toml"),
-        ]
+        own = ["-q", "--tb=short", "-p", "tests.harness.plugin", "-p", "no:cacheprovider"]
+        own += ["-c", str(ROOT / "pyproject.toml")]
         limits = [f"--rank-timeout={timeout}", f"--rank-grace={options.grace}", f"--journal={folder}"]
         rank = [*start, *own, f"--rootdir={ROOT}", *limits, *self.arguments]
         if hosts is not None:
