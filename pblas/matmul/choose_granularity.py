@@ -137,7 +137,7 @@ class PlanningContext:
     @property
     def machine(self) -> Hardware:
         """The machine for which times are predicted: `hardware`, or one core or GPU of any machine for each rank."""
-        return self.hardware or self.topology.hardware
+        return self.hardware or self.neutral.topology.hardware
 
     def seconds(self, plan: ProductPlan) -> float:
         """Predicted time of a plan."""
@@ -145,11 +145,15 @@ class PlanningContext:
 
     @property
     def neutral(self) -> PlanningContext:
-        """The same settings but for transport and overlap, so that plans and their bits do not depend on these."""
+        """The same settings but for transport and overlap, so that plans and their bits do not depend on these.
+
+        With `chunks` they do not depend on the measured bandwidth either, which messages alone have.
+        """
         known = self.topology
         if self.hardware is not None or known.gpus:
             return self
-        return replace(self, topology=Topology(bandwidth=known.bandwidth), known=None, overlap=True)
+        bandwidth = known.bandwidth if self.chunks is None else 0.0
+        return replace(self, topology=Topology(bandwidth=bandwidth), known=None, overlap=True)
 
     def fits(self, plan: ProductPlan) -> bool:
         return self._limit is None or needed_nbytes(self.complete(plan)) <= self._limit
