@@ -63,6 +63,11 @@ class CpuBackend(HostRanks):
         self.arena = Arena(self.agreement, self.peers.node_memory(self.near, self.agreement), self.near)
         self.arrays = HostArrays()
 
+    def form_alike(self) -> None:
+        from pblas.backends.cpu.uniform import UniformArrays
+
+        self.arrays = UniformArrays()
+
     def describe(self) -> dict[str, str]:
         return {
             **self.peers.describe(),

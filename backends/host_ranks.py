@@ -225,6 +225,9 @@ class HostRanks(ABC):
         threads = min(self.cores, self.threads * len(self.near))
         return closing(BlasThreads(threads)) if threads > self.threads and work >= _LEAST_WORK else nullcontext()
 
+    def form_alike(self) -> None:
+        """Let later local products, solves and factorizations form all elements alike, on CPUs (local)."""
+
     # Arrays
 
     @abstractmethod

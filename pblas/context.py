@@ -127,6 +127,8 @@ class Context(Constructors, Collectives):
             settings["reproducible"] = self.runtime.reproducible
             settings[recorder.VARIABLE] = nvtx
             self.runtime.agree("Context", settings)
+            if self.runtime.reproducible is True:
+                self.runtime.backend.form_alike()
             if tuning == "measured":
                 self.runtime.bandwidth = self.runtime.backend.measured_bandwidth()
             self._ranges = recorder.Ranges(self.runtime.backend).__enter__() if nvtx else None

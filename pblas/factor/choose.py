@@ -39,6 +39,7 @@ while the next ones are factored. On two hosts at 1 Gbit/s 2048 columns take 164
 """
 _LEAST = 128
 """Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave little to overlap with."""
+_LEAST_FIXED, _MOST_FIXED, _FIXED_PANELS = 64, 256, 16  # widths of panels that do not depend on ranks, and their number
 _PAGE, _LINE = 4096, 64
 """Bytes of a page and of a cache line. With columns of whole pages GEMMs take 5 % longer (AMD EPYC, float64)."""
 _NARROWEST_ON_GPUS, _WIDEST_ON_GPUS = 256, 1024
@@ -90,11 +91,13 @@ def choose_factorization(
     pivoting: Pivoting | None = None,
     gpus: bool = False,
     alone: bool = False,
+    alike: bool = False,
 ) -> FactorizationPlan:
     """The plan in block columns ("blocked"), over a grid ("grid"), on one rank ("local"), or what seems to be faster.
 
     The choice depends on no transport and no measured rate: the factor has the same bits on any of them. It may depend
-    on the machine: each rank may be `alone` on its host.
+    on the machine: each rank may be `alone` on its host. If ranks form all elements `alike`, block columns have a width
+    that depends on n alone, and the factor the same bits on any number of ranks.
 
     >>> plan = choose_factorization("lu", MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared")
     >>> plan.w.nb, plan.w.nprocs
@@ -111,9 +114,12 @@ def choose_factorization(
     """
     per_column, first = _WIDTH if kind == "cholesky" else 0, None if gpus else _FIRST
     target = a if uplo == "L" else a.T
+    alike = alike and algorithm == "auto"
     w, why = block_columns(target, nprocs, algorithm, gpus=gpus, per_column=per_column, first=first)
     width = 0
-    if kind == "lu" and alone and not gpus and w.nprocs > 1:
+    if alike:
+        w, why = fixed_columns(*a.shape, nprocs), "panels whose width depends on the size of A alone"
+    elif kind == "lu" and alone and not gpus and w.nprocs > 1:
         width = min(_width(w.n, w.nprocs, _limits()), _WIDEST_ALONE)
         if not w.same_distribution(target):
             w = replace(w, nb=width * max(1, min(_TOGETHER, w.n // (2 * w.nprocs * width))), inb=None)
@@ -121,14 +127,14 @@ def choose_factorization(
     if not gpus:
         w = apart(w, dtype)
     library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
-    triangles = range(w.nb + 1, _TRIANGLE_ON_GPUS + 1) if gpus else range(1, w.n + 1)
+    triangles = range(w.nb + 1, _TRIANGLE_ON_GPUS + 1) if gpus else range(1, 1 if alike else w.n + 1)
     has_tail = gpus and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
     tail = _TAIL_ON_GPUS if has_tail else 0
     ranks = dtype, nprocs, transport, returns, uplo, library
     columns: FactorizationPlan = LuPlan(a, w, why, *ranks, panel_width=width)
     if kind == "cholesky":
         columns = CholeskyPlan(a, w, why, *ranks, triangles, tail)
-    if algorithm in ("local", "blocked") or (algorithm == "auto" and (nprocs < _LEAST_OF_A_GRID or gpus)):
+    if alike or algorithm in ("local", "blocked") or (algorithm == "auto" and (nprocs < _LEAST_OF_A_GRID or gpus)):
         return columns
     grids: list[GridPlan] = []
     for w, why in square_blocks(target, dtype, nprocs, gpus=gpus):
@@ -225,6 +231,16 @@ def block_columns(
     width = _width(n, ranks, limits)
     w = MatrixDescriptor.column_wise(m, n, ranks, nb=width)
     return w if first is None or ranks == 1 else replace(w, inb=min(first, width)), why
+
+
+def fixed_columns(m: int, n: int, nprocs: int) -> MatrixDescriptor:
+    """Block columns of a width that depends on n alone.
+
+    >>> [fixed_columns(n, n, 4).nb for n in (100, 1024, 4096, 10**5)]
+    [64, 64, 192, 256]
+    """
+    nb = max(_LEAST_FIXED, min(_MOST_FIXED, n // _FIXED_PANELS // 64 * 64))
+    return MatrixDescriptor.column_wise(m, n, max(1, min(nprocs, -(-n // nb))), nb=nb)
 
 
 def apart(w: MatrixDescriptor, dtype: str) -> MatrixDescriptor:

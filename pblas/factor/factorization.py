@@ -400,5 +400,6 @@ def _chosen(
         pivoting=rows,
         gpus=gpus,
         alone=topology.alone,
+        alike=topology.alike,
     )
     return plan, uplo

@@ -107,10 +107,11 @@ class Runtime:
         """The properties of the machine that the planner needs (global)."""
         backend = self.backend
         state = backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles, self.bandwidth
-        if self._topology is None or self._topology[0] != state:
+        alike = self.reproducible is True and not backend.gpus
+        if self._topology is None or self._topology[0] != (state, alike):
             groups = backend.groups
             nodes = tuple(map(len, groups)) if backend.shared and len(groups) < backend.size else ()
-            self._topology = state, Topology(*state, nodes, backend.alone)
+            self._topology = (state, alike), Topology(*state, nodes, backend.alone, alike)
         return self._topology[1]
 
     @property

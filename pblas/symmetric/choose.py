@@ -17,7 +17,7 @@ from pblas.matmul.choose_grid import on_grids, over_all_ranks, triples
 from pblas.matmul.product_plan import Product
 from pblas.matmul.summa_plan import Cuboids, SummaC
 from pblas.simulation.hardware import ITEMSIZE, Hardware, Topology
-from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct, Uplo
+from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangleOfProduct, TriangularProduct, Uplo
 
 _BLOCK = 128  # block size of cyclic arrangements, which divide a triangle evenly
 _ARRANGEMENTS = 12  # largest number of arrangements of all ranks that are examined
@@ -41,14 +41,19 @@ def choose_rank_update(
     nprocs: int,
     topology: Topology,
     overlap: bool = True,
-) -> RankUpdate:
+) -> RankUpdate | TriangleOfProduct:
     """The plan of syrk, herk, syr2k or her2k, with descriptors of op(A), of op(A)^T or op(B)^T, and of D.
+
+    Where local operations form all elements alike, syrk and herk are the triangle of a reproducible product.
 
     >>> grid = MatrixDescriptor.row_wise(512, 512, 4, mb=32)
     >>> choose_rank_update("syrk", "float64", (grid, grid.T, grid), "L", nprocs=4, topology=Topology()).in_place
     True
     """
     terms = 2 if routine.endswith("2k") else 1
+    if topology.alike and terms == 1:
+        inner = choose(dtype, *descs, context=_context(dtype, topology, nprocs, overlap=overlap))
+        return TriangleOfProduct(inner, Structure("symmetric", uplo), Placement.of(descs[2]))
 
     def planned(base: SummaC) -> RankUpdate:
         return RankUpdate(
@@ -115,12 +120,14 @@ def choose_symmetric(
 
 def _context(dtype: str, topology: Topology, nprocs: int, *, overlap: bool) -> PlanningContext:
     """The context of a plan whose partial products travel in the default dtype, as `dtypes.wire_of` says."""
-    return PlanningContext(topology, nprocs, overlap=overlap, wire="float32" if dtype == "float16" else "")
+    wire = "float32" if dtype == "float16" else ""
+    return PlanningContext(topology, nprocs, overlap=overlap, wire=wire, reproducible=topology.alike)
 
 
 def _quickest(product: Product, planned: Callable[[SummaC], PlanT], topology: Topology, *, overlap: bool) -> PlanT:
     """The plan on D's grid, or one on another arrangement that is predicted to take less time."""
-    context = _context(product.dtype, replace(topology, push=False), product.nprocs, overlap=overlap)
+    topology = replace(topology, push=False, alike=False)
+    context = _context(product.dtype, topology, product.nprocs, overlap=overlap)
     search = Search[PlanT](context, _AS_QUICK)
     search.consider(*(planned(base) for base in on_grids(product) if isinstance(base, SummaC)))
     search.end_of_kind()

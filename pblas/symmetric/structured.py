@@ -14,16 +14,30 @@ from pblas.core.operation import Bound, Executor, Operation
 from pblas.core.options import Diag, Side, Trans, Uplo
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
+from pblas.layouts.placement import Placement
 from pblas.matmul.local_gemm_run import Operands, Orders, RunScaling
 from pblas.matmul.product import executor
+from pblas.matmul.triangle import Triangle
 from pblas.matrices.matrix import DistMatrix
+from pblas.redistribution.transfer import own_memory
 from pblas.runtime.runtime import Runtime, checked_factor, checked_flag, shared_descriptor
 from pblas.simulation.hardware import Hardware, Topology
 from pblas.simulation.hardware_file import find_hardware
 from pblas.symmetric.choose import choose_rank_update, choose_symmetric, choose_triangular
 from pblas.symmetric.completion_run import Completion, RunCompleted
-from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangularProduct
-from pblas.symmetric.structured_run import RunRankUpdate, RunTriangleScaling, RunTriangularProduct
+from pblas.symmetric.structured_plan import (
+    RankUpdate,
+    Structure,
+    SymmetricProduct,
+    TriangleOfProduct,
+    TriangularProduct,
+)
+from pblas.symmetric.structured_run import (
+    RunRankUpdate,
+    RunTriangleOfProduct,
+    RunTriangleScaling,
+    RunTriangularProduct,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -303,7 +317,7 @@ class RankUpdating(StructuredProduct):
         flip: Trans = "C" if self.dtype.kind == "c" and self.routine.startswith("he") else "T"
         return ("N", flip) if self.trans == "N" else (flip, "N")
 
-    def plan(self, nprocs: int, topology: Topology) -> RankUpdate:
+    def plan(self, nprocs: int, topology: Topology) -> RankUpdate | TriangleOfProduct:
         return choose_rank_update(
             *(self.routine, self.dtype.name, self.descs, self.uplo),
             nprocs=nprocs,
@@ -311,11 +325,23 @@ class RankUpdating(StructuredProduct):
             overlap=self.overlap,
         )
 
-    def executor(self, plan: RankUpdate, backend: HostRanks) -> RunRankUpdate | RunTriangleScaling:
-        orders = self.orders(transposed=plan.transposed)
+    def executor(self, plan: RankUpdate | TriangleOfProduct, backend: HostRanks) -> Executor:
+        place, order = Placement.of(self.d), self.d.order
+        triangle = Triangle(backend, place, plan.trapezoid, order)
+        hermitian = self.routine.startswith("he") and self.dtype.kind == "c"
         if not self.multiplies or not plan.product.k:
-            return RunTriangleScaling(plan, backend, self.dtype, orders)
-        return RunRankUpdate(plan, backend, ProductDtypes.of(self.dtype), orders)
+            return RunTriangleScaling(triangle, backend, hermitian=hermitian)
+        orders, dtypes = self.orders(transposed=plan.transposed), ProductDtypes.of(self.dtype)
+        if isinstance(plan, RankUpdate):
+            return RunRankUpdate(plan, backend, dtypes, orders)
+        inner = executor(plan.inner, backend, dtypes, orders)
+        shape = place.local_shape(backend.rank)
+        memory = own_memory(backend, shape[0] * shape[1] * self.dtype.itemsize)
+        whole = backend.arrays.array(memory, shape, self.dtype, order)
+        return RunTriangleOfProduct(triangle, inner, whole, hermitian=hermitian, transposed=plan.transposed)
+
+    def flips(self, executor: object) -> bool:
+        return isinstance(executor, RunTriangleOfProduct) and executor.is_transposed
 
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
         backend.fill(result.stored(self.routine))
@@ -428,7 +454,7 @@ class PlannedRankUpdate(PlannedStructured):
     """A planned syrk or herk. Made by `plan_syrk` and `plan_herk`."""
 
     kind = RankUpdating
-    plan: RankUpdate
+    plan: RankUpdate | TriangleOfProduct
 
     def execute(self, a: DistMatrix, c: DistMatrix | None = None, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** The triangle of D with matrices like the planned ones."""

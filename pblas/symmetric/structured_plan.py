@@ -464,6 +464,50 @@ class SymmetricProduct(Plan):
         return f"mirrored elements to complete shards, then {self.inner.moves()}"
 
 
+@dataclass(frozen=True, slots=True)
+class TriangleOfProduct(SymmetricProduct):
+    """One triangle of D = op(A) op(A)^T, by a reproducible product that forms all of D, beside D."""
+
+    name: ClassVar[str] = "TriangleOfProduct"
+
+    @property
+    def why(self) -> str:
+        """The rule that chose the plan of the product."""
+        return f"the triangle of a reproducible product; {self.inner.name}: {self.inner.why}"
+
+    @property
+    def trapezoid(self) -> Trapezoid:
+        """The elements of D that are written."""
+        return self.structure.stored
+
+    def mirrored_elements(self, rank: int) -> int:
+        """None: op(A) is whole."""
+        return 0
+
+    def phases(self, view: View) -> Iterator[Phase]:
+        """Those of the product."""
+        return self.inner.phases(view)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """That of the product, and all of D."""
+        return self.inner.workspace_nbytes + self.completed_nbytes
+
+    @property
+    def lower_bound(self) -> float:
+        """0: half of the elements are formed for nothing."""
+        return 0.0
+
+    def title(self) -> str:
+        return f"triangle {self.structure.uplo!r} of D = op(A) op(A)^T, {self.sizes} (m x n x k)"
+
+    def operand_lines(self) -> Iterator[tuple[str, str]]:
+        return self.inner.operand_lines()
+
+    def moves(self) -> str:
+        return self.inner.moves()
+
+
 def _corners(split: Split) -> set[int]:
     """Coordinates with the first and the last elements."""
     last = split.src + max(split.nblocks - 1, 0)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.rectangles import Rectangle
+    from pblas.core.operation import Executor
     from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
 
 TAG_READ = 1029  # of the signals that B has been read
@@ -177,16 +178,57 @@ class RunRankUpdate:
             self._triangle.set_diagonal(result.imag, 0.0)
 
 
+class RunTriangleOfProduct:
+    """Runs a TriangleOfProduct plan on one rank: D is formed beside its memory, whose other triangle stays."""
+
+    peers_read = True  # until the closing agreement (global)
+
+    def __init__(
+        self, triangle: Triangle, inner: Executor, whole: Array, *, hermitian: bool, transposed: bool
+    ) -> None:
+        self._triangle, self._inner, self._whole, self._is_hermitian = triangle, inner, whole, hermitian
+        self.is_transposed: bool = transposed
+        """Whether D^T is formed (global)."""
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return self._inner.workspace_nbytes + int(self._whole.nbytes)
+
+    def publish(self, x: Operands) -> bool:
+        return self._inner.publish(x)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        return self._inner.prepare(scratch=scratch)
+
+    def run(self, x: Operands) -> None:
+        """**Collective.** The triangle of D = alpha op(A) op(A)^T + beta C."""
+        result, whole, old = x.result, self._whole, x.old
+        if self.is_transposed:
+            result, whole, old = result.T, whole.T, None if old is None else old.T
+        if old is not None:
+            # D = C in the triangle
+            if x.old is not x.result:
+                self._triangle.put(old, result)
+            self._make_real(result)
+        # all of D = alpha op(A) op(A)^T + beta D
+        self._inner.run(replace(x, result=whole, old=None if old is None else x.result))
+        self._triangle.put(self._whole, result)
+        self._make_real(result)
+
+    def _make_real(self, result: Array) -> None:
+        """Set the imaginary parts of a Hermitian D's diagonal to 0."""
+        if self._is_hermitian:
+            self._triangle.set_diagonal(result.imag, 0.0)
+
+
 class RunTriangleScaling:
     """Runs a rank-k update without products: K is empty, or alpha is 0. The triangle of D = beta C."""
 
     workspace_nbytes = 0
     peers_read = False
 
-    def __init__(self, plan: RankUpdate, backend: HostRanks, dtype: Dtype, orders: Orders) -> None:
-        self._triangle = Triangle(backend, placed(plan.product.d), plan.trapezoid, orders.result)
-        self._arrays = backend.arrays
-        self._is_hermitian = plan.routine.startswith("he") and dtype.kind == "c"
+    def __init__(self, triangle: Triangle, backend: HostRanks, *, hermitian: bool) -> None:
+        self._triangle, self._arrays, self._is_hermitian = triangle, backend.arrays, hermitian
 
     def publish(self, operands: Operands) -> bool:
         return False

@@ -33,11 +33,12 @@ def choose_trsm(
     TrsmPlan
     """
     transport = topology.transport(nprocs)
-    plan = TrsmPlan(operands, dtype, nprocs, reads=reads, width=width, transport=transport)
+    fixed = topology.alike
+    plan = TrsmPlan(operands, dtype, nprocs, reads=reads, width=width, transport=transport, fixed=fixed)
     triangle = operands.triangle
     blocks = triangle.rows.nblocks + triangle.columns.nblocks + plan.order // width
     is_everywhere = triangle.copies == nprocs
-    if not reads or is_everywhere or topology.gpus or blocks > _BLOCKS:
+    if fixed or not reads or is_everywhere or topology.gpus or blocks > _BLOCKS:
         return plan
     pipelined = PipelinedTrsm(operands, dtype, nprocs, width=width, transport=transport)
     machine, neutral = topology.hardware, Topology().transport(nprocs)

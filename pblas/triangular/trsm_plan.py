@@ -243,6 +243,7 @@ class TrsmPlan(TriangularSolve):
     name: ClassVar[str] = "TrsmPlan"
     why: ClassVar[str] = "right-hand sides are independent: each rank solves for its own, and only the triangle travels"
 
+    fixed: bool = False  # panels are cut at multiples of `width`, whatever the layouts (global)
     solved: Placement = field(init=False)
     """The placement in which X is computed: its columns are split over the ranks, from coordinate 0 on (global)."""
 
@@ -268,7 +269,7 @@ class TrsmPlan(TriangularSolve):
     def is_whole(self) -> bool:
         """Whether one rank has all of T, of one panel, and solves for one vector by one call."""
         is_vector = self.operands.right.columns.n == 1
-        return self.nprocs == 1 and is_vector and self.stays and self.width >= self.order
+        return self.nprocs == 1 and is_vector and self.stays and not self.fixed and self.width >= self.order
 
     @property
     def nsolvers(self) -> int:
@@ -279,12 +280,14 @@ class TrsmPlan(TriangularSolve):
     def looks_left(self) -> bool:
         """Whether panels are rows of T, so that a panel of a T that is split by rows is one block in memory."""
         rows, columns = self.operands.triangle.rows.canonical, self.operands.triangle.columns.canonical
-        return rows.nprocs > 1 and columns.nprocs == 1
+        return rows.nprocs > 1 and columns.nprocs == 1 and not self.fixed
 
     def steps(self) -> Iterator[TrsmStep]:
         """The steps, in the order in which X is computed: from the first row if T is lower, else from the last."""
         n, triangle, lower = self.order, self.operands.triangle, self.operands.lower
         pieces = list(cut(triangle.rows if self.looks_left else triangle.columns, 0, n, self.width))
+        if self.fixed:
+            pieces = [(k0, min(k0 + self.width, n)) for k0 in range(0, n, self.width)]
         for k0, k1 in pieces if lower else reversed(pieces):
             if self.looks_left:
                 yield TrsmStep(k0, k1, (k0, k1), (0, k0) if lower else (k1, n))
