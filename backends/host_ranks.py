@@ -225,8 +225,16 @@ class HostRanks(ABC):
         threads = min(self.cores, self.threads * len(self.near))
         return closing(BlasThreads(threads)) if threads > self.threads and work >= _LEAST_WORK else nullcontext()
 
-    def form_alike(self) -> None:
-        """Let later local products, solves and factorizations form all elements alike, on CPUs (local)."""
+    def form_alike(self) -> str:
+        """Let later local products, solves and factorizations form all elements alike, where this backend can (local).
+
+        Returns:
+            bits that such products have here; "" if they stay as they are.
+
+        Raises:
+            BackendError: this BLAS forms elements otherwise at some places.
+        """
+        return ""
 
     # Arrays
 

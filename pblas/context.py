@@ -64,14 +64,16 @@ class Context(Constructors, Collectives):
             expressions: "C", by rows as in NumPy, or "F", by columns. None: "F", and for results that of their operands
             (global).
         reproducible: products, layers of `pblas.tp`, and on CPUs sums, norms and `vdot` get the same bits for any
-            number of ranks and any layouts: True or "exact", see `plan_matmul`, whose calls may say otherwise.
-            docs/reproducibility.md lists all calls; the others do as they always do (global).
+            number of ranks and any layouts: True or "exact", see `plan_matmul`, whose calls may say otherwise. With
+            True Cholesky, LU, solves, trsm, syrk and symm do too, on CPUs. docs/reproducibility.md lists all calls; the
+            others do as they always do (global).
         process_group: in place of `comm`, a torch.distributed group whose messages between hosts go through Gloo; for
             ranks that `torchrun` starts, on CPUs and on GPUs with "nvshmem". It needs no MPI (global).
 
     Raises:
         ArgumentError: an invalid setting, or one that the backend does not support.
-        BackendError: a backend or launcher that is missing or cannot be used; or PBLAS_NVTX=1 without the package nvtx.
+        BackendError: a backend or launcher that is missing or cannot be used; PBLAS_NVTX=1 without the package nvtx; or
+            with reproducible=True a BLAS whose elements have other bits at some places.
         WorkspaceError: a GPU has too little memory for NVSHMEM.
         MismatchError: settings that differ between ranks.
         FileFormatError: PBLAS_TRACE names a folder that does not exist.
@@ -128,7 +130,9 @@ class Context(Constructors, Collectives):
             settings[recorder.VARIABLE] = nvtx
             self.runtime.agree("Context", settings)
             if self.runtime.reproducible is True:
-                self.runtime.backend.form_alike()
+                with self.runtime.local_step("Context"):
+                    bits = self.runtime.backend.form_alike()
+                self.runtime.agree("Context", {"reproducible sums": bits})
             if tuning == "measured":
                 self.runtime.bandwidth = self.runtime.backend.measured_bandwidth()
             self._ranges = recorder.Ranges(self.runtime.backend).__enter__() if nvtx else None

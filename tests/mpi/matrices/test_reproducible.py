@@ -1,4 +1,4 @@
-"""Sums, norms and vdot in a reproducible context: the bits of one rank, for any ranks and layouts."""
+"""Sums, norms, factorizations and solves in a reproducible context: the bits of one rank, for any layouts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import pblas
-from pblas import DistMatrix
+from pblas import DistMatrix, blas, linalg
 from tests.common.gauge import dtype_of, entries
+from tests.common.ranks import collected
 from tests.mpi.laws.test_reproducible import KINDS, P, layout
 
 pytestmark = pytest.mark.mpi
@@ -48,3 +49,42 @@ def test_reductions_have_the_bits_of_one_rank(reproducible: pblas.Context, one: 
 def test_sums_are_rounded_once(reproducible: pblas.Context) -> None:
     large = np.array([[1e16, 1.0, -1e16]] * 4)
     assert reproducible.from_global(large).sum() == 4
+
+
+ORDER = 150  # several panels, and triangles of several blocks
+SOLVED: dict[str, Callable[[DistMatrix, DistMatrix, DistMatrix], Any]] = {
+    "cholesky": lambda s, a, b: linalg.cholesky(s),
+    "upper cholesky": lambda s, a, b: linalg.cholesky(s, upper=True),
+    "cho_solve": lambda s, a, b: linalg.solve(s, b, assume_a="pos"),
+    "lu": lambda s, a, b: linalg.lu_factor(a[:, :77]).lu(),
+    "solve": lambda s, a, b: linalg.solve(a, b),
+    "lu_solve": lambda s, a, b: linalg.lu_factor(a).solve(b, trans="C"),
+    "inv": lambda s, a, b: linalg.inv(a),
+    "slogdet": lambda s, a, b: np.array(linalg.slogdet(a)),
+    "trsm": lambda s, a, b: blas.trsm(s, b, alpha=0.3),
+    "trsm on the right": lambda s, a, b: blas.trsm(s, b.T, side="R", uplo="U", trans="C", diag="U", alpha=1e-80),
+    "trsv": lambda s, a, b: blas.trsv(s, np.linspace(0.1, 1, ORDER).astype(s.dtype), trans="T"),
+    "syrk": lambda s, a, b: blas.syrk(b, s, alpha=0.3, beta=0.7),
+    "herk": lambda s, a, b: blas.herk(b, trans="C", uplo="U"),
+    "symm": lambda s, a, b: blas.symm(a, b),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+def test_factors_and_solutions_have_the_bits_of_one_rank(
+    reproducible: pblas.Context, one: pblas.Context, dtype: str
+) -> None:
+    choice = random.Random(f"solve {dtype} {P}")
+    a, b = (entries((ORDER, n), dtype_of(dtype), n) for n in (ORDER, 41))
+    arrays = (a @ a.conj().T + ORDER * np.eye(ORDER)).astype(dtype), a, b
+    whole = [one.from_global(x) for x in arrays]
+    expected = {name: bits_of(call(*whole)) for name, call in SOLVED.items()}
+    for kind in choice.sample(KINDS, 2):
+        parts = [reproducible.from_global(x, layout(kind, x.shape, choice.choice("FC"), choice)) for x in arrays]
+        found = {name: bits_of(call(*parts)) for name, call in SOLVED.items()}
+        assert [name for name in SOLVED if found[name] != expected[name]] == [], kind
+
+
+def bits_of(x: Any) -> bytes:
+    """**Collective.**"""
+    return (collected(x) if isinstance(x, DistMatrix) else x).tobytes()
