@@ -44,38 +44,48 @@ class UniformGemm(Gemm):
 
     def __init__(self) -> None:
         super().__init__()
-        # By the dtype and K: the elements of the test, and the algorithms that pass it, the first one for all shapes.
-        self._tested: dict[tuple[str, int], tuple[Array, dict[bytes, bool]]] = {}
+        # By the dtypes of operands and result and K: the elements of the test, and whether algorithms pass it.
+        self._tested: dict[tuple[str, str, int], tuple[Array, dict[bytes, bool]]] = {}
 
-    def prepare(self, dtype: Dtype, shape: tuple[int, int], depth: int) -> None:
-        """Test algorithms for products of this K: those that are best for a shape, on the current device."""
-        key = dtype.name, padded(depth)
-        if key not in self._tested:
-            self._tested[key] = self._standard(dtype, key[1])
-        elements, tested = self._tested[key]
-        with closing(self._product(dtype, *shape, key[1])) as product:
+    def prepare(self, dtype: Dtype, shape: tuple[int, int], depth: int, result: Dtype) -> bool:
+        """Test algorithms for products of this K: those that are best for a shape, on the current device.
+
+        Returns:
+            whether some algorithm passes. With a result of the accumulator's dtype, one does, or the call raises.
+        """
+        total, depth = accumulator_dtype(dtype), padded(depth)
+        for name in dict.fromkeys((total, result)):
+            key = dtype.name, name.name, depth
+            if key not in self._tested:
+                standard = self._tested.get((dtype.name, total.name, depth))
+                self._tested[key] = self._standard(dtype, depth) if standard is None else (standard[0].astype(name), {})
+        elements, tested = self._tested[dtype.name, result.name, depth]
+        with closing(self._product(dtype, *shape, depth, result)) as product:
             for algorithm in product.heuristics(_COUNT):
                 if algorithm.data not in tested:
-                    found = self._elements(algorithm, dtype, key[1])
+                    found = self._elements(algorithm, dtype, depth, result)
                     tested[algorithm.data] = found is not None and np.array_equal(found, elements)
                 if tested[algorithm.data]:
-                    return
+                    return True
+        return any(tested.values())
 
     def fingerprint(self, dtype: Dtype) -> str:
         """Bits of a product: ranks whose GPU or cuBLASLt adds in another order have another one."""
-        self.prepare(dtype, (_KERNEL.unit, _KERNEL.unit), DEEP)
-        return f"{crc32(self._tested[dtype.name, DEEP][0].tobytes()):08x}"
+        total = accumulator_dtype(dtype)
+        self.prepare(dtype, (_KERNEL.unit, _KERNEL.unit), DEEP, total)
+        return f"{crc32(self._tested[dtype.name, total.name, DEEP][0].tobytes()):08x}"
 
-    def _product(self, dtype: Dtype, m: int, n: int, k: int) -> Product:
+    def _product(self, dtype: Dtype, m: int, n: int, k: int, result: Dtype) -> Product:
         """Z := X Y with packed operands, each stored along K."""
-        names = dtype.name, accumulator_dtype(dtype).name
+        names = dtype.name, result.name
         problem = Problem(m, n, k, "T", "N", k, k, m, 1, 0, 0, 0, *names)
         return Product(self._handle, self.workspace_nbytes, problem)
 
     def _standard(self, dtype: Dtype, depth: int) -> tuple[Array, dict[bytes, bool]]:
-        with closing(self._product(dtype, _ORDER, _ORDER, depth)) as product:
+        total = accumulator_dtype(dtype)
+        with closing(self._product(dtype, _ORDER, _ORDER, depth, total)) as product:
             for algorithm in product.heuristics(_COUNT):
-                elements = self._elements(algorithm, dtype, depth)
+                elements = self._elements(algorithm, dtype, depth, total)
                 if elements is not None:
                     return elements, {algorithm.data: True}
         raise errors.BackendError(
@@ -83,12 +93,11 @@ class UniformGemm(Gemm):
             f"{dtype.name} matrices in one order; pass reproducible='exact' for float64 or float32, or leave it out"
         )
 
-    def _elements(self, algorithm: GemmAlgorithm, dtype: Dtype, depth: int) -> Any:
+    def _elements(self, algorithm: GemmAlgorithm, dtype: Dtype, depth: int, result: Dtype) -> Any:
         """`uniform_elements` of an algorithm; None also if it does not support all shapes."""
-        total = accumulator_dtype(dtype)
         try:
-            multiply = partial(self._multiply_host, algorithm, total)
-            return uniform_elements(_KERNEL._replace(dtype=dtype), min(depth, _DEEPEST), multiply, total)
+            multiply = partial(self._multiply_host, algorithm, result)
+            return uniform_elements(_KERNEL._replace(dtype=dtype), min(depth, _DEEPEST), multiply, result)
         except _UnfitError:
             return None
 
@@ -98,7 +107,7 @@ class UniformGemm(Gemm):
         (m, k), n = x.shape, y.shape[1]
         left, right = (transfer.on_gpu(_words(w)) for w in (x, y.T))
         result = cupy.empty(m * n * total.itemsize, np.uint8)
-        with closing(self._product(x.dtype, m, n, k)) as product:
+        with closing(self._product(x.dtype, m, n, k, total)) as product:
             checked = product.checked(algorithm.data)
             if checked is None:
                 raise _UnfitError
@@ -110,7 +119,7 @@ class UniformGemm(Gemm):
 
     def _algorithm(self, product: Product, *, warned: bool) -> GemmAlgorithm:
         problem = product.problem
-        _, tested = self._tested[problem.dtype, problem.k]
+        _, tested = self._tested[problem.dtype, problem.dtype_z, problem.k]
         for algorithm in product.heuristics(_COUNT):
             if tested.get(algorithm.data):
                 return algorithm
@@ -141,7 +150,11 @@ class PieceGemm(PieceProducts):
         m, n = shape[::-1] if transposed else shape
         self._tile, lengths = pieces_nbytes(m, n, width, total.itemsize, TreeSum.depth(pieces))
         for depth in {width, last}:
-            arrays.uniform_gemm.prepare(dtype, self._tile, depth)
+            arrays.uniform_gemm.prepare(dtype, self._tile, depth, total)
+        shapes = (padded(m), padded(n)), (padded(n), padded(m))  # D may be stored by columns or by rows
+        self._direct = last == width and all(
+            [arrays.uniform_gemm.prepare(dtype, whole, width, dtype) for whole in (shapes if pieces == 1 else ())]
+        )
         self._operands, self._sums = self._divided(lengths, allocate, 2)
 
     def _divided(self, lengths: list[int], allocate: Callable[[int], Array], count: int) -> tuple[list[Any], list[Any]]:
@@ -155,8 +168,18 @@ class PieceGemm(PieceProducts):
     def gemm(
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
     ) -> None:
+        if self._direct and alpha == 1 and beta == 0 and self._is_direct(x, y, z, conj):
+            self._arrays.uniform_gemm.matmul(self._arrays.stream, 1, x, y, 0, z)
+            return
         for block, total in self.totals(x, y, conj):
             self._arrays.finish_sum(alpha, total, beta, z[block])
+
+    def _is_direct(self, x: GpuArray, y: GpuArray, z: GpuArray, conj: tuple[bool, bool]) -> bool:
+        """Whether cuBLASLt can form Z, whose K is one piece, in its memory: no operand is copied."""
+        lines = z if z.strides[1] == z.itemsize else z.T
+        aligned = lines.strides[1] == z.itemsize and not (z.data.ptr % ALIGNMENT or lines.strides[0] % ALIGNMENT)
+        ready = _is_packed(x, conj=conj[0]) and _is_packed(y.T, conj=conj[1])
+        return bool(aligned and ready and z.dtype == x.dtype and x.shape[1] == self._width)
 
     def totals(
         self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
@@ -199,10 +222,9 @@ class PieceGemm(PieceProducts):
     def _packed(self, memory: Array, x: GpuArray, *, conj: bool, is_packed: bool = False) -> GpuArray:
         """X by rows, with zeros up to multiples of 16 rows and columns: X itself if that is all."""
         arrays, (m, k) = self._arrays, x.shape
-        conj = conj and x.dtype.kind == "c"
-        is_aligned = not (m % ALIGNMENT or k % ALIGNMENT or x.data.ptr % ALIGNMENT or x.strides[0] % ALIGNMENT)
-        if is_aligned and x.strides[1] == x.itemsize and not conj:
+        if _is_packed(x, conj=conj):
             return x
+        conj = conj and x.dtype.kind == "c"
         whole = arrays.array(memory, (padded(m), padded(k)), x.dtype, "C")
         if is_packed:
             return whole
@@ -212,3 +234,10 @@ class PieceGemm(PieceProducts):
             regions = StridedRegion.of(x), StridedRegion.of(whole)
             arrays.strided_copy.combine(arrays.stream, (x.dtype, x.dtype), x.shape, *regions, 1, 0, conj=True)
         return whole
+
+
+def _is_packed(x: GpuArray, *, conj: bool) -> bool:
+    """Whether X is by rows, with multiples of 16 rows and columns at multiples of 16 bytes, and not conjugated."""
+    misaligned = (*x.shape, x.data.ptr, x.strides[0])
+    by_rows = x.strides[1] == x.itemsize and not any(length % ALIGNMENT for length in misaligned)
+    return bool(by_rows and not (conj and x.dtype.kind == "c"))

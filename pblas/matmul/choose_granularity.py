@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from pblas.backends.engine_limits import Reproducible
 from pblas.matmul.k_pieces import KPieces
-from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
+from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.matmul.product_plan import Product, ProductPlan
 from pblas.matmul.summa_plan import PANEL, Summa, SummaC
 from pblas.plans.algorithm import Algorithm, Times
@@ -92,7 +92,7 @@ class PlanningContext:
     def complete(self, plan: ProductPlan) -> ProductPlan:
         """The plan with its transport, chunks or panels, and algorithm, ready to be executed."""
         transport, transposed = self.transport, plan.transposed
-        if transport == "push" and not plan.is_pushed:
+        if transport == "push" and (self.reproducible or not plan.is_pushed):
             transport = "shared"
         if transport == "push":
             transposed = plan.pushed_transposed(self.orders)
@@ -128,8 +128,8 @@ class PlanningContext:
             if not self.reproducible:
                 yield plan
                 continue
-            pushes = self.topology.gpus or self.topology.push  # only general plans run with agreements there
-            if isinstance(plan, Summa) or not pushes:
+            pushes = self.topology.gpus or self.topology.push  # only plans that push nothing run with agreements there
+            if isinstance(plan, Summa | LocalGemm) or not pushes:
                 suitable = reproducible_plan(plan, self.reproducible, gpus=self.topology.gpus)
                 if suitable is not None:
                     yield suitable

@@ -18,7 +18,7 @@ from pblas.backends.cpu.reproducible import TreeSum
 from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.backends.dtypes import dtype_of_name
 from pblas.matmul.allgather_gemm_run import RunAllGatherGemm
-from pblas.matmul.local_gemm_run import Operands, Orders, RunLocalGemm, RunScaling
+from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, RunLocalGemm, RunScaling, gemm_runs
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
 from pblas.matmul.summa_partials import Partials
 from pblas.matmul.summa_run import RunSummaA, RunSummaC
@@ -66,6 +66,15 @@ class RunReproducibleLocalGemm(_OfPieces, RunLocalGemm):
         m, n = (rows.max_count if rows else plan.oriented.m), (columns.max_count if columns else plan.oriented.n)
         self._products = piece_gemm(plan, backend, dtypes.total, (m, n))
         self.workspace_nbytes = self._products.nbytes
+
+    def run(self, x: Operands) -> None:
+        """D = alpha op(A) op(B) + beta C; without C, products of pieces are rounded to D as they are finished."""
+        if x.beta != 0:
+            super().run(x)
+        else:
+            n, k = IndexRuns.whole(x.result.shape[1]), IndexRuns.whole(x.right.shape[0])
+            runs, packs = (self._m, n, k), self._arrays.traits.packs_blocks
+            gemm_runs(x.alpha, x.left, x.right, 0, x.result, *runs, x.conj, self._gemm, packs)
 
 
 class RunReproducibleAllGatherGemm(_OfPieces, RunAllGatherGemm):

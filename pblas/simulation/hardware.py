@@ -38,7 +38,7 @@ class Topology:
     # ranks of each node, in the order of their numbers; () if they are not known, or not consecutive (global)
     nodes: tuple[int, ...] = ()
     alone: bool = False  # each of several ranks has a host of its own, however they exchange data (global)
-    alike: bool = False  # local operations form all elements alike: plans that cut by sizes alone give equal bits (global)
+    alike: bool = False  # local operations form all elements alike, as plans with cuts by sizes alone need (global)
 
     @property
     def runs_one_dimensional(self) -> bool:

@@ -17,7 +17,14 @@ from pblas.matmul.choose_grid import on_grids, over_all_ranks, triples
 from pblas.matmul.product_plan import Product
 from pblas.matmul.summa_plan import Cuboids, SummaC
 from pblas.simulation.hardware import ITEMSIZE, Hardware, Topology
-from pblas.symmetric.structured_plan import RankUpdate, Structure, SymmetricProduct, TriangleOfProduct, TriangularProduct, Uplo
+from pblas.symmetric.structured_plan import (
+    RankUpdate,
+    Structure,
+    SymmetricProduct,
+    TriangleOfProduct,
+    TriangularProduct,
+    Uplo,
+)
 
 _BLOCK = 128  # block size of cyclic arrangements, which divide a triangle evenly
 _ARRANGEMENTS = 12  # largest number of arrangements of all ranks that are examined

@@ -502,7 +502,8 @@ class TriangleOfProduct(SymmetricProduct):
         return f"triangle {self.structure.uplo!r} of D = op(A) op(A)^T, {self.sizes} (m x n x k)"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        return self.inner.operand_lines()
+        yield from self.inner.operand_lines()
+        yield "flops", f"{self.flops:,}, those of the product"
 
     def moves(self) -> str:
         return self.inner.moves()

@@ -20,10 +20,10 @@ from pblas.symmetric.completion_run import meet
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
+    from pblas.backends.dtypes import Array, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
-    from pblas.layouts.rectangles import Rectangle
     from pblas.core.operation import Executor
+    from pblas.layouts.rectangles import Rectangle
     from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
 
 TAG_READ = 1029  # of the signals that B has been read
@@ -183,9 +183,7 @@ class RunTriangleOfProduct:
 
     peers_read = True  # until the closing agreement (global)
 
-    def __init__(
-        self, triangle: Triangle, inner: Executor, whole: Array, *, hermitian: bool, transposed: bool
-    ) -> None:
+    def __init__(self, triangle: Triangle, inner: Executor, whole: Array, *, hermitian: bool, transposed: bool) -> None:
         self._triangle, self._inner, self._whole, self._is_hermitian = triangle, inner, whole, hermitian
         self.is_transposed: bool = transposed
         """Whether D^T is formed (global)."""

@@ -52,22 +52,28 @@ def test_sums_are_rounded_once(reproducible: pblas.Context) -> None:
 
 
 ORDER = 150  # several panels, and triangles of several blocks
-SOLVED: dict[str, Callable[[DistMatrix, DistMatrix, DistMatrix], Any]] = {
-    "cholesky": lambda s, a, b: linalg.cholesky(s),
-    "upper cholesky": lambda s, a, b: linalg.cholesky(s, upper=True),
-    "cho_solve": lambda s, a, b: linalg.solve(s, b, assume_a="pos"),
-    "lu": lambda s, a, b: linalg.lu_factor(a[:, :77]).lu(),
-    "solve": lambda s, a, b: linalg.solve(a, b),
-    "lu_solve": lambda s, a, b: linalg.lu_factor(a).solve(b, trans="C"),
-    "inv": lambda s, a, b: linalg.inv(a),
-    "slogdet": lambda s, a, b: np.array(linalg.slogdet(a)),
-    "trsm": lambda s, a, b: blas.trsm(s, b, alpha=0.3),
-    "trsm on the right": lambda s, a, b: blas.trsm(s, b.T, side="R", uplo="U", trans="C", diag="U", alpha=1e-80),
-    "trsv": lambda s, a, b: blas.trsv(s, np.linspace(0.1, 1, ORDER).astype(s.dtype), trans="T"),
-    "syrk": lambda s, a, b: blas.syrk(b, s, alpha=0.3, beta=0.7),
-    "herk": lambda s, a, b: blas.herk(b, trans="C", uplo="U"),
-    "symm": lambda s, a, b: blas.symm(a, b),
-}
+
+
+def solved(s: DistMatrix, a: DistMatrix, b: DistMatrix) -> dict[str, bytes]:
+    """**Collective.** Bits of factors and solutions, with S positive definite."""
+    vector = np.linspace(0.1, 1, ORDER).astype(s.dtype)
+    results = {
+        "cholesky": linalg.cholesky(s),
+        "upper cholesky": linalg.cholesky(s, upper=True),
+        "cho_solve": linalg.solve(s, b, assume_a="pos"),
+        "lu": linalg.lu_factor(a[:, :77]).lu(),
+        "solve": linalg.solve(a, b),
+        "lu_solve": linalg.lu_factor(a).solve(b, trans="C"),
+        "inv": linalg.inv(a),
+        "slogdet": np.array(linalg.slogdet(a)),
+        "trsm": blas.trsm(s, b, alpha=0.3),
+        "trsm on the right": blas.trsm(s * (1 / ORDER), b.T, side="R", uplo="U", trans="C", diag="U"),
+        "trsv": blas.trsv(s, vector, trans="T"),
+        "syrk": blas.syrk(b, s, alpha=0.3, beta=0.7),
+        "herk": blas.herk(b, trans="C", uplo="U"),
+        "symm": blas.symm(a, b),
+    }
+    return {name: (collected(x) if isinstance(x, DistMatrix) else x).tobytes() for name, x in results.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
@@ -78,13 +84,8 @@ def test_factors_and_solutions_have_the_bits_of_one_rank(
     a, b = (entries((ORDER, n), dtype_of(dtype), n) for n in (ORDER, 41))
     arrays = (a @ a.conj().T + ORDER * np.eye(ORDER)).astype(dtype), a, b
     whole = [one.from_global(x) for x in arrays]
-    expected = {name: bits_of(call(*whole)) for name, call in SOLVED.items()}
+    expected = solved(*whole)
     for kind in choice.sample(KINDS, 2):
         parts = [reproducible.from_global(x, layout(kind, x.shape, choice.choice("FC"), choice)) for x in arrays]
-        found = {name: bits_of(call(*parts)) for name, call in SOLVED.items()}
-        assert [name for name in SOLVED if found[name] != expected[name]] == [], kind
-
-
-def bits_of(x: Any) -> bytes:
-    """**Collective.**"""
-    return (collected(x) if isinstance(x, DistMatrix) else x).tobytes()
+        found = solved(*parts)
+        assert [name for name in found if found[name] != expected[name]] == [], kind
