@@ -57,7 +57,7 @@ ORDER = 150  # several panels, and triangles of several blocks
 def solved(s: DistMatrix, a: DistMatrix, b: DistMatrix) -> dict[str, bytes]:
     """**Collective.** Bits of factors and solutions, with S positive definite."""
     vector = np.linspace(0.1, 1, ORDER).astype(s.dtype)
-    results = {
+    results: dict[str, Any] = {
         "cholesky": linalg.cholesky(s),
         "upper cholesky": linalg.cholesky(s, upper=True),
         "cho_solve": linalg.solve(s, b, assume_a="pos"),

@@ -14,6 +14,7 @@ from pblas.layouts.split import Split
 from pblas.simulation.hardware import CORE
 from pblas.simulation.simulate import predict
 from pblas.symmetric.structured import square
+from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
 
 
 def some_split(rng: random.Random, n: int) -> Split:
@@ -64,6 +65,7 @@ def test_plans_take_less_time_than_the_product(grid: Grid) -> None:
         ("N", blas.plan_trmm(desc, desc, dtype="float64")),
     ):
         plan = planned.plan
+        assert isinstance(plan, RankUpdate | TriangularProduct)
         product = plan_matmul(desc, desc, out=desc, transb="T" if trans == "T" else "N", dtype="float64").plan
         assert predict(plan.over("message"), CORE) < predict(product.over("message"), CORE)
         assert plan.flops < 0.51 * product.flops
