@@ -66,7 +66,7 @@ class CpuBackend(HostRanks):
     def form_alike(self) -> str:
         from pblas.backends.cpu.uniform import UniformArrays
 
-        self.arrays = UniformArrays()
+        self.arrays = UniformArrays(self.threads)
         return self.arrays.fingerprint(np.dtype(np.float64))
 
     def describe(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ Small triangles are solved, and blocks factored, by calls of one shape.
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import lru_cache
 
 import numpy as np
@@ -27,7 +27,9 @@ _ORDER, _COLUMNS = 64, 64  # of the triangles that are solved by one call, and i
 class UniformArrays(HostArrays):
     """NumPy arrays; products, triangular solves and factorizations of blocks form all elements alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
+        """`threads`: BLAS threads of this rank (local)."""
+        self._limits_threads = threads > 1
         self._memory = np.empty(0, np.uint8)  # of products, kept (local)
 
     def scale(self, beta: complex, z: Array) -> None:
@@ -98,7 +100,8 @@ class UniformArrays(HostArrays):
             info[0] += middle if info[0] else 0
 
     def lu(self, x: Array, pivots: Array, info: Array) -> None:
-        with closing(BlasThreads(1)):  # more threads cut a panel elsewhere
+        # more threads cut a panel elsewhere
+        with closing(BlasThreads(1)) if self._limits_threads else nullcontext():
             super().lu(x, pivots, info)
 
     def _allocate(self, nbytes: int) -> Array:
