@@ -151,9 +151,10 @@ class PieceGemm(PieceProducts):
         self._tile, lengths = pieces_nbytes(m, n, width, total.itemsize, TreeSum.depth(pieces))
         for depth in {width, last}:
             arrays.uniform_gemm.prepare(dtype, self._tile, depth, total)
-        shapes = (padded(m), padded(n)), (padded(n), padded(m))  # D may be stored by columns or by rows
-        self._direct = last == width and all(
-            [arrays.uniform_gemm.prepare(dtype, whole, width, dtype) for whole in (shapes if pieces == 1 else ())]
+        rows, columns = padded(max(m, 1)), padded(max(n, 1))
+        self._direct = (pieces, last) == (1, width) and all(
+            arrays.uniform_gemm.prepare(dtype, shape, width, dtype)
+            for shape in ((rows, columns), (columns, rows))  # D may be stored by columns or by rows
         )
         self._operands, self._sums = self._divided(lengths, allocate, 2)
 

@@ -15,7 +15,7 @@ from pblas.layouts.split import Split
 _MOST = 16  # most pieces, so that as many ranks can share K
 _LEAST_EXACT = 8192  # least width of a piece whose product is exact; `backends.cpu.exact` takes twice that
 _ALIGNED = 64  # on GPUs pieces start at multiples of so many elements
-_LEAST_ON_GPUS = 3584  # a GPU writes the sums of a piece to its memory; K = 28672 in bfloat16 has 8 pieces
+_LEAST_ON_GPUS = 7168  # a GPU writes the sums of several pieces to its memory, in 32 bits
 _LEAST = 1024  # least width of a piece: n = 2048 takes 0.99 to 1.10 of the time, with 512 1.04 to 1.15 (AMD EPYC)
 TILE, PADDED = 1024, 192
 """Most rows and columns of a block of D that is formed at a time, and of the zeros that pad it."""
@@ -26,8 +26,8 @@ class KPieces(NamedTuple):
 
     >>> [(pieces.width, pieces.parts) for pieces in map(KPieces.of, (7, 1000, 2048, 10**6))]
     [(7, 1), (1000, 1), (1024, 2), (62500, 16)]
-    >>> KPieces.of(7170, gpus=True)
-    KPieces(width=3648, parts=2)
+    >>> KPieces.of(14340, gpus=True)
+    KPieces(width=7232, parts=2)
     >>> [(pieces.width, pieces.parts) for pieces in (KPieces.of(k, "exact") for k in (16383, 10**6))]
     [(16383, 1), (15625, 64)]
     """

@@ -16,7 +16,7 @@ from tests.common.ranks import collected, open_context, raises_on_all_ranks
 from tests.gpu.products.general import BACKENDS, context
 from tests.mpi.laws.test_reproducible import DTYPES, EXACT, KINDS, TRANS, P, layout
 
-FIXED = (5, 3, 7), (65, 70, 4097), (9, 100, 8200), (3, 4, 40000), (300, 5, 2100)
+FIXED = (5, 3, 7), (65, 70, 4097), (9, 100, 8200), (3, 4, 40000), (300, 5, 15000), (32, 48, 2048)
 
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
