@@ -7,7 +7,7 @@ Small triangles are solved, and blocks factored, by calls of one shape.
 
 from __future__ import annotations
 
-from contextlib import closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from functools import lru_cache
 
 import numpy as np
@@ -87,7 +87,8 @@ class UniformArrays(HostArrays):
     def cholesky(self, x: Array, info: Array) -> None:
         n = len(x)
         if n <= _ORDER:
-            info[0] = lapack.potrf(x)
+            with self._one_thread():
+                info[0] = lapack.potrf(x)
             return
         middle = _half(n)
         self.cholesky(x[:middle, :middle], info)
@@ -100,9 +101,12 @@ class UniformArrays(HostArrays):
             info[0] += middle if info[0] else 0
 
     def lu(self, x: Array, pivots: Array, info: Array) -> None:
-        # more threads cut a panel elsewhere
-        with closing(BlasThreads(1)) if self._limits_threads else nullcontext():
+        with self._one_thread():
             super().lu(x, pivots, info)
+
+    def _one_thread(self) -> AbstractContextManager[object]:
+        """A with block with one BLAS thread: more of them cut a panel elsewhere."""
+        return closing(BlasThreads(1)) if self._limits_threads else nullcontext()
 
     def _allocate(self, nbytes: int) -> Array:
         if self._memory.nbytes < nbytes:
