@@ -142,6 +142,44 @@ MOVE(combine_bfloat16_float32, Combine, bfloat16, float)
 MOVE(combine_float32_float16, Combine, float, float16)
 MOVE(combine_float32_bfloat16, Combine, float, bfloat16)
 
+// Transposes elements of 16 bits by pairs of neighbours: m, n and the distances of lines are even.
+extern "C" __global__ void __launch_bounds__(256) transpose_2(const __grid_constant__ MoveArguments a) {
+    enum { SIDE = 2 * TILE, PAIRS = SIDE / LINES };
+    __shared__ alignas(4) half_word tile[SIDE][SIDE + 2];
+    const integer length = a.from_by_columns ? a.m : a.n, lines = a.from_by_columns ? a.n : a.m;
+    const integer from = a.from_by_columns ? a.from.across : a.from.down;
+    const integer to = a.from_by_columns ? a.to.down : a.to.across;
+    const half_word* source = reinterpret_cast<const half_word*>(a.source);
+    half_word* target = reinterpret_cast<half_word*>(a.target);
+    const integer along = (length + SIDE - 1) / SIDE, tiles = along * ((lines + SIDE - 1) / SIDE);
+    const int pair = 2 * threadIdx.x;
+    for (integer t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const integer i0 = t % along * SIDE, j0 = t / along * SIDE;
+        word pairs[PAIRS] = {};
+#pragma unroll
+        for (int e = 0; e < PAIRS; e++) {
+            const int line = threadIdx.y + e * LINES;
+            if (i0 + pair < length && j0 + line < lines)
+                pairs[e] = *reinterpret_cast<const word*>(source + (j0 + line) * from + i0 + pair);
+        }
+#pragma unroll
+        for (int e = 0; e < PAIRS; e++) {
+            const int line = threadIdx.y + e * LINES;
+            tile[pair][line] = static_cast<half_word>(pairs[e]);
+            tile[pair + 1][line] = static_cast<half_word>(pairs[e] >> 16);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int e = 0; e < PAIRS; e++) {
+            const int line = threadIdx.y + e * LINES;
+            if (i0 + line < length && j0 + pair < lines)
+                *reinterpret_cast<word*>(target + (i0 + line) * to + j0 + pair) =
+                    *reinterpret_cast<const word*>(&tile[line][pair]);
+        }
+        __syncthreads();
+    }
+}
+
 // Converts lines of matrices of the same storage order between 32 and 16 bits, eight neighbours at a time.
 struct LinesArguments {
     const byte* source;

@@ -32,7 +32,7 @@ FIELDS = struct.Struct("=16q4dq")  # MoveArguments of strided_copy.cu; each fiel
 
 _NAMES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 _HALVES = _NAMES[:2]
-COPIES = ("copy_1", "copy_2", "copy_4", "copy_8", "copy_4_4", "copy_8_8")
+COPIES = ("copy_1", "copy_2", "copy_4", "copy_8", "copy_4_4", "copy_8_8", "transpose_2")
 COMBINATIONS = (
     *(f"combine_{name}_{name}" for name in _NAMES),
     *(f"combine_{name}_float32" for name in _HALVES),
@@ -74,6 +74,14 @@ class StridedRegion(NamedTuple):
         return cls(x.data.ptr, x.strides[0] // x.itemsize, x.strides[1] // x.itemsize)
 
 
+def _transposes_pairs(shape: tuple[int, int], x: StridedRegion, z: StridedRegion) -> bool:
+    """Whether elements of 16 bits change their storage order, and pairs of neighbours can be read and written."""
+    if x.by_columns == z.by_columns or any((x.rows, x.columns, z.rows, z.columns)):
+        return False
+    neighbours, lines = zip(*(sorted((region.down, region.across)) for region in (x, z)), strict=True)
+    return neighbours == (1, 1) and not any(k % 2 for k in (*shape, *lines, x.address // 2, z.address // 2))
+
+
 class StridedCopy:
     """The kernels, compiled for the current GPU."""
 
@@ -101,6 +109,8 @@ class StridedCopy:
         """Copy the elements of X to Z, bit by bit."""
         half = dtype.itemsize // 2
         name = f"copy_{half}_{half}" if dtype.kind == "c" else f"copy_{dtype.itemsize}"
+        if dtype.itemsize == 2 and not side[0] and _transposes_pairs(shape, x, z):
+            name = "transpose_2"
         self._launch(name, stream, shape, x, z, side, 1.0, 0.0, conj=False)
 
     def pad(self, stream: int, x: GpuArray, whole: GpuArray) -> None:

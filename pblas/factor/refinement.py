@@ -38,6 +38,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.progress import StageReport
 from pblas.symmetric.api import hemm
+from pblas.vectors.matrix_vector import gemv, hemv
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
@@ -129,7 +130,9 @@ class _Equations(NamedTuple):
 
     def product(self, x: DistMatrix, c: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** A X, or C - A X."""
-        multiply = pmatmul if self.assume_a == "gen" else hemm
+        is_general, multiply = self.assume_a == "gen", pmatmul if self.assume_a == "gen" else hemm
+        if x.shape[1] == 1:  # OpenBLAS' GEMM of one column takes ten times as long as its GEMV (AMD EPYC)
+            multiply = gemv if is_general else hemv
         return multiply(self.a, x) if c is None else multiply(self.a, x, c, alpha=-1, beta=1)
 
     def error(self, x: DistMatrix, r: DistMatrix) -> tuple[float, Array]:

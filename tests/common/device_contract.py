@@ -622,7 +622,7 @@ def trmm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 @case(*DTYPES, orders="F")
 def multiply_add(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     for rows, beta in product(
-        (m, 1043) if m and dtype.itemsize == 2 else (m,), (0.0, -0.5)
+        (m, 1046) if m and dtype.itemsize == 2 else (m,), (0.0, -0.5)
     ):  # of 16 bits also in blocks
         x, y, z = entries((rows, K), dtype, 1), entries((K, N), dtype, 2), on.put(np.full((rows, N), np.nan, dtype))
         old = entries((rows, N), dtype, 3)
