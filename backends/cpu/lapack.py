@@ -265,6 +265,27 @@ def gebrd(x: Array, d: Array, e: Array, tauq: Array, taup: Array) -> None:
         _call(x, "gebrd", *x.shape, x, _lda(x), d, e, tauq, taup, work, len(work), ctypes.c_int())
 
 
+def gbbrd(x: Array, width: int, d: Array, e: Array) -> None:
+    """D and E := the diagonal and the one above of a bidiagonal B = Q^H A P, for the upper band A of a square X.
+
+    A has the diagonal of X and `width` others; the rest of X is not read.
+
+    >>> x, d, e = np.array([[3.0, 1.0], [9.0, 2.0]]), np.zeros(2), np.zeros(1)
+    >>> gbbrd(x, 1, d, e); d.tolist(), e.tolist()
+    ([3.0, 2.0], [1.0])
+    """
+    n = len(x)
+    width = min(width, max(n - 1, 0))
+    band = np.zeros((width + 1, n), x.dtype, "F")
+    for k in range(width + 1 if n else 0):
+        band[width - k, k:] = x.diagonal(k)
+    none, works = np.empty((1, 1), x.dtype), [np.empty(2 * n, x.dtype)]
+    if x.dtype.kind == "c":
+        works.append(np.empty(n, d.dtype))
+    if n:
+        _call(x, "gbbrd", b"N", n, n, 0, 0, width, band, width + 1, d, e, *(none, 1) * 3, *works, ctypes.c_int())
+
+
 def bdsdc(d: Array, e: Array, vectors: tuple[Array, Array] | None = None) -> int:
     """D := the singular values of a real bidiagonal matrix, descending; `vectors` := its U and V^T. Returns INFO.
 

@@ -11,8 +11,16 @@ For each column i of a panel, with V, Y, X and U of the columns before it, the m
 A rank reads each tile of its columns once from memory for both products: A^H v of the tile's columns gives the elements
 of s there, with which A s is multiplied while the tile is in the cache.
 
+Without vectors, one rank reduces A to an upper band by products first. For each block k of as many columns as the band
+has diagonals, with H[k] = I - V T V^H and G[k] = I - U S U^H:
+
+    A[k:, k] = H[k] [R; 0],  Y := A[k:, k+1:]^H V T
+    A[k, k+1:] - V[k] Y^H = [L, 0] G[k]^H,  X := (A[k:, k+1:] U - V (Y^H U)) S
+    A[k+1:, k+1:] := A - V Y^H - X U^H                   (H[k]^H A G[k])
+
 Source: Dongarra, Sorensen, Hammarling, Block reduction of matrices to condensed forms, 1989; LAPACK, xLABRD;
-    Howell, Demmel, Fulton, Hammarling, Marmol, Cache efficient bidiagonalization using BLAS 2.5 operators, 2008.
+    Howell, Demmel, Fulton, Hammarling, Marmol, Cache efficient bidiagonalization using BLAS 2.5 operators, 2008;
+    Grosser, Lang, Efficient parallel reduction to bidiagonal form, 1999.
 """
 
 from __future__ import annotations
@@ -93,9 +101,45 @@ class RunBidiagonalization:
         a = x.w[: self._n]
         if a.size:
             with self._backend.all_threads(self._n**3):
-                lapack.gebrd(a, self.d, self.e, tauq, taup)
+                if self.plan.bandwidth:
+                    self._reduce_to_band(a, self.plan.bandwidth)
+                    lapack.gbbrd(a, self.plan.bandwidth, self.d, self.e)
+                else:
+                    lapack.gebrd(a, self.d, self.e, tauq, taup)
             if x.right is not None:
                 np.conjugate(a.T, out=x.right[: self._n])
+
+    def _reduce_to_band(self, a: Array, width: int) -> None:
+        """A := the upper band Q^H A P, on its diagonal and `width` others; the rest of A is lost."""
+        n, gemm = self._n, self._backend.arrays.gemm
+        for stop in range(n % width or width, n + 1, width):  # all blocks but the first are as wide as the band
+            start = max(stop - width, 0)
+            w, v, c = stop - start, a[start:, start:stop], a[start:, stop:]
+            # [V X] and [Y U]: V Y^H + X U^H is one product
+            left, right = (np.empty((m, 2 * w), a.dtype, "F") for m in c.shape)
+            t, s, product = (np.empty((m, w), a.dtype, "F") for m in (w, w, max(c.shape)))
+            # A[k:, k] = H[k] [R; 0]
+            lapack.geqrt(v, t)
+            _unit_lower(v, left[:, :w])
+            if stop == n:
+                break
+            # Y := A[k:, k+1:]^H V T
+            gemm(1, c.T, left[:, :w], 0, product[: n - stop], conj=(True, False))
+            gemm(1, product[: n - stop], t, 0, right[:, :w])
+            # A[k, k+1:] - V[k] Y^H = [L, 0] G[k]^H
+            rows = np.asfortranarray((c[:w] - left[:w, :w] @ right[:, :w].conj().T).conj().T)
+            lapack.geqrt(rows, s)
+            _unit_lower(rows, right[:, w:])
+            # X := (A[k:, k+1:] U - V (Y^H U)) S
+            gemm(1, c, right[:, w:], 0, product[: n - start])
+            gemm(-1, left[:, :w], right[:, :w].conj().T @ right[:, w:], 1, product[: n - start])
+            gemm(1, product[: n - start], s, 0, left[:, w:])
+            # A := A - V Y^H - X U^H
+            c[:w] = 0
+            c[:w, :w] = np.tril(rows[:w].conj().T)
+            gemm(-1, left[w:], right.T, 1, c[w:], conj=(False, True))
+            if self.progress is not None:
+                self.progress(1 - (1 - stop / n) ** 3)
 
     def _reduce(self, panel: Panel, x: Reflected, tauq: Array, taup: Array) -> None:
         """A := Q[k]^H A P[k] for the reflectors of a panel, which are stored."""
@@ -193,6 +237,12 @@ class RunBidiagonalization:
             total += out[at + 2 * len(c) : at + 2 * len(c) + n]
             at += 2 * len(c) + n
         return all_y, all_s, total
+
+
+def _unit_lower(x: Array, z: Array) -> None:
+    """Z := the reflectors that `geqrt` leaves in X, with their ones."""
+    z[...] = np.tril(x, -1)
+    np.fill_diagonal(z, 1)
 
 
 class _Products:

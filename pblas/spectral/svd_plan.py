@@ -40,6 +40,9 @@ _PRODUCTS: dict[type[QrPlan | GridQrPlan | TsqrPlan], type[ReflectorsPlan]] = {
     TsqrPlan: TreeReflectorsPlan,
 }
 """The plans of products with Q, by the plans of the QR factorizations."""
+_BAND, _BAND_FROM = 16, 512
+"""Diagonals above that of a band by way of which one host finds singular values without vectors, and the order from
+which that is faster: it takes half of the time of LAPACK's reduction, which is bound by memory (AMD EPYC, n = 2048)."""
 _LAYOUTS = 256
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 
@@ -82,6 +85,11 @@ class SvdPlan(Plan):
     def is_split(self) -> bool:
         """Whether several ranks have columns of W."""
         return self.w.nprocs > 1
+
+    @property
+    def bandwidth(self) -> int:
+        """Diagonals above that of a band to which W is reduced first; 0 if it is not (global)."""
+        return 0 if self.vectors or self.is_split or self.order < _BAND_FROM else _BAND
 
     @property
     def steps(self) -> list[Panel]:
@@ -249,7 +257,8 @@ class SvdPlan(Plan):
         if self.factor is not None:
             yield "QR", f"{self.factor.name} of {'A^H' if self.is_wide else 'A'} first: {self.factor.why}"
         if not self.is_split:
-            yield "reduction", "one stage, by LAPACK on rank 0, with the cores of all ranks of its host"
+            how = f"two stages, a band of {self.bandwidth} diagonals by products, then" if self.bandwidth else "one stage,"
+            yield "reduction", f"{how} by LAPACK on rank 0, with the cores of all ranks of its host"
         else:
             how = f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks_text(self.w.nprocs)}"
             yield "reduction", f"{how}, each read once for two products"
