@@ -358,7 +358,8 @@ def _checked_ord(ord: object) -> str:  # noqa: A002 - NumPy's name
             return "1"
         if ord == math.inf:
             return "inf"
-    raise errors.ArgumentError(f"norm: ord must be 'fro', 1, inf or 'max', got {ord!r}")
+    text = f"norm: ord must be 'fro', 1, inf or 'max', got {ord!r}; linalg.matrix_norm takes 2, -2 and 'nuc' too"
+    raise errors.ArgumentError(text)
 
 
 def _size(x: DistMatrix) -> str:
