@@ -266,7 +266,7 @@ def gebrd(x: Array, d: Array, e: Array, tauq: Array, taup: Array) -> None:
 
 
 def gbbrd(x: Array, width: int, d: Array, e: Array) -> None:
-    """D and E := the diagonal and the one above of a bidiagonal B = Q^H A P, for the upper band A of a square X.
+    """D and E := the diagonal and the one above of a bidiagonal B = Q^T A P, for the upper band A of a real square X.
 
     A has the diagonal of X and `width` others; the rest of X is not read.
 
@@ -279,11 +279,9 @@ def gbbrd(x: Array, width: int, d: Array, e: Array) -> None:
     band = np.zeros((width + 1, n), x.dtype, "F")
     for k in range(width + 1 if n else 0):
         band[width - k, k:] = x.diagonal(k)
-    none, works = np.empty((1, 1), x.dtype), [np.empty(2 * n, x.dtype)]
-    if x.dtype.kind == "c":
-        works.append(np.empty(n, d.dtype))
     if n:
-        _call(x, "gbbrd", b"N", n, n, 0, 0, width, band, width + 1, d, e, *(none, 1) * 3, *works, ctypes.c_int())
+        none, work = np.empty((1, 1), x.dtype), np.empty(2 * n, x.dtype)
+        _call(x, "gbbrd", b"N", n, n, 0, 0, width, band, width + 1, d, e, *(none, 1) * 3, work, ctypes.c_int())
 
 
 def bdsdc(d: Array, e: Array, vectors: tuple[Array, Array] | None = None) -> int:

@@ -40,9 +40,10 @@ _PRODUCTS: dict[type[QrPlan | GridQrPlan | TsqrPlan], type[ReflectorsPlan]] = {
     TsqrPlan: TreeReflectorsPlan,
 }
 """The plans of products with Q, by the plans of the QR factorizations."""
-_BAND, _BAND_FROM = 16, 512
-"""Diagonals above that of a band by way of which one host finds singular values without vectors, and the order from
-which that is faster: it takes half of the time of LAPACK's reduction, which is bound by memory (AMD EPYC, n = 2048)."""
+_BAND, _BAND_FROM = 16, 1024
+"""Diagonals above that of a band by way of which one host finds real singular values without vectors, and the order from
+which that is faster: of 2048 columns, which are too many for the caches, it takes half of the time (AMD EPYC). xGBBRD of
+complex bands is slow: it takes four times the time."""
 _LAYOUTS = 256
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 
@@ -89,7 +90,8 @@ class SvdPlan(Plan):
     @property
     def bandwidth(self) -> int:
         """Diagonals above that of a band to which W is reduced first; 0 if it is not (global)."""
-        return 0 if self.vectors or self.is_split or self.order < _BAND_FROM else _BAND
+        takes = not (self.vectors or self.is_split or self.dtype.startswith("complex")) and self.order >= _BAND_FROM
+        return _BAND if takes else 0
 
     @property
     def steps(self) -> list[Panel]:
