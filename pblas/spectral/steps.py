@@ -80,6 +80,12 @@ def _scale(plan: EighPlan, size: float, real: np.dtype[Any]) -> float:
     return float(np.ldexp(1.0, min(most - int(np.frexp(size)[1]), limits.maxexp - 1)))
 
 
+def _least_scale(real: np.dtype[Any]) -> float:
+    """The power of 2 by which the least positive number becomes the least one whose square has all digits."""
+    limits = np.finfo(real)
+    return float(np.ldexp(1.0, (limits.minexp + limits.nmant) // 2 - limits.minexp + limits.nmant))
+
+
 def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) -> Array:
     """**Collective.** The eigenvalues of the lower triangle of W, by one routine on rank 0; W := V, or is lost."""
     runtime, values, info = w.runtime, np.zeros(0), 0
@@ -92,8 +98,9 @@ def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) ->
             size = largest(arrays, a)
             if not np.isfinite(size):
                 raise _not_finite(opname, plan)
-            scale = _scale(plan, size, a.real.dtype)
-            arrays.scale(scale, a)
+            scale, least = _scale(plan, size, a.real.dtype), _least_scale(a.real.dtype)
+            for factor in (scale, 1 / least, least):  # elements whose squares would underflow become 0
+                arrays.scale(factor, a)
             values, info = arrays.eigh(a, vectors=plan.vectors)
             values /= values.dtype.type(scale)
     runtime.agree(f"{opname}: eigenvalues", {})

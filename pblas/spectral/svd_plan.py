@@ -259,7 +259,11 @@ class SvdPlan(Plan):
         if self.factor is not None:
             yield "QR", f"{self.factor.name} of {'A^H' if self.is_wide else 'A'} first: {self.factor.why}"
         if not self.is_split:
-            how = f"two stages, a band of {self.bandwidth} diagonals by products, then" if self.bandwidth else "one stage,"
+            how = (
+                f"two stages, a band of {self.bandwidth} diagonals by products, then"
+                if self.bandwidth
+                else "one stage,"
+            )
             yield "reduction", f"{how} by LAPACK on rank 0, with the cores of all ranks of its host"
         else:
             how = f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks_text(self.w.nprocs)}"
