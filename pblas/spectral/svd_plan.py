@@ -41,9 +41,9 @@ _PRODUCTS: dict[type[QrPlan | GridQrPlan | TsqrPlan], type[ReflectorsPlan]] = {
 }
 """The plans of products with Q, by the plans of the QR factorizations."""
 _BAND, _BAND_FROM = 16, 1024
-"""Diagonals above that of a band by way of which one host finds real singular values without vectors, and the order from
-which that is faster: of 2048 columns, which are too many for the caches, it takes half of the time (AMD EPYC). xGBBRD of
-complex bands is slow: it takes four times the time."""
+"""Diagonals above that of a band by way of which one host finds real singular values without vectors, and the order
+from which that is faster: it takes half of the time for 2048 columns, which are too many for the caches. Complex
+matrices of up to 1024 columns take two to four times as long by it (AMD EPYC)."""
 _LAYOUTS = 256
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 
