@@ -909,6 +909,9 @@ template <> __device__ double widened<double, float>(float x) {
     asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
     return y;
 }
+template <> __device__ double widened<double, unsigned short>(unsigned short x) {
+    return widened<double>(__uint_as_float(x << 16));
+}
 template <class R, class T> __device__ R square(T x) { return widened<R>(x) * widened<R>(x); }
 template <class R, class T> __device__ R square(complex<T> x) { return square<R>(x.real()) + square<R>(x.imag()); }
 template <class R, class T> __device__ R magnitude(T x) { return fabs(widened<R>(x)); }

@@ -356,6 +356,8 @@ def reduce(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
         same(on.device.reduce("abs_max", x, axis, order, real), np.atleast_1d(absolute.max(axis)), 2)
         squares = np.atleast_1d(np.square(absolute / 2).sum(axis))
         same(on.device.reduce("squares", x, axis, order, real, real.type(2)), squares, 4 * count)
+        exact = np.abs(host.astype(np.complex128)) ** 2  # norms over several ranks add in float64
+        same(on.device.reduce("squares", x, axis, order, np.dtype(np.float64)), exact.sum(axis).ravel(), 4 * count)
         if dtype.kind != "c":
             same(on.device.reduce("max", x, axis, order, real), np.atleast_1d(wide.max(axis)))
             same(on.device.reduce("min", x, axis, order, real), np.atleast_1d(wide.min(axis)))
