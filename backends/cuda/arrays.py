@@ -98,7 +98,7 @@ class DeviceArrays(Device):
 
     @cached_property
     def strided_copy(self) -> StridedCopy:
-        """The kernels that move elements; compiled for the first call that needs them, which takes 2 s."""
+        """The kernels that move elements; compiled for the first call that needs them."""
         try:
             return StridedCopy()
         except Exception as caught:  # noqa: BLE001 - CuPy's, NVRTC's and the driver's

@@ -16,7 +16,7 @@ enum { LANES = 32, THREADS = 256, TILE = 1024, STEPS = 8, BITS = 55 };
 #define LEAST 7.703719777548943e-34  // 2^-110
 
 template <class Real>
-__device__ void bisect(const Real* d, const Real* e, int n, double* values) {
+__global__ void __launch_bounds__(THREADS) bisect(const Real* d, const Real* e, int n, double* values) {
     __shared__ double2 tile[TILE];
     __shared__ double most[THREADS / LANES];
     const int lane = threadIdx.x % LANES, member = lane % GROUP;
@@ -72,10 +72,3 @@ __device__ void bisect(const Real* d, const Real* e, int n, double* values) {
     }
     if (number < n && member == 0) values[number] = (low + high) / 2 * bound;
 }
-
-// Compiled with one OF_DTYPE.
-#define OF_DTYPE(letter, T, Real)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                          \
-        bisect_##letter(const Real* d, const Real* e, int n, double* values) {                                     \
-        bisect(d, e, n, values);                                                                                   \
-    }

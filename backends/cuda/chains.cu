@@ -51,7 +51,9 @@ __device__ __forceinline__ void load_rows(double* tile, const double* z, integer
     }
 }
 
-__device__ void multiply_chain(const double* v, const double* y, int count, double* z, integer ld, int n) {
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    multiply_chain(const T* v, const T* y, int count, T* z, integer ld, int n) {
     extern __shared__ double2 memory[];
     double *left = (double*)memory, *right = left + ROWS * WIDTH, *tile = right + ROWS * WIDTH, *w = tile + ROWS * COLUMNS;
     const int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, g = lane / 4, t = lane % 4;
@@ -134,10 +136,3 @@ __device__ void multiply_chain(const double* v, const double* y, int count, doub
         commit();
     }
 }
-
-// Compiled with one OF_DTYPE, of float64.
-#define OF_DTYPE(letter, T, Real)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                          \
-        multiply_chain_##letter(const T* v, const T* y, int count, T* z, integer ld, int n) {                      \
-        multiply_chain(v, y, count, z, ld, n);                                                                     \
-    }

@@ -83,8 +83,9 @@ __device__ __forceinline__ void add_rows(T (&z)[OWNED], int& start) {
 // d and e of T; the lower triangle of A is read, down to BAND rows below the diagonal. If they are kept, the reflectors
 // of sweep s are in row s of A, to the right of its diagonal, with tau in place of their 1. `lines` are 0 before:
 // BAND + 1 elements to each of two neighbours, from each CTA.
-template <class T, class Real>
-__device__ void chase(T* a, integer ld, int n, int pieces, Real* d, Real* e, int keeps, uint4* lines, int* failed) {
+template <class T, class Real = real_of<T>>
+__global__ void __launch_bounds__(THREADS, sizeof(T) > sizeof(double) ? 1 : 2)
+    chase(T* a, integer ld, int n, int pieces, Real* d, Real* e, int keeps, uint4* lines, int* failed) {
     extern __shared__ double2 kept[];
     __shared__ T arrived[BAND], column[BAND + 1], product_d[BAND], product_b[BAND];
     __shared__ T firsts_d[PIECES][BAND], firsts_b[PIECES][BAND];
@@ -282,11 +283,3 @@ __device__ void chase(T* a, integer ld, int n, int pieces, Real* d, Real* e, int
         }
     }
 }
-
-// Compiled with one OF_DTYPE.
-#define OF_DTYPE(letter, T, Real)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, sizeof(T) > sizeof(double) ? 1 : 2)                      \
-        chase_##letter(T* a, integer ld, int n, int pieces, Real* d, Real* e, int keeps, uint4* lines,             \
-                       int* failed) {                                                                              \
-        chase<T, Real>(a, ld, n, pieces, d, e, keeps, lines, failed);                                              \
-    }

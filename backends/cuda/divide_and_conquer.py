@@ -53,7 +53,7 @@ class DivideAndConquer:
 
     def __init__(self, array: Callable[[tuple[int, int], Dtype], Any], multiply: Callable[..., None]) -> None:
         self._array, self._multiply = array, multiply
-        self._kernels = DtypeKernels("merge")
+        self.kernels = DtypeKernels("merge")
 
     def run(
         self, stream: int, d: GpuArray, e: GpuArray, s: Array, u: Array, spare: Array, wanted: tuple[int, int]
@@ -111,7 +111,7 @@ class DivideAndConquer:
     def _launch(
         self, stream: int, name: str, letter: str, ctas: int, arguments: tuple[object, ...], threads: int = THREADS
     ) -> None:
-        self._kernels.launch(stream, name, letter, ctas, arguments, threads=threads)
+        self.kernels.launch(stream, name, letter, ctas, arguments, threads=threads)
 
 
 def address(x: GpuArray) -> np.int64:

@@ -1,7 +1,6 @@
-// The inverse of a triangle, which solves with many right-hand sides multiply by. Compiled with one OF_DTYPE.
+// The inverse of a triangle, which solves with many right-hand sides multiply by.
 
-// Columns of a CTA; pieces of 32 rows that a warp holds in registers: at most, and for a small triangle.
-enum { WARP = 32, COLUMNS = 4, PIECES = 16, FEW_PIECES = 4 };
+enum { WARP = 32, COLUMNS = 4 };  // COLUMNS of a CTA
 
 // The rows of column k of T that a lane holds; a column after the last one is 0.
 template <int COUNT, class T>
@@ -48,24 +47,12 @@ __device__ __forceinline__ void invert_pieces(const T* __restrict__ t, integer d
 }
 
 // The inverses of the blocks on the diagonal of a triangle of order n, side by side: blocks of `order` rows, of WARP *
-// PIECES at most, and a shorter last one. A warp takes a column; the common case of columns has an instance of its own.
-template <class T>
-__device__ void invert(const T* t, integer down, integer across, T* x, integer ldx, int n, int order, int unit) {
+// COUNT at most, and a shorter last one. A warp takes a column. The common case, `down` = 1, has instances of its own.
+template <class T, int COUNT, bool HAS_COLUMNS>
+__global__ void __launch_bounds__(COLUMNS * WARP)
+    invert(const T* t, integer down, integer across, T* x, integer ldx, int n, int order, int unit) {
     int j = blockIdx.x * COLUMNS + threadIdx.x / WARP, first = j / order * order;
     if (j >= n) return;
     t += first * (down + across), x += first * ldx, n = min(order, n - first), j -= first;
-    if (n <= WARP * FEW_PIECES && down == 1)
-        invert_pieces<FEW_PIECES>(t, 1, across, x, ldx, n, unit, j);
-    else if (n <= WARP * FEW_PIECES)
-        invert_pieces<FEW_PIECES>(t, down, across, x, ldx, n, unit, j);
-    else if (down == 1)
-        invert_pieces<PIECES>(t, 1, across, x, ldx, n, unit, j);
-    else
-        invert_pieces<PIECES>(t, down, across, x, ldx, n, unit, j);
+    invert_pieces<COUNT>(t, HAS_COLUMNS ? 1 : down, across, x, ldx, n, unit, j);
 }
-
-#define OF_DTYPE(letter, T, Real)                                                                           \
-    extern "C" __global__ void __launch_bounds__(COLUMNS * WARP)                                            \
-        invert_##letter(const T* t, integer down, integer across, T* x, integer ldx, int n, int order, int unit) { \
-        invert(t, down, across, x, ldx, n, order, unit);                                                    \
-    }

@@ -2,7 +2,7 @@
 
 // The lower triangle of X: 0 above the diagonal, real elements on it. A CTA takes a column.
 template <class T>
-__device__ void lower(T* x, integer ld) {
+__global__ void lower(T* x, integer ld) {
     integer j = blockIdx.x;
     T* column = x + j * ld;
     for (integer i = threadIdx.x; i < j; i += blockDim.x) column[i] = zero(T());
@@ -11,7 +11,7 @@ __device__ void lower(T* x, integer ld) {
 
 // Above the diagonal X := the adjoint of its lower triangle. A CTA takes a tile below the diagonal, by way of shared memory.
 template <class T>
-__device__ void mirror(T* x, integer ld, int n) {
+__global__ void mirror(T* x, integer ld, int n) {
     enum { TILE = 32 };
     __shared__ T tile[TILE][TILE + 1];
     int tiles = (n + TILE - 1) / TILE, i0 = blockIdx.x % tiles * TILE, j0 = blockIdx.x / tiles * TILE;
@@ -26,7 +26,7 @@ __device__ void mirror(T* x, integer ld, int n) {
 
 // INFO counts a NaN on the diagonal of a Cholesky factor, which cuSOLVER may let pass. One CTA.
 template <class T>
-__device__ void find_nan(const T* x, integer ld, int n, int* info) {
+__global__ void find_nan(const T* x, integer ld, int n, int* info) {
     __shared__ int first;
     int limit = *info > 0 ? *info - 1 : n;
     if (threadIdx.x == 0) first = limit;
@@ -41,7 +41,9 @@ __device__ void find_nan(const T* x, integer ld, int n, int* info) {
 
 // Which row each exchanged row comes from, after all exchanges of row i with row pivots[i] - 1, i = 0..count-1. One CTA.
 // to[t] = -1 if entry t moves nothing; count * 4 integers of shared memory.
-__device__ void list_exchanges(const integer* pivots, integer before, int count, int backward, int* to, int* from) {
+// Equal for all T.
+template <class T>
+__global__ void list_exchanges(const integer* pivots, integer before, int count, int backward, int* to, int* from) {
     extern __shared__ int memory[];
     int *other = memory, *slot = other + count, *content = slot + count;
     for (int t = threadIdx.x; t < count; t += blockDim.x) other[t] = (int)(pivots[t] - 1 - before);
@@ -72,7 +74,7 @@ __device__ void list_exchanges(const integer* pivots, integer before, int count,
 
 // Moves the listed rows of X. A CTA takes a column: it reads all of them before it writes one.
 template <class T>
-__device__ void move_rows(T* x, integer ld, const int* to, const int* from, int count) {
+__global__ void move_rows(T* x, integer ld, const int* to, const int* from, int count) {
     extern __shared__ double2 rows[];
     T *moved = (T*)rows, *column = x + blockIdx.x * ld;
     for (int t = threadIdx.x; t < count; t += blockDim.x)
@@ -81,19 +83,3 @@ __device__ void move_rows(T* x, integer ld, const int* to, const int* from, int 
     for (int t = threadIdx.x; t < count; t += blockDim.x)
         if (to[t] >= 0) column[to[t]] = moved[t];
 }
-
-// Compiled with one OF_DTYPE.
-#define OF_DTYPE(letter, T, Real)                                                                       \
-    extern "C" __global__ void lower_##letter(T* x, integer ld) { lower(x, ld); }                       \
-    extern "C" __global__ void mirror_##letter(T* x, integer ld, int n) { mirror(x, ld, n); }           \
-    extern "C" __global__ void find_nan_##letter(const T* x, integer ld, int n, int* info) {            \
-        find_nan(x, ld, n, info);                                                                       \
-    }                                                                                                   \
-    extern "C" __global__ void list_exchanges_##letter(const integer* pivots, integer before, int count, \
-                                                       int backward, int* to, int* from) {              \
-        list_exchanges(pivots, before, count, backward, to, from);                                      \
-    }                                                                                                   \
-    extern "C" __global__ void move_rows_##letter(T* x, integer ld, const int* to, const int* from,     \
-                                                  int count) {                                          \
-        move_rows(x, ld, to, from, count);                                                              \
-    }

@@ -9,6 +9,7 @@ wait for each other instead.
 
 from __future__ import annotations
 
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,22 +21,26 @@ from nvmath import CudaDataType
 from nvmath.bindings import cusolverDn
 
 from pblas.backends.cuda import streams
+from pblas.backends.cuda.kernels import compiling
 from pblas.backends.gpu_info import INSTALL_CTK
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
 
     from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 
-_TYPES = {"f": "float, float", "d": "double, double", "F": "float2, float", "D": "double2, double"}
-"""Types of elements and of their real parts, by NumPy's letters of dtypes."""
+_TYPES = {"f": "float", "d": "double", "F": "float2", "D": "double2"}
+"""Types of elements, by NumPy's letters of dtypes."""
 THREADS = 256  # of a CTA, where a kernel does not ask for another number
 
 
 class DtypeKernels:
-    """The kernels of one source file of this folder, each named NAME_LETTER by its macro OF_DTYPE.
+    """The kernels of one source file of this folder, templates whose first argument is the type of elements.
+
+    Each is a program of its own, compiled at its first use or after `start`.
 
     Args:
         name: the file's, without its ending.
@@ -47,10 +52,28 @@ class DtypeKernels:
     def __init__(
         self, name: str, header: str = "", *, defines: Mapping[str, int] | None = None, cooperative: bool = False
     ) -> None:
-        self._name, self._header, self._cooperative = name, header, cooperative
+        names = "scalars.cuh", header, f"{name}.cu"
+        self._code = "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in names if name)
         self._options = "--std=c++17", *(f"-D{key}={value}" for key, value in (defines or {}).items())
-        self._modules: dict[str, Any] = {}
-        self._functions: dict[str, Any] = {}
+        self._cooperative = cooperative
+        self._names = tuple(_KERNELS.findall(self._code))
+        self._programs: dict[str, Future[Any]] = {}
+        self._functions: dict[tuple[str, str], Any] = {}
+
+    def start(self, letter: str, *kernels: str) -> None:
+        """Begin to compile kernels; without names, all that have no argument but the dtype."""
+        expressions = [_expression(name, letter) for name in kernels or self._names]
+        new = [expression for expression in expressions if expression not in self._programs]
+        modules = [
+            cupy.RawModule(
+                code=self._code,
+                options=self._options,
+                name_expressions=(key,),
+                enable_cooperative_groups=self._cooperative,
+            )
+            for key in new
+        ]
+        self._programs |= dict(zip(new, compiling(modules), strict=True))
 
     def launch(
         self,
@@ -63,7 +86,7 @@ class DtypeKernels:
         shared_nbytes: int = 0,
         threads: int = THREADS,
     ) -> None:
-        """Launch a kernel."""
+        """Launch a kernel; `name: arguments` names one whose template has arguments after the dtype."""
         function = self._function(name, letter, shared_nbytes)
         with cupy.cuda.Stream.from_external(streams.Handle(stream)):
             function((ctas,), (threads,), arguments, shared_mem=shared_nbytes)
@@ -76,22 +99,35 @@ class DtypeKernels:
 
     def _function(self, name: str, letter: str, shared_nbytes: int) -> Any:
         """A kernel, which is compiled the first time."""
-        function = self._functions.get(name + letter)
+        key = name, letter
+        function = self._functions.get(key)
         if function is None:
-            if letter not in self._modules:
-                self._modules[letter] = self._compiled(letter)
-            function = self._functions[name + letter] = self._modules[letter].get_function(f"{name}_{letter}")
+            expression = _expression(name, letter)
+            if expression not in self._programs:
+                self.start(letter, name)
+            function = self._functions[key] = self._programs[expression].result().get_function(expression)
         if shared_nbytes > function.max_dynamic_shared_size_bytes:
             attributes = cupy.cuda.Device().attributes
             most = attributes["MaxSharedMemoryPerBlockOptin"] - function.shared_size_bytes
             function.max_dynamic_shared_size_bytes = most
         return function
 
-    def _compiled(self, letter: str) -> Any:
-        names = "scalars.cuh", self._header, f"{self._name}.cu"
-        code = "".join(Path(__file__).with_name(name).read_text() for name in names if name)
-        code += f"OF_DTYPE({letter}, {_TYPES[letter]})\n"
-        return cupy.RawModule(code=code, options=self._options, enable_cooperative_groups=self._cooperative)
+
+_KERNELS = re.compile(
+    r"^template <class \w+(?:, class Real = real_of<T>)?>\n__global__ void(?: __launch_bounds__\(.*\))?\s+(\w+)\(",
+    re.MULTILINE,
+)
+"""Kernels of a source that have no other argument than the dtype."""
+
+
+def _expression(name: str, letter: str) -> str:
+    """The instance of a template for a dtype.
+
+    >>> _expression("lower", "d"), _expression("invert: 4, true", "F")
+    ('lower<double>', 'invert<float2, 4, true>')
+    """
+    kernel, _, arguments = name.partition(": ")
+    return f"{kernel}<{', '.join(filter(None, (_TYPES[letter], arguments)))}>"
 
 
 _KINDS = {
@@ -103,7 +139,8 @@ _KINDS = {
 """cuSOLVER's data types, by NumPy's letters of dtypes."""
 _LOWER = 0  # cublasFillMode_t
 _INVERTING = 128, 4  # threads that invert a triangle, and columns that they invert: `COLUMNS` of invert.cu
-MOST_INVERTED = 512  # order of a triangle that is inverted at most: `WARP` * `PIECES` of invert.cu
+_PIECES = 4, 8, 16  # of 32 rows each, that a warp holds in registers
+MOST_INVERTED = 32 * max(_PIECES)  # order of a triangle that is inverted at most
 INVERTED = 128
 """Order of the inverted blocks of any triangle; those of a factor may be larger, since they are well conditioned.
 Source: MAGMA, magmablas_dtrsm, inverts blocks of 128."""
@@ -123,7 +160,7 @@ class Lapack:
             self._handle, self._params = cusolverDn.create(), cusolverDn.create_params()
         except Exception as error:
             raise BackendError(f"cuSOLVER does not start: {error}. {INSTALL_CTK}") from error
-        self._kernels, self._inversion = DtypeKernels("lapack"), DtypeKernels("invert")
+        self._kernels, self.inversion = DtypeKernels("lapack"), DtypeKernels("invert")
         self._splits = DtypeKernels("split")
         self._memory: dict[tuple[int, str], Any] = {}
         self._hosts: list[Any] = [np.empty(0, np.uint8)]
@@ -140,6 +177,7 @@ class Lapack:
         n, ld = x.shape[0], lda(x)
         if not n:
             return
+        self._kernels.start(x.dtype.char, "lower", "find_nan")
         self.lower(stream, x)
         matrix = _LOWER, n, _KINDS[x.dtype.char], x.data.ptr, ld, _KINDS[x.dtype.char]
         buffers = self._buffers(stream, cusolverDn.xpotrf_buffer_size, matrix)
@@ -186,9 +224,10 @@ class Lapack:
         rows = min(n, order)
         x = cupy.ndarray((rows, n), t.dtype, self.memory(stream, "inverse", rows * n * t.itemsize).data, order="F")
         threads, columns = _INVERTING
+        kernel = inversion(rows, by_columns=t.strides[0] == t.itemsize)
         strides = (np.int64(stride // t.itemsize) for stride in t.strides)
-        self._inversion.launch(
-            *(stream, "invert", t.dtype.char, -(-n // columns)),
+        self.inversion.launch(
+            *(stream, kernel, t.dtype.char, -(-n // columns)),
             (np.int64(t.data.ptr), *strides, *place(x), np.int32(n), np.int32(order), np.int32(unit)),
             threads=threads,
         )
@@ -232,6 +271,7 @@ class Lapack:
         if not x.size:
             return
         starts, ld = range(start, len(pivots), _MOST_EXCHANGES), lda(x)
+        self._kernels.start(x.dtype.char, "list_exchanges", "move_rows")
         lists = self.memory(stream, "lists", 4 * _MOST_EXCHANGES * 4).view(np.int32)
         for first in reversed(starts) if backward else starts:
             count = min(_MOST_EXCHANGES, len(pivots) - first)
@@ -269,6 +309,12 @@ class Lapack:
         return memory
 
 
+def inversion(rows: int, *, by_columns: bool) -> str:
+    """The kernel that inverts triangles of this many rows, whose columns or rows are contiguous."""
+    pieces = next(count for count in _PIECES if rows <= 32 * count)
+    return f"invert: {pieces}, {str(by_columns).lower()}"
+
+
 def place(x: GpuArray) -> tuple[np.int64, np.int64]:
     """Address and leading dimension of an array, as kernels take them."""
     return np.int64(x.data.ptr), np.int64(lda(x))
@@ -295,7 +341,7 @@ class Reflectors:
 
     def __init__(self, lapack: Lapack, gemm: Callable[..., None]) -> None:
         self._lapack, self._gemm = lapack, gemm
-        self._kernels = DtypeKernels("reflectors", "exchange.cuh")
+        self.kernels = DtypeKernels("reflectors", "exchange.cuh")
 
     @cached_property
     def _limits(self) -> tuple[int, int]:
@@ -336,7 +382,7 @@ class Reflectors:
             *(_address(tau), _address(triangle), _address(exchange), _address(lines), _address(counters)),
         )
         shared = dtype.itemsize * NARROW * (height + 1 + 3 * edge)
-        self._kernels.launch(stream, "factor_narrow", dtype.char, ctas, arguments, shared_nbytes=shared)
+        self.kernels.launch(stream, "factor_narrow", dtype.char, ctas, arguments, shared_nbytes=shared)
         return True
 
     def larft(self, stream: int, x: Array, tau: Array, t: Array) -> None:
@@ -345,7 +391,7 @@ class Reflectors:
         v = self.unit_lower(stream, x)
         gram = self._array(stream, "triangle", (k, k), x.dtype)
         self._gemm(1, v.T, v, 0, gram, conj=(True, False))
-        self._kernels.launch(stream, "scale_columns", x.dtype.char, k, (*place(gram), np.int32(k), _address(tau)))
+        self.kernels.launch(stream, "scale_columns", x.dtype.char, k, (*place(gram), np.int32(k), _address(tau)))
         self._close(stream, gram, tau, t)
 
     def multiply_q(self, stream: int, v: Array, t: Array, c: Array, *, adjoint: bool, conj: bool) -> None:
@@ -372,7 +418,7 @@ class Reflectors:
         y = self._array(stream, "unit lower", x.shape, x.dtype) if y is None else y
         if x.size:
             arguments = *place(x), np.int32(len(x)), *place(y)
-            self._kernels.launch(stream, "unit_lower", x.dtype.char, x.shape[1], arguments)
+            self.kernels.launch(stream, "unit_lower", x.dtype.char, x.shape[1], arguments)
         return y
 
     def _shape(self, x: Array) -> tuple[int, int]:
@@ -388,6 +434,8 @@ class Reflectors:
     def _factor(self, stream: int, x: Array, tau: Array, ctas: int, height: int) -> None:
         """X := R and V, tau, and the triangle L of `_close`, by one kernel."""
         (m, n), dtype = x.shape, x.dtype
+        self.kernels.start(dtype.char, "factor_panel", "close_triangle", "unit_lower")
+        self._lapack.inversion.start(dtype.char, inversion(len(tau), by_columns=True))
         triangle = self._array(stream, "triangle", (len(tau), len(tau)), dtype)
         exchange, lines, counters = self._exchange(stream, n, ctas, dtype)
         ldv = height + 1  # an odd number, so that columns begin in different banks
@@ -396,7 +444,7 @@ class Reflectors:
             *(_address(tau), *place(triangle), _address(exchange), _address(lines), _address(counters)),
         )
         shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + THREADS)
-        self._kernels.launch(stream, "factor_panel", dtype.char, ctas, arguments, shared_nbytes=shared)
+        self.kernels.launch(stream, "factor_panel", dtype.char, ctas, arguments, shared_nbytes=shared)
 
     def _exchange(self, stream: int, n: int, ctas: int, dtype: Dtype) -> tuple[Any, Any, Any]:
         """Memory in which CTAs exchange sums of n columns, lines and counters, which are 0."""
@@ -414,7 +462,7 @@ class Reflectors:
         inverse = self._lapack.inverse(stream, triangle, unit=True)
         k = len(tau)
         arguments = *place(inverse), np.int32(k), _address(tau), *place(t)
-        self._kernels.launch(stream, "close_triangle", t.dtype.char, k, arguments)
+        self.kernels.launch(stream, "close_triangle", t.dtype.char, k, arguments)
 
     def _array(self, stream: int, use: str, shape: tuple[int, int], dtype: Dtype) -> Any:
         """Memory of a stream for one use, as an array in Fortran order."""

@@ -24,8 +24,8 @@ __device__ __forceinline__ Real sum_of_lanes(Real x) {
 // torn: abs(e) is subtracted from d on both sides of each cut. Rows from n on have no others, and more than all
 // eigenvalues on the diagonal. A warp takes a block, a lane a row of S.
 template <class Real>
-__device__ void solve_leaves(const Real* diagonal, const Real* off, int n, int size, int blocks, Real* values, Real* s,
-                             integer ld, int* failed) {
+__global__ void __launch_bounds__(4 * LANES)
+    solve_leaves(const Real* diagonal, const Real* off, int n, int size, int blocks, Real* values, Real* s, integer ld, int* failed) {
     __shared__ Real memory[4][LEAF * (LEAF + 1) + 2 * LEAF];
     int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, block = blockIdx.x * (blockDim.x / LANES) + warp;
     if (block >= blocks) return;
@@ -97,7 +97,7 @@ __device__ void solve_leaves(const Real* diagonal, const Real* off, int n, int s
 
 // z, and both halves of d in one ascending order: `order` has the numbers of eigenvalues within the merge.
 template <class Real>
-__device__ void sort_halves(const Real* d, const Real* s, integer ld, const Real* off, int n, int half, integer total,
+__global__ void sort_halves(const Real* d, const Real* s, integer ld, const Real* off, int n, int half, integer total,
                             Real* sorted, Real* z, int* order) {
     integer i = (integer)blockIdx.x * THREADS + threadIdx.x;
     if (i >= total) return;
@@ -132,8 +132,9 @@ struct Deflated {
 
 // A CTA takes a merge; one thread goes through the eigenvalues, which come and go in chunks.
 template <class Real>
-__device__ void deflate(const Real* sorted, const Real* z, const int* order, const Real* off, int n, int half,
-                        Deflated<Real> x) {
+__global__ void deflate(const Real* sorted, const Real* z, const int* order, const Real* off, int n, int half,
+                        Real* reals, int* integers, integer total) {
+    const Deflated<Real> x(reals, integers, total);
     __shared__ Real chunk_d[CHUNK], chunk_z[CHUNK], most[WARPS];
     __shared__ int chunk_order[CHUNK];
     int size = 2 * half;
@@ -248,7 +249,9 @@ __device__ void find_root(const Real* d, const Real* z, int k, Real rho, int j, 
 
 // The roots of merges, with their distances from poles.
 template <class Real>
-__device__ void find_roots(Deflated<Real> x, const Real* off, int n, int half, integer total, int* origins, Real* shifts) {
+__global__ void find_roots(Real* reals, int* integers, integer total, const Real* off, int n, int half, int* origins,
+                           Real* shifts) {
+    const Deflated<Real> x(reals, integers, total);
     integer i = (integer)blockIdx.x * WARPS + threadIdx.x / LANES;
     if (i >= total) return;
     int size = 2 * half, j = i % size, merge = i / size, k = x.counts[2 * merge];
@@ -262,7 +265,9 @@ __device__ void find_roots(Deflated<Real> x, const Real* off, int n, int half, i
 
 // z whose secular equation has exactly the computed roots; a warp takes a pole.
 template <class Real>
-__device__ void correct(Deflated<Real> x, int half, integer total, const int* origins, const Real* shifts, Real* z) {
+__global__ void correct(Real* reals, int* integers, integer total, int half, const int* origins, const Real* shifts,
+                        Real* z) {
+    const Deflated<Real> x(reals, integers, total);
     integer i = (integer)blockIdx.x * WARPS + threadIdx.x / LANES;
     if (i >= total) return;
     int lane = threadIdx.x % LANES, size = 2 * half, j = i % size, k = x.counts[2 * (i / size)];
@@ -280,8 +285,9 @@ __device__ void correct(Deflated<Real> x, int half, integer total, const int* or
 
 // U and the eigenvalues of merges, ascending. A CTA takes a column of U.
 template <class Real>
-__device__ void make_vectors(Deflated<Real> x, int half, const int* origins, const Real* shifts, const Real* z, Real* values,
-                             Real* u, integer ld) {
+__global__ void make_vectors(Real* reals, int* integers, integer total, int half, const int* origins, const Real* shifts,
+                             const Real* z, Real* values, Real* u, integer ld) {
+    const Deflated<Real> x(reals, integers, total);
     __shared__ Real parts[WARPS];
     __shared__ int places[WARPS];
     int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, size = 2 * half, j = blockIdx.x % size;
@@ -317,7 +323,8 @@ __device__ void make_vectors(Deflated<Real> x, int half, const int* origins, con
 
 // U := G U for the rotations G of vectors. A thread takes a column.
 template <class Real>
-__device__ void rotate(Deflated<Real> x, int half, integer total, Real* u, integer ld) {
+__global__ void rotate(Real* reals, int* integers, integer total, int half, Real* u, integer ld) {
+    const Deflated<Real> x(reals, integers, total);
     integer i = (integer)blockIdx.x * THREADS + threadIdx.x;
     if (i >= total) return;
     int size = 2 * half, merge = i / size;
@@ -329,34 +336,3 @@ __device__ void rotate(Deflated<Real> x, int half, integer total, Real* u, integ
         *first = c * left - s * right, *second = s * left + c * right;
     }
 }
-
-// Compiled with one OF_DTYPE, of a real dtype.
-#define OF_DTYPE(letter, T, Real)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(4 * LANES)                                                            \
-        solve_leaves_##letter(const T* d, const T* e, int n, int size, int blocks, T* values, T* s, integer ld,        \
-                              int* failed) {                                                                           \
-        solve_leaves(d, e, n, size, blocks, values, s, ld, failed);                                                    \
-    }                                                                                                                  \
-    extern "C" __global__ void sort_halves_##letter(const T* d, const T* s, integer ld, const T* off, int n, int half, \
-                                                    integer total, T* sorted, T* z, int* order) {                      \
-        sort_halves(d, s, ld, off, n, half, total, sorted, z, order);                                                  \
-    }                                                                                                                  \
-    extern "C" __global__ void deflate_##letter(const T* sorted, const T* z, const int* order, const T* off, int n,    \
-                                                int half, T* reals, int* integers, integer total) {                    \
-        deflate<T>(sorted, z, order, off, n, half, {reals, integers, total});                                          \
-    }                                                                                                                  \
-    extern "C" __global__ void find_roots_##letter(T* reals, int* integers, integer total, const T* off, int n, int half,\
-                                                   int* origins, T* shifts) {                                          \
-        find_roots<T>({reals, integers, total}, off, n, half, total, origins, shifts);                                 \
-    }                                                                                                                  \
-    extern "C" __global__ void correct_##letter(T* reals, int* integers, integer total, int half, const int* origins,  \
-                                                const T* shifts, T* z) {                                               \
-        correct<T>({reals, integers, total}, half, total, origins, shifts, z);                                         \
-    }                                                                                                                  \
-    extern "C" __global__ void make_vectors_##letter(T* reals, int* integers, integer total, int half, const int* origins, const T* shifts,\
-                                                     const T* z, T* values, T* u, integer ld) {                        \
-        make_vectors<T>({reals, integers, total}, half, origins, shifts, z, values, u, ld);                            \
-    }                                                                                                                  \
-    extern "C" __global__ void rotate_##letter(T* reals, int* integers, integer total, int half, T* u, integer ld) {   \
-        rotate<T>({reals, integers, total}, half, total, u, ld);                                                       \
-    }

@@ -173,9 +173,9 @@ __device__ void update_rows(const T* v, int ldv, int count, int width, const T* 
 // `ldv` is the odd number of rows that the tile of a CTA has; shared memory holds WIDTH * (ldv + 2 * PAD + WIDTH) + THREADS
 // elements. `exchange` has WIDTH * ((n + 1) * gridDim.x + n) elements, and `lines`, which are 0 before, 2 * WIDTH * (gridDim.x + 1) of
 // an element.
-template <class T, class Real>
-__device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl, T* exchange,
-                             uint4* lines, unsigned* arrived) {
+template <class T, class Real = real_of<T>>
+__device__ void factor_columns(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl, T* exchange,
+                               uint4* lines, unsigned* arrived) {
     extern __shared__ double2 memory[];
     T *v = (T*)memory, *stage = v + WIDTH * ldv, *t = stage + WIDTH * PAD, *gram = t + WIDTH * PAD, *parts = gram + WIDTH * WIDTH;
     int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, grid = gridDim.x, cta = blockIdx.x;
@@ -285,15 +285,18 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
             }
         }
         if (warp == 0) {
-            T sums[WIDTH];  // row `lane` of T times the columns of `gram`; source: LAPACK, xLARFT
+            T sums[WIDTH];  // row `lane` of T times the columns of `gram` from i on; source: LAPACK, xLARFT
 #pragma unroll
             for (int j = 0; j < WIDTH; ++j) sums[j] = zero(T());
-#pragma unroll
+#pragma unroll 1
             for (int i = 0; i < WIDTH; ++i) {
-                T tau_i = lane_of(own_tau, i), element = i == lane ? own_tau : i > lane ? negative(sums[i], tau_i) : zero(T());
+                T tau_i = lane_of(own_tau, i), element = i == lane ? own_tau : i > lane ? negative(sums[0], tau_i) : zero(T());
                 t[lane * PAD + i] = element;
 #pragma unroll
-                for (int j = i + 1; j < WIDTH; ++j) add(sums[j], element, gram[i * WIDTH + j]);
+                for (int j = 1; j < WIDTH; ++j) {
+                    sums[j - 1] = sums[j];
+                    add(sums[j - 1], element, gram[i * WIDTH + (i + j) % WIDTH]);
+                }
             }
             if (cta == 0 && lane < columns) {
                 tau[start + lane] = own_tau;
@@ -329,6 +332,13 @@ __device__ void factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T*
         }
         wait_for_all(arrived, expected);
     }
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS)
+    factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl, T* exchange, uint4* lines,
+                 unsigned* arrived) {
+    factor_columns(x, ld, m, n, ldv, tau, l, ldl, exchange, lines, arrived);
 }
 
 // Rows of V := their product with U^-1, for an upper triangle U of NARROW rows with these reciprocals on its diagonal. A
@@ -424,9 +434,10 @@ __device__ bool cholesky(T* g, T* reciprocals) {
 //
 // Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, Roundoff error analysis of the CholeskyQR2 algorithm, 2015; Ballard
 //     et al., Reconstructing Householder vectors from tall-skinny QR, 2014.
-template <class T, class Real>
-__device__ void factor_narrow(T* x, integer ld, int m, int ldv, int height, T* t, integer ldt, T* parts, T* tau, T* l,
-                              T* exchange, uint4* lines, unsigned* arrived) {
+template <class T, class Real = real_of<T>>
+__global__ void __launch_bounds__(THREADS)
+    factor_narrow(T* x, integer ld, int m, int ldv, int height, T* t, integer ldt, T* parts, T* tau, T* l, T* exchange,
+                  uint4* lines, unsigned* arrived) {
     extern __shared__ double2 memory[];
     __shared__ T reciprocals[NARROW], signs[NARROW];
     __shared__ int is_far;
@@ -512,7 +523,7 @@ __device__ void factor_narrow(T* x, integer ld, int m, int ldv, int height, T* t
                 r[j * EDGE + i] = i <= j ? g[i * EDGE + j] : zero(T());
             }
     } else {
-        factor_panel<T, Real>(x, ld, m, NARROW, ldv, tau, l, NARROW, exchange, lines, arrived + 1);
+        factor_columns(x, ld, m, NARROW, ldv, tau, l, NARROW, exchange, lines, arrived + 1);
         if (cta == 0)
             for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
                 int i = e % NARROW, j = e / NARROW;
@@ -540,14 +551,14 @@ __device__ void factor_narrow(T* x, integer ld, int m, int ldv, int height, T* t
 
 // L := I + the lower triangle of G diag(conj(tau)), below its diagonal, for a G = V^H V. A CTA takes a column.
 template <class T>
-__device__ void scale_columns(T* g, integer ld, int n, const T* tau) {
+__global__ void scale_columns(T* g, integer ld, int n, const T* tau) {
     int j = blockIdx.x;
     for (int i = j + 1 + threadIdx.x; i < n; i += blockDim.x) g[i + j * ld] = times(conj(tau[j]), g[i + j * ld]);
 }
 
 // T := diag(tau) of the columns, times the conjugate transpose of X = L^-1; 0 below the diagonal. A CTA takes a column.
 template <class T>
-__device__ void close_triangle(const T* x, integer ldx, int n, const T* tau, T* t, integer ldt) {
+__global__ void close_triangle(const T* x, integer ldx, int n, const T* tau, T* t, integer ldt) {
     int j = blockIdx.x;
     for (int i = threadIdx.x; i < n; i += blockDim.x)
         t[i + j * ldt] = i > j ? zero(T()) : times(tau[j], conj(x[j + i * ldx]));
@@ -555,31 +566,8 @@ __device__ void close_triangle(const T* x, integer ldx, int n, const T* tau, T* 
 
 // Y := X below its diagonal, with ones on the diagonal and zeros above it. A CTA takes a column.
 template <class T>
-__device__ void unit_lower(const T* x, integer ldx, int m, T* y, integer ldy) {
+__global__ void unit_lower(const T* x, integer ldx, int m, T* y, integer ldy) {
     integer j = blockIdx.x;
     for (integer i = threadIdx.x; i < m; i += blockDim.x)
         y[i + j * ldy] = i > j ? x[i + j * ldx] : i == j ? one(T()) : zero(T());
 }
-
-// Compiled with one OF_DTYPE.
-#define OF_DTYPE(letter, T, Real)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
-        factor_panel_##letter(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl,          \
-                              T* exchange, uint4* lines, unsigned* arrived) {                                                      \
-        factor_panel<T, Real>(x, ld, m, n, ldv, tau, l, ldl, exchange, lines, arrived);                              \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                            \
-        factor_narrow_##letter(T* x, integer ld, int m, int ldv, int height, T* t, integer ldt, T* parts, T* tau, T* l, \
-                               T* exchange, uint4* lines, unsigned* arrived) {                                       \
-        factor_narrow<T, Real>(x, ld, m, ldv, height, t, ldt, parts, tau, l, exchange, lines, arrived);              \
-    }                                                                                                                \
-    extern "C" __global__ void scale_columns_##letter(T* g, integer ld, int n, const T* tau) {                       \
-        scale_columns(g, ld, n, tau);                                                                                \
-    }                                                                                                                \
-    extern "C" __global__ void close_triangle_##letter(const T* x, integer ldx, int n, const T* tau, T* t,           \
-                                                       integer ldt) {                                                \
-        close_triangle(x, ldx, n, tau, t, ldt);                                                                      \
-    }                                                                                                                \
-    extern "C" __global__ void unit_lower_##letter(const T* x, integer ldx, int m, T* y, integer ldy) {              \
-        unit_lower(x, ldx, m, y, ldy);                                                                               \
-    }

@@ -5,6 +5,8 @@ __device__ __forceinline__ float real(float x) { return x; }
 __device__ __forceinline__ double real(double x) { return x; }
 __device__ __forceinline__ float real(float2 x) { return x.x; }
 __device__ __forceinline__ double real(double2 x) { return x.x; }
+template <class T>
+using real_of = decltype(real(T()));
 __device__ __forceinline__ void make_real(float&) {}
 __device__ __forceinline__ void make_real(double&) {}
 __device__ __forceinline__ void make_real(float2& x) { x.y = 0; }

@@ -11,7 +11,7 @@ __device__ __forceinline__ float rest(float x, float hi) { return isfinite(x) ? 
 __device__ __forceinline__ float2 rest(float2 x, float2 hi) { return make_float2(rest(x.x, hi.x), rest(x.y, hi.y)); }
 
 template <class T>
-__device__ void split(const T* x, integer down, integer across, int m, T* y, integer ld, integer second, integer third,
+__global__ void split(const T* x, integer down, integer across, int m, T* y, integer ld, integer second, integer third,
                       int rows, int conjugates) {
     const T* column = x + blockIdx.x * across;
     T* out = y + blockIdx.x * ld;
@@ -22,10 +22,3 @@ __device__ void split(const T* x, integer down, integer across, int m, T* y, int
         out[i + third] = rows ? hi : lo;
     }
 }
-
-// Compiled with one OF_DTYPE.
-#define OF_DTYPE(letter, T, Real)                                                                                  \
-    extern "C" __global__ void split_##letter(const T* x, integer down, integer across, int m, T* y, integer ld,    \
-                                              integer second, integer third, int rows, int conjugates) {           \
-        split(x, down, across, m, y, ld, second, third, rows, conjugates);                                         \
-    }

@@ -74,7 +74,7 @@ struct Combine {
 // A CTA takes tiles of 32 x 32 elements, 4 of them in each thread. If source and target have different storage orders,
 // a tile is transposed in shared memory, so that accesses to both are coalesced.
 template <class Operation, class X, class O>
-__device__ __forceinline__ void move(const MoveArguments& a) {
+__global__ void __launch_bounds__(256) move(const __grid_constant__ MoveArguments a) {
     typedef decltype(Operation::read(a, X())) A;
     __shared__ alignas(16) byte memory[sizeof(A) * TILE * (TILE + 1)];
     A(*tile)[TILE + 1] = reinterpret_cast<A(*)[TILE + 1]>(memory);
@@ -114,67 +114,46 @@ __device__ __forceinline__ void move(const MoveArguments& a) {
     }
 }
 
-#define MOVE(NAME, OPERATION, X, O)                                                                   \
-    extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ MoveArguments a) { \
-        move<OPERATION, X, O>(a);                                                                     \
-    }
-
 // A complex number with the alignment of its parts.
 template <class Part>
 struct Pair {
     Part x[2];
 };
 
-MOVE(copy_1, Copy, byte, byte)
-MOVE(copy_2, Copy, half_word, half_word)
-MOVE(copy_4, Copy, word, word)
-MOVE(copy_8, Copy, integer, integer)
-MOVE(copy_4_4, Copy, Pair<word>, Pair<word>)
-MOVE(copy_8_8, Copy, Pair<integer>, Pair<integer>)
-MOVE(combine_float16_float16, Combine, float16, float16)
-MOVE(combine_bfloat16_bfloat16, Combine, bfloat16, bfloat16)
-MOVE(combine_float32_float32, Combine, float, float)
-MOVE(combine_float64_float64, Combine, double, double)
-MOVE(combine_complex64_complex64, Combine, complex<float>, complex<float>)
-MOVE(combine_complex128_complex128, Combine, complex<double>, complex<double>)
-MOVE(combine_float16_float32, Combine, float16, float)
-MOVE(combine_bfloat16_float32, Combine, bfloat16, float)
-MOVE(combine_float32_float16, Combine, float, float16)
-MOVE(combine_float32_bfloat16, Combine, float, bfloat16)
-
 // Transposes elements of 16 bits by pairs of neighbours: m, n and the distances of lines are even.
-extern "C" __global__ void __launch_bounds__(256) transpose_2(const __grid_constant__ MoveArguments a) {
+template <class Element, class Two>
+__global__ void __launch_bounds__(256) transpose_pairs(const __grid_constant__ MoveArguments a) {
     enum { SIDE = 2 * TILE, PAIRS = SIDE / LINES };
-    __shared__ alignas(4) half_word tile[SIDE][SIDE + 2];
+    __shared__ alignas(Two) Element tile[SIDE][SIDE + 2];
     const integer length = a.from_by_columns ? a.m : a.n, lines = a.from_by_columns ? a.n : a.m;
     const integer from = a.from_by_columns ? a.from.across : a.from.down;
     const integer to = a.from_by_columns ? a.to.down : a.to.across;
-    const half_word* source = reinterpret_cast<const half_word*>(a.source);
-    half_word* target = reinterpret_cast<half_word*>(a.target);
+    const Element* source = reinterpret_cast<const Element*>(a.source);
+    Element* target = reinterpret_cast<Element*>(a.target);
     const integer along = (length + SIDE - 1) / SIDE, tiles = along * ((lines + SIDE - 1) / SIDE);
     const int pair = 2 * threadIdx.x;
     for (integer t = blockIdx.x; t < tiles; t += gridDim.x) {
         const integer i0 = t % along * SIDE, j0 = t / along * SIDE;
-        word pairs[PAIRS] = {};
+        Two pairs[PAIRS] = {};
 #pragma unroll
         for (int e = 0; e < PAIRS; e++) {
             const int line = threadIdx.y + e * LINES;
             if (i0 + pair < length && j0 + line < lines)
-                pairs[e] = *reinterpret_cast<const word*>(source + (j0 + line) * from + i0 + pair);
+                pairs[e] = *reinterpret_cast<const Two*>(source + (j0 + line) * from + i0 + pair);
         }
 #pragma unroll
         for (int e = 0; e < PAIRS; e++) {
             const int line = threadIdx.y + e * LINES;
-            tile[pair][line] = static_cast<half_word>(pairs[e]);
-            tile[pair + 1][line] = static_cast<half_word>(pairs[e] >> 16);
+            tile[pair][line] = static_cast<Element>(pairs[e]);
+            tile[pair + 1][line] = static_cast<Element>(pairs[e] >> 8 * sizeof(Element));
         }
         __syncthreads();
 #pragma unroll
         for (int e = 0; e < PAIRS; e++) {
             const int line = threadIdx.y + e * LINES;
             if (i0 + line < length && j0 + pair < lines)
-                *reinterpret_cast<word*>(target + (i0 + line) * to + j0 + pair) =
-                    *reinterpret_cast<const word*>(&tile[line][pair]);
+                *reinterpret_cast<Two*>(target + (i0 + line) * to + j0 + pair) =
+                    *reinterpret_cast<const Two*>(&tile[line][pair]);
         }
         __syncthreads();
     }
@@ -188,7 +167,7 @@ struct LinesArguments {
 };
 
 template <class X, class O>
-__device__ __forceinline__ void convert(const LinesArguments& a) {
+__global__ void __launch_bounds__(256) convert(const __grid_constant__ LinesArguments a) {
     enum { EIGHT = 8 };
     const X* source = reinterpret_cast<const X*>(a.source);
     O* target = reinterpret_cast<O*>(a.target);
@@ -203,13 +182,3 @@ __device__ __forceinline__ void convert(const LinesArguments& a) {
         store(target + at.line * a.to_pitch + first, z, n);
     }
 }
-
-#define CONVERT(NAME, X, O)                                                                            \
-    extern "C" __global__ void __launch_bounds__(256) NAME(const __grid_constant__ LinesArguments a) { \
-        convert<X, O>(a);                                                                              \
-    }
-
-CONVERT(convert_float32_float16, float, float16)
-CONVERT(convert_float32_bfloat16, float, bfloat16)
-CONVERT(convert_float16_float32, float16, float)
-CONVERT(convert_bfloat16_float32, bfloat16, float)

@@ -18,10 +18,13 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.kernels import expanded
+from pblas.backends.cuda.kernels import compiling, expanded
+from pblas.backends.cuda.pointwise import type_name
 from pblas.backends.cuda.transfer import lines_of, new_array
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pblas.backends.dtypes import Array, Dtype, GpuArray
     from pblas.layouts.messages import Move
     from pblas.layouts.overlap import Run
@@ -30,16 +33,25 @@ if TYPE_CHECKING:
 
 FIELDS = struct.Struct("=16q4dq")  # MoveArguments of strided_copy.cu; each field has eight bytes
 
-_NAMES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-_HALVES = _NAMES[:2]
-COPIES = ("copy_1", "copy_2", "copy_4", "copy_8", "copy_4_4", "copy_8_8", "transpose_2")
-COMBINATIONS = (
-    *(f"combine_{name}_{name}" for name in _NAMES),
-    *(f"combine_{name}_float32" for name in _HALVES),
-    *(f"combine_float32_{name}" for name in _HALVES),
-)
+_WORDS = {"1": "byte", "2": "half_word", "4": "word", "8": "integer", "4_4": "Pair<word>", "8_8": "Pair<integer>"}
+_TYPES = {name: type_name(np.dtype(name)) for name in ("float32", "float64", "complex64", "complex128")}
+_HALVES = {name: name for name in ("float16", "bfloat16")}
+_MIXED = [pair for half in _HALVES for pair in ((half, "float32"), ("float32", half))]
+_ALL = _TYPES | _HALVES
 
-CONVERSIONS = (*(f"convert_{name}_float32" for name in _HALVES), *(f"convert_float32_{name}" for name in _HALVES))
+
+def _combinations(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    return {f"combine_{x}_{z}": f"move<Combine, {_ALL[x]}, {_ALL[z]}>" for x, z in pairs}
+
+
+PROGRAMS: tuple[dict[str, str], ...] = (
+    {f"copy_{nbytes}": f"move<Copy, {word}, {word}>" for nbytes, word in _WORDS.items()}
+    | {"transpose_2": "transpose_pairs<half_word, word>"},
+    _combinations((name, name) for name in _TYPES),
+    _combinations([*((name, name) for name in _HALVES), *_MIXED]),
+    {f"convert_{x}_{z}": f"convert<{_ALL[x]}, {_ALL[z]}>" for x, z in _MIXED},
+)
+"""The kernels of strided_copy.cu by their names, instances of its templates, in programs that threads compile."""
 LINES = struct.Struct("=6q")  # LinesArguments of strided_copy.cu
 
 _TILE = 32
@@ -91,9 +103,15 @@ class StridedCopy:
 
         self._driver, self._runtime = driver, cupy.cuda.runtime
         self._most_ctas: int = _CTAS_PER_SM * cupy.cuda.Device().attributes["MultiProcessorCount"]
-        self._module = cupy.RawModule(code=source(), options=("--std=c++17",))
-        names = (*COPIES, *COMBINATIONS, *CONVERSIONS)
-        self._functions = {name: driver.CUfunction(self._module.get_function(name).kernel.ptr) for name in names}
+        code, options = source(), ("--std=c++17",)
+        self._modules = compiling(
+            [cupy.RawModule(code=code, options=options, name_expressions=tuple(x.values())) for x in PROGRAMS]
+        )
+        self._functions = {
+            name: driver.CUfunction(module.result().get_function(expression).kernel.ptr)
+            for module, kernels in zip(self._modules, PROGRAMS, strict=True)
+            for name, expression in kernels.items()
+        }
         self._memory = ctypes.create_string_buffer(FIELDS.size)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
 

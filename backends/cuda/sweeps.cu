@@ -10,7 +10,8 @@
 enum { THREADS = 256, ROWS = 2 * BAND, LD = BAND + 1, PARTS = THREADS / BAND, TILE = 16 };
 
 template <class T>
-__device__ void make_blocks(const T* a, integer ld, int n, int first, int move, int piece, T* v, T* y) {
+__global__ void __launch_bounds__(THREADS)
+    make_blocks(const T* a, integer ld, int n, int first, int move, int piece, T* v, T* y) {
     extern __shared__ double2 memory[];
     T *block = (T*)memory, *gram = block + ROWS * LD, *t = gram + BAND * LD;
     __shared__ T taus[BAND], parts[THREADS];
@@ -65,7 +66,8 @@ __device__ void make_blocks(const T* a, integer ld, int n, int first, int move, 
 // Z := X in blocks of BAND rows, every step_x-th one of X and every step_z-th one of Z. A CTA takes 4 * THREADS rows of a
 // column.
 template <class T>
-__device__ void copy_blocks(const T* x, integer ldx, int step_x, T* z, integer ldz, int step_z, int rows, int columns) {
+__global__ void __launch_bounds__(THREADS)
+    copy_blocks(const T* x, integer ldx, int step_x, T* z, integer ldz, int step_z, int rows, int columns) {
     integer column = blockIdx.x % columns;
     int start = blockIdx.x / columns * 4 * THREADS + threadIdx.x;
 #pragma unroll
@@ -74,15 +76,3 @@ __device__ void copy_blocks(const T* x, integer ldx, int step_x, T* z, integer l
         if (i < rows) z[block * step_z + inside + column * ldz] = x[block * step_x + inside + column * ldx];
     }
 }
-
-// Compiled with one OF_DTYPE.
-#define OF_DTYPE(letter, T, Real)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                          \
-        make_blocks_##letter(const T* a, integer ld, int n, int first, int move, int piece, T* v, T* y) {          \
-        make_blocks(a, ld, n, first, move, piece, v, y);                                                           \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                          \
-        copy_blocks_##letter(const T* x, integer ldx, int step_x, T* z, integer ldz, int step_z, int rows,         \
-                             int columns) {                                                                        \
-        copy_blocks(x, ldx, step_x, z, ldz, step_z, rows, columns);                                                \
-    }

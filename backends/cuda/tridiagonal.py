@@ -66,6 +66,13 @@ class TwoStage(BandStages):
 
     def holds(self, n: int, dtype: Dtype) -> bool:
         """Whether the current device holds all CTAs that chase bulges at a time."""
+        real = np.zeros(0, dtype).real.dtype
+        self._reflectors.kernels.start(dtype.char, "factor_narrow", "unit_lower")
+        for kernels, letter in (
+            *((self._chase, dtype.char), (self._blocks, dtype.char)),
+            *((self._bisect, real.char), (self._solver.kernels, real.char)),
+        ):
+            kernels.start(letter)
         return self._pieces_of_a_cta(n, dtype) > 0
 
     # The reduction to a band

@@ -8,8 +8,10 @@ one struct, in memory that lives as long as the kernels. A launch may be capture
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -19,6 +21,7 @@ from pblas import errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
+    from concurrent.futures import Future
 
 
 class LaunchRecorder(Protocol):
@@ -187,6 +190,25 @@ def prefer_shared_memory(driver: Any, function: Any) -> None:
         raise errors.BackendError(f"the driver keeps shared memory from a kernel beside others: {status.name}")
 
 
+def compiling(modules: Sequence[Any]) -> list[Future[Any]]:
+    """Begin to compile programs of CuPy's, or to read them from its cache, in threads: NVRTC takes one in each."""
+    import cupy
+
+    device = cupy.cuda.Device()
+
+    def compiled(module: Any) -> Any:
+        with device:
+            module.compile()
+        return module
+
+    if not modules:
+        return []
+    threads = ThreadPoolExecutor(min(len(modules), len(os.sched_getaffinity(0))))
+    futures = [threads.submit(compiled, module) for module in modules]
+    threads.shutdown(wait=False)
+    return futures
+
+
 class Module:
     """Kernels for the current GPU, by their keys; `early` families themselves wait for the preceding kernel to end."""
 
@@ -204,14 +226,16 @@ class Module:
         self._structs = structs
         self._lock = Lock()
 
-    def _compile(self, code: str, names: Mapping[Hashable, str]) -> None:
-        """Compile CUDA C++ and register its kernels under these keys."""
+    def _compile(self, *programs: tuple[str, Mapping[Any, str]]) -> None:
+        """Compile programs in CUDA C++, at a time, and register their kernels under these keys."""
         import cupy
 
-        module = cupy.RawModule(code=code, options=_OPTIONS)
-        for key, name in names.items():
-            self._functions[key] = self._driver.CUfunction(module.get_function(name).kernel.ptr)
-        self._modules.append(module)
+        futures = compiling([cupy.RawModule(code=code, options=_OPTIONS) for code, _ in programs])
+        for future, (_, names) in zip(futures, programs, strict=True):
+            module = future.result()
+            for key, name in names.items():
+                self._functions[key] = self._driver.CUfunction(module.get_function(name).kernel.ptr)
+            self._modules.append(module)
 
     def _launch_nothing(self, key: Hashable, stream: Stream, family: str) -> None:
         """Load a kernel by a launch with zeros as arguments, which does nothing.

@@ -87,8 +87,7 @@ class Loaded(Module):
 
     def __init__(self) -> None:
         super().__init__(STRUCTS, early=("all_reduce", "wait"))
-        for file in ALWAYS:
-            self._compile(source(file), {name: name for name in FILES[file]})
+        self._compile(*((source(file), {name: name for name in FILES[file]}) for file in ALWAYS))
         for name in ("copy", "wait"):
             prefer_shared_memory(self._driver, self._functions[name])
         self._rows: set[Any] = set()  # kernels that normalise rows
@@ -104,7 +103,7 @@ class Loaded(Module):
         names = FILES[file]
         if names[0] in self._functions:
             return
-        self._compile(source(file), {name: name for name in names})
+        self._compile((source(file), {name: name for name in names}))
         for name in names:
             self._launch_nothing(name, stream, STRUCT_OF[file])
 
@@ -113,7 +112,7 @@ class Loaded(Module):
         names: dict[Hashable, str] = {(kind, key): f"{kind}_all" for kind in KINDS[family]}
         if names.keys() <= self._functions.keys():
             return
-        self._compile(code(), names)
+        self._compile((code(), names))
         for name in names:
             self._launch_nothing(name, stream, STRUCT_OF.get(family, family))
         if family == "rows":
