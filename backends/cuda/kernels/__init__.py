@@ -193,11 +193,13 @@ def prefer_shared_memory(driver: Any, function: Any) -> None:
 def compiling(modules: Sequence[Any]) -> list[Future[Any]]:
     """Begin to compile programs of CuPy's, or to read them from its cache, in threads: NVRTC takes one in each."""
     import cupy
+    from cuda.bindings import driver
 
-    device = cupy.cuda.Device()
+    device, relaxed = cupy.cuda.Device(), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
     def compiled(module: Any) -> Any:
         with device:
+            driver.cuThreadExchangeStreamCaptureMode(relaxed)  # a module may be loaded while the caller captures
             module.compile()
         return module
 
