@@ -43,7 +43,9 @@ _LEAST_FIXED, _MOST_FIXED, _FIXED_PANELS = 64, 256, 16  # widths of panels that 
 _PAGE, _LINE = 4096, 64
 """Bytes of a page and of a cache line. With columns of whole pages GEMMs take 5 % longer (AMD EPYC, float64)."""
 _NARROWEST_ON_GPUS, _WIDEST_ON_GPUS = 256, 1024
-_LEAST_ON_GPUS = 8192  # columns of each GPU at least, if there are several: below, panels take longer than the updates
+_LEAST_ON_GPUS = 12288
+"""Columns of each GPU at least, if there are several: with 8192 panels take longer than the updates (16384 columns on one
+and two H200: LU 112 and 150 ms, QR 205 and 260)."""
 _TRIANGLE_ON_GPUS = 8192
 """Largest order of triangles that cuBLAS' symmetric product updates faster than GEMMs (H200, float64)."""
 _TAIL_ON_GPUS = 8192  # order of a matrix that cuSOLVER's Cholesky factors faster than panels do (H100, float64)
@@ -237,7 +239,7 @@ def fixed_columns(m: int, n: int, nprocs: int) -> MatrixDescriptor:
     """Block columns of a width that depends on n alone.
 
     >>> [fixed_columns(n, n, 4).nb for n in (100, 1024, 4096, 10**5)]
-    [64, 64, 192, 256]
+    [64, 64, 256, 256]
     """
     nb = max(_LEAST_FIXED, min(_MOST_FIXED, n // _FIXED_PANELS // 64 * 64))
     return MatrixDescriptor.column_wise(m, n, max(1, min(nprocs, -(-n // nb))), nb=nb)

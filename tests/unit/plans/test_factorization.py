@@ -246,10 +246,10 @@ def test_traffic_of_gram_matrices(desc: MatrixDescriptor, more: int, transport: 
 
 def test_plans_on_gpus() -> None:
     """Panels of 256 columns, also on one GPU; one panel for cuSOLVER, whatever the shape; Gram matrices if tall."""
-    square = MatrixDescriptor.row_wise(32768, 32768, 4)
+    square = MatrixDescriptor.row_wise(49152, 49152, 4)
     for nprocs, algorithm in ((1, "auto"), (4, "auto"), (4, "blocked")):
         plan = choose_qr(replace(square, grid=Grid(nprocs, 1)), "float64", nprocs, "push", algorithm, gpus=True)
-        assert (plan.w.nb, plan.w.nprocs, plan.w.m) == (256, nprocs, 32768 + 256)
+        assert (plan.w.nb, plan.w.nprocs, plan.w.m) == (256, nprocs, 49152 + 256)
     for m, n in ((300, 700), (700, 300), (0, 3), (3, 0)):
         plan = choose_qr(MatrixDescriptor.row_wise(m, n, 2), "float64", 2, "push", "local", gpus=True)
         assert plan.w.nprocs == 1
