@@ -142,8 +142,8 @@ def stays_on_grid(
     """Whether the plan over the grid of W solves for B, or one `trsm` for each triangle, which is then faster.
 
     >>> from pblas.layouts.grid import Grid
-    >>> w = MatrixDescriptor(8192, 8192, 128, 128, Grid(8, 8))
-    >>> b = (MatrixDescriptor(8192, n, 128, 128, Grid(8, 8)) for n in (1, 8192))
+    >>> w = MatrixDescriptor(32768, 32768, 128, 128, Grid(8, 8))
+    >>> b = (MatrixDescriptor(32768, n, 128, 128, Grid(8, 8)) for n in (1, 32768))
     >>> [stays_on_grid(w, x, "float64", 64, (Triangle("L"),)) for x in b]
     [False, True]
     """
