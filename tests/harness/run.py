@@ -132,8 +132,8 @@ class Leg:
 
     @property
     def is_first(self) -> bool:
-        """Whether it has several ranks on this host: one such leg runs at a time, and the others yield to it."""
-        return self.ranks > 1 and not self.hosts
+        """Whether it has several ranks on this host, or deadlines: one such leg runs at a time, the others yield to it."""
+        return (self.ranks > 1 and not self.hosts) or FAULTS in self.arguments
 
     @property
     def mpiexec(self) -> str:

@@ -364,7 +364,7 @@ def test_a_matrix_that_is_dealt_out_or_collected_in_part_breaks_the_context(ctx:
 def test_an_exception_amid_messages_breaks_the_context_on_every_rank_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the first rank fails while it collects the parts, the others do not wait until the deadline."""
     with Context(timeout=TIMEOUT) as ctx:
-        a = ctx.random(MatrixDescriptor.row_wise(8, 7, COMM.size))
+        a = ctx.random(MatrixDescriptor.row_wise(2 * COMM.size, 7, COMM.size, mb=1))
         if COMM.rank == 0:
             monkeypatch.setattr(transfer, "put_part", no_memory)
         raises_on_all_ranks(WorkspaceError, "to_global: MemoryError", lambda: a.to_global(None))
