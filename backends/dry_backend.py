@@ -202,7 +202,7 @@ class DryRanks(CpuBackend):
         node = min(recording.ranks_per_node, self.size)
         self.near = tuple(range(node))
         self.local_ranks = self.most_near = self.ranks_per_node = node
-        self.alone = False
+        self.alone = self.size > 1 and recording.ranks_per_node == 1
         self.cores = self.threads = threads or 1
         self._alone = tuple(range(rank, rank + 1) for rank in range(self.size))
         self._nodes = tuple(range(start, min(start + node, self.size)) for start in range(0, self.size, node))
@@ -215,6 +215,9 @@ class DryRanks(CpuBackend):
         self._blas = BlasThreads(self.threads)
         self.arena = _DryArena(self.agreement, recording)
         self.arrays = DryArrays(self.counted)
+
+    def form_alike(self) -> str:
+        return ""
 
     def describe(self) -> dict[str, str]:
         return {"ranks": str(self.size), **self.peers.describe()}

@@ -189,7 +189,7 @@ class HostRanks(ABC):
         self.agreement.wait(arrived, step)
 
     def complete(self, *transfers: Transfer, step: str) -> None:
-        """Return when messages of the hosts have left or arrived; polls do not pause: see `Agreement.wait`."""
+        """Return when messages of the hosts have left or arrived, without long pauses: see `Agreement.wait`."""
         for transfer in transfers:
             self.agreement.wait(transfer.done, step, moving=True)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import lru_cache
+from zlib import crc32
 
 import numpy as np
 
 from pblas.backends.cpu import blas, lapack
 from pblas.backends.cpu.arrays import HostArrays
-from pblas.backends.cpu.reproducible import PieceGemm, finish
+from pblas.backends.cpu.reproducible import PieceGemm, fingerprint, finish, kernel
 from pblas.backends.cpu.threads import BlasThreads
 from pblas.backends.device import PieceSizes, Uplo
 from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
@@ -31,6 +32,17 @@ class UniformArrays(HostArrays):
         """`threads`: BLAS threads of this rank (local)."""
         self._limits_threads = threads > 1
         self._memory = np.empty(0, np.uint8)  # of products, kept (local)
+
+    def tested(self) -> str:
+        """A checksum of the bits of products, and of the kernels that all dtypes take: equal on ranks that agree.
+
+        Raises:
+            BackendError: this BLAS forms elements otherwise at some places.
+        """
+        dtypes = [np.dtype(letter) for letter in "fdFD"]
+        kernels = [kernel(dtype, depth) for dtype in dtypes for depth in range(_UNIT, _DEPTH + 1, _UNIT)]
+        found = kernels, [(fingerprint(dtype), _together(dtype)) for dtype in dtypes]
+        return f"{crc32(repr(found).encode()):08x}"
 
     def scale(self, beta: complex, z: Array) -> None:
         if beta != 1:

@@ -65,7 +65,7 @@ class TwoStage(BandStages):
         self._solver = DivideAndConquer(self._array, arrays.multiply)
 
     def holds(self, n: int, dtype: Dtype) -> bool:
-        """Whether the current device holds all CTAs that chase bulges at a time."""
+        """Whether the current device holds all CTAs that chase bulges at a time; begins to compile what `run` needs."""
         real = np.zeros(0, dtype).real.dtype
         self._reflectors.kernels.start(dtype.char, "factor_narrow", "unit_lower")
         for kernels, letter in (

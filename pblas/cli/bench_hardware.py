@@ -49,12 +49,12 @@ def measured_hardware(ctx: Context) -> Hardware:
     half = max(0.0, slow / (1 / _THIN + 2 / _LARGE))
     source, target = np.zeros(_COPIED // 8), np.ones(_COPIED // 8)
     memory = 2 * _COPIED / _least(ctx, lambda: np.copyto(target, source))
-    near, far, node = LAPTOP.near, LAPTOP.far, sorted(backend.near)
-    if len(node) > 1:
+    near, far, node, most = LAPTOP.near, LAPTOP.far, sorted(backend.near), backend.most_near
+    if most > 1:  # a rank alone on its node sends to itself
         i = node.index(ctx.rank)
         near = _link(ctx, node[(i + 1) % len(node)], node[i - 1])
-    if backend.most_near < ctx.nprocs:
-        far = _link(ctx, (ctx.rank + len(node)) % ctx.nprocs, (ctx.rank - len(node)) % ctx.nprocs)
+    if most < ctx.nprocs:
+        far = _link(ctx, (ctx.rank + most) % ctx.nprocs, (ctx.rank - most) % ctx.nprocs)
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(backend.near)
     return Hardware(
         name=processor(),

@@ -44,8 +44,8 @@ _PAGE, _LINE = 4096, 64
 """Bytes of a page and of a cache line. With columns of whole pages GEMMs take 5 % longer (AMD EPYC, float64)."""
 _NARROWEST_ON_GPUS, _WIDEST_ON_GPUS = 256, 1024
 _LEAST_ON_GPUS = 12288
-"""Columns of each GPU at least, if there are several: with 8192 panels take longer than the updates (16384 columns on one
-and two H200: LU 112 and 150 ms, QR 205 and 260)."""
+"""Columns of each GPU at least, if there are several: with 8192 panels take longer than the updates (16384 columns on
+one and two H200: LU 112 and 150 ms, QR 205 and 260)."""
 _TRIANGLE_ON_GPUS = 8192
 """Largest order of triangles that cuBLAS' symmetric product updates faster than GEMMs (H200, float64)."""
 _TAIL_ON_GPUS = 8192  # order of a matrix that cuSOLVER's Cholesky factors faster than panels do (H100, float64)

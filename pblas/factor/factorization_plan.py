@@ -106,9 +106,8 @@ class FactorizationPlan(Plan):
     # for Cholesky, orders of triangles of an update that the library's symmetric product updates (global)
     triangles: range = range(0)
     tail: int = 0  # columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global)
-    panel_width: int = (
-        0  # columns of a panel at most, if blocks of W are cut into several panels; 0: they are not (global)
-    )
+    # columns of a panel at most, if blocks of W are cut into several panels; 0: they are not (global)
+    panel_width: int = 0
 
     # Each factorization defines these
 
@@ -225,7 +224,7 @@ class FactorizationPlan(Plan):
                 gemm = rows, n_loc, panel.width
                 copied = self.exchanged_nbytes(panel) * self.w.local_shape(view.rank)[1]
                 yield Phase(1, gemm, traffic, copied=copied, panel=work, factored=factored, updated=before)
-            before = self.multiplied_rows(self.w.m - panel.stop), self.w.nb, panel.width
+            before = self.multiplied_rows(self.w.m - panel.stop), self.panel_width or self.w.nb, panel.width
         if self.back is not None:
             yield from self.back.phases(view)
 
@@ -405,7 +404,7 @@ class LuPlan(FactorizationPlan):
 
     def multiplied_rows(self, below: int) -> int:
         """With those of U12 = L11^-1 A12."""
-        return below + solve_rows(self.w.nb)
+        return below + solve_rows(self.panel_width or self.w.nb)
 
     def exchanged_nbytes(self, panel: Panel) -> int:
         """Rows of whole cache lines."""

@@ -180,7 +180,7 @@ def reflectors_of(opname: str, v: DistMatrix, tau: Array) -> Reflectors:
     of_v = v.desc.without_lld, v.dtype.name, runtime.nprocs, transport
     plan = choose_qr(*of_v, returns=True, gpus=gpus)
     desc = plan.w
-    if isinstance(plan, GridQrPlan):  # T is computed where it is used first
+    if isinstance(plan, GridQrPlan):  # T is computed in each product with Q
         return Reflectors(redistributed(opname, v, desc), tau=tau)
     w = copied_for_reflectors(opname, v, desc)
     with runtime.local_step(opname):

@@ -134,7 +134,8 @@ class _Equations(NamedTuple):
         """**Collective.** A X, or C - A X."""
         # OpenBLAS' GEMM of one column takes three times as long as its GEMV (AMD EPYC, n = 4096 on 2 ranks)
         by_matrix, by_vector = (pmatmul, gemv) if self.assume_a == "gen" else (hemm, hemv)
-        multiply: Callable[..., DistMatrix] = by_vector if x.shape[1] == 1 else by_matrix
+        is_vector = x.shape[1] == 1 and not self.a.runtime.topology.alike  # GEMV is not reproducible
+        multiply: Callable[..., DistMatrix] = by_vector if is_vector else by_matrix
         return multiply(self.a, x) if c is None else multiply(self.a, x, c, alpha=-1, beta=1)
 
     def error(self, x: DistMatrix, r: DistMatrix) -> tuple[float, Array]:

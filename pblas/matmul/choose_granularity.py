@@ -212,7 +212,8 @@ def _chunks(plan: ProductPlan, transport: Transport, machine: Hardware) -> int:
     if transport in ("shared", "push") or most < 2:
         return 1
     plan = replace(plan, transport=transport)
-    return min((1, 2, 4, _MAX_CHUNKS), key=lambda chunks: predict(replace(plan, chunks=min(chunks, most)), machine))
+    counts = sorted({min(count, most) for count in (1, 2, 4, _MAX_CHUNKS)})
+    return min(counts, key=lambda chunks: predict(replace(plan, chunks=chunks), machine))
 
 
 def _width(plan: Summa, chunks: int | None) -> int:

@@ -47,7 +47,7 @@ class Topology:
 
     @property
     def hardware(self) -> Hardware:
-        """Described hardware for predictions: `NVLINK` for GPUs, otherwise `CORE` with the measured bandwidth."""
+        """Hardware for predictions: `NVLINK` for GPUs and where ranks push, else `CORE` with the measured bandwidth."""
         if self.gpus or self.push:
             return replace(NVLINK, ranks_per_node=self.ranks_per_node)
         return replace(CORE, far=replace(CORE.far, bandwidth=self.bandwidth)) if self.bandwidth else CORE

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas.backends.cpu import lapack
-from pblas.backends.cpu.blas import prepared_gemv
+from pblas.backends.cpu.blas import gemm, prepared_gemv
 from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class RunBidiagonalization:
 
     def _reduce_to_band(self, a: Array, width: int) -> None:
         """A := the upper band Q^H A P, on its diagonal and `width` others; the rest of A is lost."""
-        n, gemm = self._n, self._backend.arrays.gemm
+        n = self._n
         for stop in range(n % width or width, n + 1, width):  # all blocks but the first are as wide as the band
             start = max(stop - width, 0)
             w, v, c = stop - start, a[start:, start:stop], a[start:, stop:]

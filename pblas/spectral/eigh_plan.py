@@ -22,7 +22,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
-from pblas.simulation.hardware import Transport
+from pblas.simulation.hardware import LAPTOP, Transport
 from pblas.simulation.phase import Phase, View
 
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
@@ -335,7 +335,8 @@ class EighPlan(Plan):
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         yield from self._stage_lines()
-        machine = "nvlink" if self.library == "cuSOLVER" else "laptop"
+        machine = "fat-tree" if self.nprocs > LAPTOP.ranks_per_node else "laptop"
+        machine = "nvlink" if self.library == "cuSOLVER" else machine
         share = self.simulate(machine).efficiency
         yield "operations", f"{self.flops:,}, at {share:.0%} of the GEMM rate on hardware like {machine!r}"
 

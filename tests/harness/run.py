@@ -132,7 +132,7 @@ class Leg:
 
     @property
     def is_first(self) -> bool:
-        """Whether it has several ranks on this host, or deadlines: one such leg runs at a time, the others yield to it."""
+        """Whether it has several ranks on this host, or deadlines: one such leg runs at a time; the others yield."""
         return (self.ranks > 1 and not self.hosts) or FAULTS in self.arguments
 
     @property

@@ -20,10 +20,13 @@ ARGUMENTS = {"pca": "100000", "tp_llama": "4", "tp_mlp": "2000 -- --ff 4000"}  #
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # scikit-learn gets zeros
 @pytest.mark.parametrize("name", [*NAMES, "scalapack/pdgemm", "scalapack/pdgesv", "scalapack/pdsyevd"])
-def test_an_example_runs_dry(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_example_runs_dry(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On many ranks, and on the fewest that have enough memory; no example needs values."""
     if name in ("tp_digits", "tp_torch"):
         pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
     ranks, *arguments = ARGUMENTS.get(name, "2000").split()
     if name in ("polynomial_fit", "ridge"):
         arguments = [str(tmp_path / "samples.npy")]

@@ -229,7 +229,7 @@ class Module:
         self._lock = Lock()
 
     def _compile(self, *programs: tuple[str, Mapping[Any, str]]) -> None:
-        """Compile programs in CUDA C++, at a time, and register their kernels under these keys."""
+        """Compile programs in CUDA C++, at the same time, and register their kernels under these keys."""
         import cupy
 
         futures = compiling([cupy.RawModule(code=code, options=_OPTIONS) for code, _ in programs])
