@@ -185,9 +185,10 @@ class SvdPlan(Plan):
                     traffic += view.traffic(owner, self.itemsize * count)
                 for peer in range(self.nprocs):
                     traffic += view.traffic(peer, self.itemsize * self.own_elements(panel, peer))
-            # W -= V Y^H + X U^H   (trailing update), and for each column W is read once for two products with vectors
-            gemm = below, columns, 2 * panel.width
-            yield Phase(1, gemm, before=traffic, copied=self.itemsize * below * columns * panel.width)
+            # W -= V Y^H + X U^H   (trailing update); for each column of a matrix that is not reduced to a band at first
+            # W is read once for two products with vectors
+            gemm, reads = (below, columns, 2 * panel.width), 0 if self.bandwidth else panel.width
+            yield Phase(1, gemm, before=traffic, copied=self.itemsize * below * columns * reads)
         for plan in self.after:
             yield from plan.phases(view)
 
