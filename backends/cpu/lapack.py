@@ -184,6 +184,25 @@ def sytrd(x: Array, d: Array, e: Array, tau: Array, uplo: Literal["L", "U"] = "L
         _call(x, name, uplo.encode(), n, x, _lda(x), d, e, tau, np.empty(nb * n, x.dtype), nb * n, ctypes.c_int())
 
 
+def sbtrd(x: Array, width: int, d: Array, e: Array) -> None:
+    """D and E := the diagonal and the one below of a tridiagonal T = Q^T A Q, for the lower band A of a real symmetric X.
+
+    A has the diagonal of X and `width` others; the rest of X is not read.
+
+    >>> d, e = np.zeros(2), np.zeros(1)
+    >>> sbtrd(np.array([[1.0, 9.0], [2.0, 3.0]]), 1, d, e); d.tolist(), e.tolist()
+    ([1.0, 3.0], [2.0])
+    """
+    n = len(x)
+    width = min(width, max(n - 1, 0))
+    band = np.zeros((width + 1, n), x.dtype, "F")
+    for k in range(width + 1 if n else 0):
+        band[k, : n - k] = x.diagonal(-k)
+    if n:
+        none, work = np.empty((1, 1), x.dtype), np.empty(n, x.dtype)
+        _call(x, "sbtrd", b"N", b"L", n, width, band, width + 1, d, e, none, 1, work, ctypes.c_int())
+
+
 def syevd(x: Array, values: Array, *, vectors: bool) -> int:
     """VALUES := the eigenvalues of a Hermitian X, ascending; X := its eigenvectors, or is lost. Returns INFO.
 

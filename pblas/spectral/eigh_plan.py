@@ -34,6 +34,11 @@ _STRIP = 64
 """Columns of a strip on each rank, at least: a product reads them twice, the second time from a cache."""
 
 
+_HOST_BAND, _HOST_BAND_FROM = 32, 3072
+"""Diagonals below that of a band by way of which one host finds real eigenvalues without vectors, and the order from
+which that is faster."""
+
+
 class Merge(NamedTuple):
     """Ranks lo..mid-1 and mid..hi-1 of divide and conquer, whose two eigenproblems become one."""
 
@@ -106,6 +111,12 @@ class EighPlan(Plan):
     def is_split(self) -> bool:
         """Whether several ranks have columns of W, with both triangles of A."""
         return self.w.nprocs > 1
+
+    @property
+    def host_band(self) -> int:
+        """Diagonals below that of a band to which LAPACK's rank reduces W first; 0 if it does not (global)."""
+        takes = not (self.vectors or self.is_split or self.direct or self.bandwidth or self.dtype.startswith("complex"))
+        return _HOST_BAND if takes and self.a.n >= _HOST_BAND_FROM else 0
 
     @property
     def steps(self) -> list[Panel]:
@@ -233,6 +244,9 @@ class EighPlan(Plan):
             gemm = below, max(1, below // (2 * self.w.nprocs)), 2 * width
             if self.bandwidth:
                 yield Phase(1, (0, 0, 0), before=traffic)
+            elif self.host_band:  # W is read twice and written once for each block of the band
+                copied = 3 * self.itemsize * gemm[0] * gemm[1] * width // self.host_band
+                yield Phase(1, (*gemm[:2], 2 * gemm[2]), before=traffic, copied=copied)
             else:
                 yield Phase(1, gemm, before=traffic, copied=self.itemsize * gemm[0] * gemm[1] * width)
         if self.bandwidth and rank < self.members:
@@ -356,10 +370,10 @@ class EighPlan(Plan):
             yield "solver", f"{self.library}'s xSYEVD, on rank 0"
             return
         how = f"one stage, {len(self.steps)} panels of {self.w.nb} columns on {ranks}"
-        yield (
-            "reduction",
-            how if self.is_split else "one stage, by LAPACK on rank 0, with the cores of all ranks of its host",
-        )
+        if not self.is_split:
+            how = f"two stages: a band of {self.host_band} by products, then" if self.host_band else "one stage,"
+            how += " by LAPACK on rank 0, with the cores of all ranks of its host"
+        yield "reduction", how
         if self.vectors:
             depth = len(self.merges(0))
             merged = f", then {depth} level{'s' * (depth != 1)} of merges" if depth else ""

@@ -8,7 +8,11 @@ For each column j of a panel, with V and W of the columns before it in the panel
     w := tau y - tau/2 (w^H v) v
     A := A - V W^H - W V^H                            (trailing update, after the panel)
 
-Source: Dongarra, Sorensen, Hammarling, Block reduction of matrices to condensed forms, 1989; LAPACK, xLATRD.
+Without vectors, one host reduces a large A to a band by products first, as `RunBandReduction` does on GPUs, with the
+lower triangle alone.
+
+Source: Dongarra, Sorensen, Hammarling, Block reduction of matrices to condensed forms, 1989; LAPACK, xLATRD;
+    Bischof, Lang, Sun, A framework for symmetric band reduction, 2000.
 """
 
 from __future__ import annotations
@@ -33,6 +37,9 @@ if TYPE_CHECKING:
 
 _ROWS = 2048
 """Rows of a tile: a rank's strip of a tile stays in the cache between its two products (1 MB in float64)."""
+
+
+_STRIP = 256  # columns of the lower triangle that are multiplied at a time on the way to a band
 
 
 def largest(arrays: Device, a: Array) -> float:
@@ -91,7 +98,11 @@ class RunTridiagonalization:
             self._reduce(a, tau)
         elif a.size:
             with self._backend.all_threads(self._n**3):
-                lapack.sytrd(a, self.d, self.e, tau)
+                if self.plan.host_band:
+                    self._reduce_to_band(a, self.plan.host_band)
+                    lapack.sbtrd(a, self.plan.host_band, self.d, self.e)
+                else:
+                    lapack.sytrd(a, self.d, self.e, tau)
         if self.plan.vectors:
             self._form_triangles(w, tau)
         # Hosts of different processors may differ in the last bits: the numbers of rank 0 are those of all ranks
@@ -101,6 +112,40 @@ class RunTridiagonalization:
         """The power of 2 that brings A into the range in which no square overflows; NaN if A is not finite."""
         size = self.d.dtype.type(np.max(self._backend.gather(largest(self._arrays, a))))
         return range_scale(size, 0.5) if np.isfinite(size) else np.nan
+
+    def _reduce_to_band(self, a: Array, width: int) -> None:
+        """A := the lower band Q^H A Q, on its diagonal and `width` others; the rest of A is lost."""
+        n, gemm = self._n, self._arrays.gemm
+        strips = [(i, min(i + _STRIP, n)) for i in range(0, n, _STRIP)]
+        for i, j in strips:  # both triangles of the squares on the diagonal, and below them the lower one
+            lapack.mirror(a[i:j, i:j])
+        # [V X] and [X V]: V X^H + X V^H is one product
+        left, right = (np.empty((n, 2 * width), a.dtype, "F") for _ in range(2))
+        products, t = np.empty((n, width), a.dtype, "F"), np.empty((width, width), a.dtype, "F")
+        for first in range(width, n - 1, width):
+            panel, k = a[first:, first - width : first], min(n - first, width)
+            v, x, vt = left[:, :k], left[:, k : 2 * k], products[:, :k]
+            # A[k+1:, k] = H[k] [R; 0], H[k] = I - V T V^H
+            lapack.geqrt(panel, t[:k, :k])
+            v[first:] = panel[:, :k]
+            v[first : first + k] = np.tril(panel[:k, :k], -1) + np.eye(k, dtype=a.dtype)
+            gemm(1, v[first:], t[:k, :k], 0, vt[first:])
+            # X := A V T
+            x[first:] = 0
+            for i, j in reversed(strips[first // _STRIP :]):
+                i = max(i, first)
+                gemm(1, a[i:, i:j], vt[i:j], 1, x[i:])
+                gemm(1, a[j:, i:j].T, vt[j:], 1, x[i:j], conj=(True, False))
+            # X := X - V S / 2, S = (V T)^H X
+            s = np.asfortranarray(vt[first:].conj().T @ x[first:])
+            gemm(-0.5, v[first:], s, 1, x[first:])
+            # A := A - V X^H - X V^H
+            right[first:, :k], right[first:, k : 2 * k] = x[first:], v[first:]
+            for i, j in strips[first // _STRIP :]:
+                i = max(i, first)
+                gemm(-1, left[i:, : 2 * k], right[i:j, : 2 * k].T, 1, a[i:, i:j], conj=(False, True))
+            if self.progress is not None:
+                self.progress(1 - (1 - first / n) ** 3)
 
     def _reduce(self, a: Array, tau: Array) -> None:
         """T := Q^H A Q on all ranks, Q over the columns of their owners."""

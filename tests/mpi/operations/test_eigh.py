@@ -42,9 +42,12 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "choose._DIRECT": 4,
         "choose._SPLIT": 12,
         "eigh_plan._STRIP": 4,
+        "eigh_plan._HOST_BAND": NB,
+        "eigh_plan._HOST_BAND_FROM": 6,
+        "tridiagonalization_run._ROWS": 5,
+        "tridiagonalization_run._STRIP": 7,
     }.items():
         monkeypatch.setattr(f"pblas.spectral.{name}", value)
-    monkeypatch.setattr("pblas.spectral.tridiagonalization_run._ROWS", 5)
     choose_eigh.cache_clear()
     yield
     choose_eigh.cache_clear()
