@@ -185,7 +185,7 @@ def sytrd(x: Array, d: Array, e: Array, tau: Array, uplo: Literal["L", "U"] = "L
 
 
 def sbtrd(x: Array, width: int, d: Array, e: Array) -> None:
-    """D and E := the diagonal and the one below of a tridiagonal T = Q^T A Q, for the lower band A of a real symmetric X.
+    """D and E := the diagonals of a tridiagonal T = Q^T A Q, for the lower band A of a real symmetric X.
 
     A has the diagonal of X and `width` others; the rest of X is not read.
 

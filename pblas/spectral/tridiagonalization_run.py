@@ -131,9 +131,8 @@ class RunTridiagonalization:
             v[first : first + k] = np.tril(panel[:k, :k], -1) + np.eye(k, dtype=a.dtype)
             gemm(1, v[first:], t[:k, :k], 0, vt[first:])
             # X := A V T
-            x[first:] = 0
-            for i, j in reversed(strips[first // _STRIP :]):
-                i = max(i, first)
+            x[first:], rest = 0, [(max(i, first), j) for i, j in strips[first // _STRIP :]]
+            for i, j in reversed(rest):  # the last ones are still in the cache
                 gemm(1, a[i:, i:j], vt[i:j], 1, x[i:])
                 gemm(1, a[j:, i:j].T, vt[j:], 1, x[i:j], conj=(True, False))
             # X := X - V S / 2, S = (V T)^H X
@@ -141,8 +140,7 @@ class RunTridiagonalization:
             gemm(-0.5, v[first:], s, 1, x[first:])
             # A := A - V X^H - X V^H
             right[first:, :k], right[first:, k : 2 * k] = x[first:], v[first:]
-            for i, j in strips[first // _STRIP :]:
-                i = max(i, first)
+            for i, j in rest:
                 gemm(-1, left[i:, : 2 * k], right[i:j, : 2 * k].T, 1, a[i:, i:j], conj=(False, True))
             if self.progress is not None:
                 self.progress(1 - (1 - first / n) ** 3)

@@ -114,6 +114,20 @@ def test_the_way_by_a_band_on_gpus(dtype: str, vectors: bool) -> None:
     assert [band > 0 for band in bands.values()] == [False, True, True, False]
 
 
+def test_the_way_by_a_band_on_cpus() -> None:
+    """Values of large real matrices on one host."""
+    for n, dtype, options, takes in (
+        (8192, "float64", {"vectors": False}, True),
+        (8192, "float32", {"vectors": False}, True),
+        (8192, "float64", {}, False),
+        (8192, "complex128", {"vectors": False}, False),
+        (8192, "float64", {"vectors": False, "algorithm": "blocked"}, False),
+        (512, "float64", {"vectors": False}, False),
+    ):
+        plan = choose_eigh(MatrixDescriptor.row_wise(n, n, 2), dtype, 2, "shared", **options)
+        assert ("two stages: a band of" in plan.explain()) == takes == (plan.host_band > 0)
+
+
 def test_errors_of_plans() -> None:
     rows = MatrixDescriptor.row_wise(8, 8, 2)
     with pytest.raises(pblas.DTypeError, match="descriptors have no dtype"):
