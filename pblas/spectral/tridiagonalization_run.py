@@ -121,7 +121,7 @@ class RunTridiagonalization:
             lapack.mirror(a[i:j, i:j])
         # [V X] and [X V]: V X^H + X V^H is one product
         left, right = (np.empty((n, 2 * width), a.dtype, "F") for _ in range(2))
-        products, t = np.empty((n, width), a.dtype, "F"), np.empty((width, width), a.dtype, "F")
+        products, s, t = (np.empty((m, width), a.dtype, "F") for m in (n, width, width))
         for first in range(width, n - 1, width):
             panel, k = a[first:, first - width : first], min(n - first, width)
             v, x, vt = left[:, :k], left[:, k : 2 * k], products[:, :k]
@@ -136,8 +136,8 @@ class RunTridiagonalization:
                 gemm(1, a[i:, i:j], vt[i:j], 1, x[i:])
                 gemm(1, a[j:, i:j].T, vt[j:], 1, x[i:j], conj=(True, False))
             # X := X - V S / 2, S = (V T)^H X
-            s = np.asfortranarray(vt[first:].conj().T @ x[first:])
-            gemm(-0.5, v[first:], s, 1, x[first:])
+            gemm(1, vt[first:].T, x[first:], 0, s[:k, :k], conj=(True, False))
+            gemm(-0.5, v[first:], s[:k, :k], 1, x[first:])
             # A := A - V X^H - X V^H
             right[first:, :k], right[first:, k : 2 * k] = x[first:], v[first:]
             for i, j in rest:
