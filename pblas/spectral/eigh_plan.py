@@ -36,8 +36,8 @@ _STRIP = 64
 
 _HOST_BAND, _HOST_BAND_FROM = 32, 4096
 """Diagonals below that of a band by way of which one host finds real eigenvalues without vectors, and the order from
-which that is faster: for 4096 columns, whose triangle is too large for the caches, it takes 0.73 of the time of xSYTRD in
-float64 and 0.93 in float32, for 3072 1.06 and 1.30 (AMD EPYC, 2 threads)."""
+which that is faster: for 4096 columns, whose triangle is too large for the caches, it takes 0.73 of the time of xSYTRD
+in float64 and 0.93 in float32, for 3072 1.06 and 1.30 (AMD EPYC, 2 threads)."""
 
 
 class Merge(NamedTuple):
