@@ -100,6 +100,7 @@ def polar(ctx: pblas.Context, n: int) -> dict[str, Callable[[], float]]:
     placed = conditioned(ctx, n, 1e8)
     a = placed.to_global()
     return {
+        "polar newton": lambda: together(lambda: linalg.polar(placed, algorithm="newton")),
         "polar svd": lambda: together(lambda: linalg.polar(placed, algorithm="svd")),
         "polar qdwh": lambda: together(lambda: linalg.polar(placed, algorithm="qdwh")),
         "SciPy": partial(alone, partial(scipy.linalg.polar, a)),

@@ -264,7 +264,7 @@ class Factor(FactoredMatrix, ABC):
     ) -> DistMatrix:
         """**Collective.** `inv` inside another call; the inverse may go to `out`, which may be the overwritten A."""
         self._check_invertible(opname)
-        options = self._w, self._desc, self._triangles("N"), self._pivots
+        options = self._w, self._desc if out is None else out.desc, self._triangles("N"), self._pivots
         return substituted(opname, *options, out=out, progress=progress, agrees=agrees)
 
     def condition(self, opname: str, norm: float | Callable[[], float]) -> float:

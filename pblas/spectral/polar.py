@@ -21,8 +21,12 @@ from pblas.spectral.unitary import unitary_factor
 if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
-PolarAlgorithm = Literal["auto", "qdwh", "svd"]
-"""By the iteration of `qdwh`, or by singular values."""
+PolarAlgorithm = Literal["auto", "newton", "qdwh", "svd"]
+"""By one of the iterations of `qdwh`, or by singular values."""
+
+_ALGORITHMS: tuple[PolarAlgorithm, ...] = ("auto", "newton", "qdwh", "svd")
+_NEWTON_FROM = 1024
+"""Columns, of the shorter side, from which on Newton's iteration takes less time on CPUs than singular values."""
 
 
 class PolarResult(NamedTuple):
@@ -47,9 +51,9 @@ def polar(
         a: m x n matrix of any layout, which may be a view; it is not changed (global).
         side: "right" for A = U P, "left" for A = P U (global).
         algorithm: "qdwh" consists of QR and Cholesky factorizations and products: from two to six iterations, as many
-            as the estimated condition of A needs. "svd" takes U and P from singular values; a matrix that is
-            singular to rounding is decomposed so in any case. "auto" takes "svd" on CPUs, otherwise
-            "qdwh" (global).
+            as the estimated condition of A needs. "newton" takes as many inverses, four to nine. "svd" takes U and P
+            from singular values; a matrix that is singular to rounding is decomposed so in any case. "auto" takes
+            "qdwh" on GPUs, on CPUs "newton" of large matrices and otherwise "svd" (global).
         progress: as in `svd`; the stages are those of `svd`, or "iterate" (global).
 
     Returns:
@@ -73,8 +77,12 @@ def polar(
         with runtime.local_step(opname):
             _check(opname, a, runtime, side, algorithm)
         runtime.agree(opname, {"side": side, "algorithm": algorithm, **a.signature()})
-        by_svd = algorithm == "svd" or (algorithm == "auto" and not runtime.backend.gpus)
-        u = None if by_svd else _by_qdwh(opname, a, reports.stage("iterate"))
+        if algorithm == "auto":
+            on_cpus: PolarAlgorithm = "newton" if min(a.shape) >= _NEWTON_FROM else "svd"
+            algorithm = "qdwh" if runtime.backend.gpus else on_cpus
+        u = None
+        if algorithm != "svd":
+            u = _iterated(opname, a, reports.stage("iterate"), by_inverses=algorithm == "newton")
         if u is None:
             system = singular_system(opname, a, stage=reports.stage)
             assert system.u is not None and system.vh is not None, "with vectors"  # noqa: PT018
@@ -99,12 +107,13 @@ def _check(opname: str, a: Any, runtime: Runtime, side: Any, algorithm: Any) -> 
     """Check the arguments (local)."""
     arguments.check_matrix(opname, "A", a, runtime)
     check_side(opname, side)
-    if not is_one_of(algorithm, "auto", "qdwh", "svd"):
-        raise errors.ArgumentError(f"{opname}: algorithm must be 'auto', 'qdwh' or 'svd', got {algorithm!r}")
+    if not is_one_of(algorithm, *_ALGORITHMS):
+        names = ", ".join(map(repr, _ALGORITHMS))
+        raise errors.ArgumentError(f"{opname}: algorithm must be one of {names}, got {algorithm!r}")
 
 
-def _by_qdwh(opname: str, a: DistMatrix, progress: StageReport) -> DistMatrix | None:
-    """**Collective.** U by QDWH; None if A is singular to rounding."""
+def _iterated(opname: str, a: DistMatrix, progress: StageReport, *, by_inverses: bool) -> DistMatrix | None:
+    """**Collective.** U by an iteration; None if A is singular to rounding."""
     finite_size(opname, a)
     if not min(a.shape):
         return a.copy()
@@ -113,7 +122,7 @@ def _by_qdwh(opname: str, a: DistMatrix, progress: StageReport) -> DistMatrix | 
     x = x.H if is_wide else x
     if a.shape[0] != a.shape[1]:  # A = Q R
         q, x = qr(x)
-    u, is_singular = unitary_factor(opname, x, progress)
+    u, is_singular = unitary_factor(opname, x, progress, by_inverses=by_inverses)
     if is_singular:
         return None
     u = u if q is None else pmatmul(q, u)

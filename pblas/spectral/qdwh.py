@@ -1,10 +1,12 @@
-"""Weights of the QDWH iteration, which makes all singular values 1: pure numbers, equal on all ranks.
+"""Weights of iterations that make all singular values 1, QDWH and scaled Newton: pure numbers, equal on all ranks.
 
 X := X (a I + b X^H X) (I + c X^H X)^-1 makes x (a + b x^2) / (1 + c x^2) of a singular value x. The weights are
 the best ones for values in [l, 1]. Where c is large, only a QR factorization of [sqrt(c) X; I] makes it stable.
+The scaled Newton iteration X := (s X + (s X)^-H) / 2 needs more steps, each of which takes one inverse.
 
 Source: Nakatsukasa, Bai, Gygi, Optimizing Halley's iteration for computing the matrix polar decomposition, 2010;
-    Nakatsukasa, Higham, Backward stability of iterations for computing the polar decomposition, 2012.
+    Nakatsukasa, Higham, Backward stability of iterations for computing the polar decomposition, 2012;
+    Byers, Xu, A new scaling for Newton's iteration for the polar decomposition and its backward stability, 2008.
 """
 
 from __future__ import annotations
@@ -33,6 +35,12 @@ class QdwhStep(NamedTuple):
     def of(self, x: float) -> float:
         """The singular value that x becomes."""
         return x * (self.a + self.b * x * x) / (1 + self.c * x * x)
+
+
+class NewtonStep(NamedTuple):
+    """X := (s X + (s X)^-H) / 2 (global)."""
+
+    s: float
 
 
 LAST = QdwhStep(1.5, -0.5, 0.0)
@@ -64,3 +72,17 @@ def qdwh_steps(l: float, eps: float) -> list[QdwhStep]:
         steps.append(QdwhStep(1.5 * s, -0.5 * s**3, 0.0))
         l = steps[-1].of(l)
     return [*steps, LAST]
+
+
+def newton_steps(l: float, eps: float) -> list[NewtonStep]:
+    """The steps for singular values in [l, 1] before `LAST`.
+
+    >>> [len(newton_steps(l, 2.0**-52)) for l in (1e-16, 1e-8, 1e-2, 1.0)]
+    [8, 7, 5, 0]
+    """
+    steps, most = list[NewtonStep](), 1.0
+    while most / l > 1 + sqrt(eps) / 2:
+        s = 1 / sqrt(l * most)  # with it l and the largest value become the same number
+        steps.append(NewtonStep(s))
+        l, most = 1.0, (s * most + 1 / (s * most)) / 2
+    return steps

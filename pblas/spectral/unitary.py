@@ -1,7 +1,8 @@
-"""The unitary factor U of A = U H for a square A, by the QDWH iteration and Newton-Schulz steps.
+"""The unitary factor U of A = U H for a square A, by the iteration of QDWH or Newton's, and Newton-Schulz steps.
 
 X := A / alpha, l <= its least singular value          (alpha and l estimated by products and solves with vectors)
 X := X (a + b X^H X) (1 + c X^H X)^-1                  (QR or Cholesky: singular values in [l, 1] get closer to 1)
+    or X := (s X + (s X)^-H) / 2                       (LU)
 X := X (a + b X^H X)                                   (where they are close to 1: products alone)
 """
 
@@ -17,18 +18,20 @@ from pblas.arrays.stacking import vstack
 from pblas.factor.cholesky import cho_factor, cholesky
 from pblas.factor.qr_matrices import qr
 from pblas.factor.solvers import lu_factored
-from pblas.factor.with_factor import identity
+from pblas.factor.with_factor import empty, identity
 from pblas.layouts.descriptor import resized
 from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import replicated_matrix
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.progress import StageReport
-from pblas.spectral.qdwh import LAST, QdwhStep, qdwh_steps
+from pblas.spectral.qdwh import LAST, NewtonStep, QdwhStep, newton_steps, qdwh_steps
 from pblas.symmetric.api import herk
 from pblas.triangular.trsm import solve_triangular
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pblas.factor.factors import LuFactor
 
 _HARMLESS = 1 / 64  # eps c n up to which Cholesky factors of Gram matrices, two of them, give an orthonormal Q
 _SOLVES = 3  # of inverse iterations for the least singular value, twice as many of power iterations for the largest
@@ -37,20 +40,37 @@ _EXTRA = 4  # steps more than planned at most
 
 
 class UnitaryFactor(NamedTuple):
-    """U with A = U H, and whether A is singular to rounding: U is unitary then only where A is not (global)."""
+    """U with A = U H, and whether A is singular to rounding: U is unitary then only where A is not (global).
+
+    An iteration that does not converge says that A is singular.
+    """
 
     u: DistMatrix
     is_singular: bool
 
 
-def unitary_factor(opname: str, a: DistMatrix, progress: StageReport = None) -> UnitaryFactor:
-    """**Collective.** U of a square matrix, finite and in range, inside another call."""
+def unitary_factor(
+    opname: str, a: DistMatrix, progress: StageReport = None, *, by_inverses: bool = False
+) -> UnitaryFactor:
+    """**Collective.** U of a square matrix, finite and in range, inside another call: by QDWH, or Newton's steps."""
     n, eps = a.shape[0], float(np.finfo(a.dtype).eps)
-    x, least = _scaled(opname, a)
-    is_singular = least < n * eps
-    steps, error = qdwh_steps(min(max(least, eps), 1.0), eps), 0.0
+    x, least, factor = _scaled(opname, a)
+    is_singular, l = least < n * eps, min(max(least, eps), 1.0)
+    if by_inverses and is_singular:
+        return UnitaryFactor(x, is_singular)
+    steps: list[QdwhStep | NewtonStep] = [*newton_steps(l, eps), LAST] if by_inverses else [*qdwh_steps(l, eps)]
+    error = 0.0
     for k, step in enumerate(steps if least >= 0 else ()):
-        x, error = _stepped(opname, x, step)
+        if isinstance(step, NewtonStep):
+            factor = lu_factored(opname, x) if factor is None else factor
+            if factor.info:
+                return UnitaryFactor(x, is_singular=True)
+            # X := (s X + (s X)^-H) / 2; the inverse has the layout of X^H
+            inverse = factor.inverse(opname, empty(x.desc.without_lld.T, x))
+            x = elementwise("s * x + t * y", x=x, y=inverse.H, s=step.s / 2, t=0.5 / step.s)
+        else:
+            x, error = _stepped(opname, x, step)
+        factor = None
         if progress is not None:
             progress((k + 1) / (len(steps) + 1))
     # The estimates were wrong if singular values are not close to 1 before the last step
@@ -63,21 +83,24 @@ def unitary_factor(opname: str, a: DistMatrix, progress: StageReport = None) -> 
             break
     if progress is not None:
         progress(1.0)
-    return UnitaryFactor(x, is_singular)
+    return UnitaryFactor(x, is_singular or not error <= sqrt(eps))
 
 
-def _scaled(opname: str, a: DistMatrix) -> tuple[DistMatrix, float]:
-    """**Collective.** A / alpha with a largest singular value of about 1 at most, and its least one; -1 if A is 0."""
+def _scaled(opname: str, a: DistMatrix) -> tuple[DistMatrix, float, LuFactor | None]:
+    """**Collective.** A / alpha with a largest singular value of about 1 at most, its least one, and its LU factor.
+
+    The least one is -1 if A is 0.
+    """
     bound = sqrt(float(a.norm(1)) * float(a.norm(inf)))
     if not bound:
-        return a, -1.0
+        return a, -1.0, None
     largest = _largest(opname, a, lambda v: pmatmul(a.H, pmatmul(a, v)), 2 * _SOLVES)
     x = elementwise("x / s", x=a, s=min(bound, _MORE * sqrt(largest)) if largest else bound)
     factor = lu_factored(opname, x)
     if factor.info:
-        return x, 0.0
+        return x, 0.0, factor
     size = _largest(opname, x, lambda v: factor.solution(opname, factor.solution(opname, v, "C")), _SOLVES)
-    return x, _LESS / sqrt(size) if 0 < size < inf else 0.0
+    return x, _LESS / sqrt(size) if 0 < size < inf else 0.0, factor
 
 
 def _largest(opname: str, a: DistMatrix, apply: Callable[[DistMatrix], DistMatrix], count: int) -> float:
