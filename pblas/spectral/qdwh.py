@@ -38,9 +38,10 @@ class QdwhStep(NamedTuple):
 
 
 class NewtonStep(NamedTuple):
-    """X := (s X + (s X)^-H) / 2 (global)."""
+    """X := s X + t X^-H (global)."""
 
     s: float
+    t: float
 
 
 LAST = QdwhStep(1.5, -0.5, 0.0)
@@ -75,14 +76,17 @@ def qdwh_steps(l: float, eps: float) -> list[QdwhStep]:
 
 
 def newton_steps(l: float, eps: float) -> list[NewtonStep]:
-    """The steps for singular values in [l, 1] before `LAST`.
+    """The steps for singular values in [l, 1], after which one of order 3 makes all of them 1 up to a few eps.
 
     >>> [len(newton_steps(l, 2.0**-52)) for l in (1e-16, 1e-8, 1e-2, 1.0)]
-    [8, 7, 5, 0]
+    [7, 6, 5, 0]
     """
     steps, most = list[NewtonStep](), 1.0
-    while most / l > 1 + sqrt(eps) / 2:
+    while most / l > 1 + eps ** (1 / 3) / 2:
         s = 1 / sqrt(l * most)  # with it l and the largest value become the same number
-        steps.append(NewtonStep(s))
+        steps.append(NewtonStep(s / 2, 0.5 / s))
         l, most = 1.0, (s * most + 1 / (s * most)) / 2
+    if steps:  # values in [1, most] become as far below 1 as above
+        center = (1 + most) / 2
+        steps[-1] = NewtonStep(steps[-1].s / center, steps[-1].t / center)
     return steps

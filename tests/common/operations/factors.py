@@ -484,7 +484,7 @@ FACTORS = [
         called(linalg.polar),
         residual=polar,
         values={"a": TALL, "side": "right"},
-        options={"a": (DEFINITE,), "side": ("left",), "algorithm": ("qdwh", "svd")},
+        options={"a": (DEFINITE,), "side": ("left",), "algorithm": ("newton", "qdwh", "svd")},
         views=("a",),
         least=2,
     ),

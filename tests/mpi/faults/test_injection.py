@@ -291,6 +291,7 @@ ALIKE: dict[str, Callable[[Cast], object]] = {
     "pinv": lambda x: linalg.pinv(x.grid),
     "matrix_rank": lambda x: linalg.matrix_rank(x.columns),
     "polar": lambda x: linalg.polar(x.grid),
+    "polar, newton": lambda x: linalg.polar(x.grid, algorithm="newton"),
     "polar, qdwh": lambda x: linalg.polar(x.tall, algorithm="qdwh"),
     "newton_schulz": lambda x: linalg.newton_schulz(x.rows),
     "orthogonalize_many": lambda x: linalg.orthogonalize_many([x.rows, x.grid, x.large]),
