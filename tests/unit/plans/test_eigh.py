@@ -73,7 +73,7 @@ def test_simulation(hardware: str, algorithm: EighAlgorithm) -> None:
     )
     assert simulation.seconds > tenth.plan.simulate(hardware).seconds > 0
     assert "4096 x 4096, 410 of them" in tenth.explain()
-    share = planned.plan.simulate("laptop").efficiency
+    share = planned.plan.simulate("fat-tree").efficiency
     assert f"{planned.plan.flops:,}, at {share:.0%} of the GEMM rate" in planned.explain()
     assert ("32 columns on 4 ranks" in planned.explain()) == (algorithm == "blocked")
 
