@@ -45,8 +45,8 @@ _WIDE = 256  # fewest right-hand sides that are multiplied with inverses
 _PARTS, _LEAST_PART = 4, 256
 """Blocks on the diagonal of a product X X^T of 16 bits at most, and rows of one at least.
 
-Five steps of Newton and Schulz of 8192 rows take 18.9 ms with 4, 20.4 with 8 and 23.6 with 2, whole products 23.9 (H200,
-medians of 12)."""
+Five steps of Newton and Schulz of 8192 rows take 18.9 ms with 4, 20.4 with 8 and 23.6 with 2, whole products 23.9
+(H200, medians of 12)."""
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
 
 

@@ -137,6 +137,23 @@ def test_functions(ctx: pblas.Context, n: int, name: str) -> None:
         assert np.abs(found - right).max(initial=0) <= bound
 
 
+def test_functions_of_ill_conditioned_matrices(ctx: pblas.Context) -> None:
+    """Against mpmath's with 40 digits, for a condition of 1.5e7: as accurate as eigenvalues in rounded elements are."""
+    mpmath = pytest.importorskip("mpmath")
+    a = 1 / (np.arange(6)[:, None] + np.arange(6) + 1)  # of Hilbert
+    least, h = float(np.linalg.eigvalsh(a)[0]), a - 0.2 * np.eye(6)
+    with mpmath.workdps(40):
+        exact_a, exact_h = mpmath.matrix(a.tolist()), mpmath.matrix(h.tolist())
+        root = mpmath.sqrtm(exact_a)
+        sign = exact_h * mpmath.inverse(mpmath.sqrtm(exact_h * exact_h))
+        exact = [np.array(x.tolist(), complex).real for x in (root, mpmath.inverse(root), sign, mpmath.expm(exact_a))]
+    A, H = ctx.from_global(a), ctx.from_global(h)
+    found = linalg.sqrtm(A), linalg.invsqrtm(A), linalg.signm(H), linalg.expm(A, hermitian=True)
+    gap = float(np.abs(np.linalg.eigvalsh(h)).min())
+    for x, y, bound in zip(found, exact, (least**-0.5, least**-1.5, 1 / gap, 10.0), strict=True):
+        assert 0 < np.abs(collected(x) - y).max() <= 12 * 2.0**-52 * bound
+
+
 @few
 def test_errors(ctx: pblas.Context) -> None:
     wrong: Any = linalg
