@@ -496,7 +496,7 @@ class Level3(Protocol):
 
         Args:
             x: m x k, m >= n, in Fortran order (local).
-            z: m x n, in Fortran order (local).
+            z: m x n, in Fortran order; elements above the diagonal of Z[:n] may be overwritten (local).
         """
 
     @traced("gemm", lambda t, z, **_: _triangle_text("TRSM", z, len(t), len(t) * z.size))
