@@ -1,0 +1,166 @@
+"""Copies of elements within this rank's GPU, and between it and the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import cupy
+import numpy as np
+from cupy.cuda import runtime
+
+from pblas.backends.cuda import random, reductions, streams, transfer
+from pblas.backends.cuda.lanes import DeviceLanes, by_columns
+from pblas.backends.cuda.strided_copy import StridedRegion, upload
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, GpuArray, accumulator_dtype
+from pblas.epilogues import Name
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_VALUE = Name("value")
+
+
+class DeviceCopies(DeviceLanes):
+    """Elements by their places; `pblas.backends.device` documents the methods."""
+
+    def take(self, x: Array, rows: Array, columns: Array) -> Array:
+        line = _line(x, rows, columns)
+        if line is not None:
+            return transfer.on_host(cupy.ascontiguousarray(line)).view(x.dtype)
+        return transfer.on_host(transfer.words(x)[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
+
+    def pick(self, x: Array, rows: Array, columns: Array) -> Array:
+        memory = self.empty(rows.size * columns.size * x.dtype.itemsize)
+        z = self.array(memory, (rows.size, columns.size), x.dtype, "F" if by_columns(x) else "C")
+        self.place(x, z, of=(rows, columns))
+        return z
+
+    def place(
+        self,
+        x: Array,
+        z: Array,
+        rows: Array | None = None,
+        columns: Array | None = None,
+        *,
+        of: Sequence[Array] | None = None,
+        conj: bool = False,
+    ) -> None:
+        if isinstance(x, np.ndarray):
+            x = self._uploaded(x)
+        shape: Any = x.shape if of is None else tuple(numbers.size for numbers in of)
+        source, target = self._places(x, *(of or ())), self._places(z, rows, columns)
+        if conj and z.dtype.kind == "c":
+            self.strided_copy.combine(self.stream, (z.dtype, z.dtype), shape, source, target, 1, 0, conj=True)
+        elif source.by_columns == target.by_columns or 0 in (source.down, source.across):
+            reductions.copy_places(self.stream, shape, source, target, z.dtype)
+        else:  # tiles are turned in shared memory
+            self.strided_copy.copy(self.stream, z.dtype, shape, source, target)
+
+    def _uploaded(self, host: Array) -> Array:
+        """The elements of a host array in GPU memory, where those that are repeated are stored once."""
+        steps = [size if stride else 1 for size, stride in zip(host.shape, host.strides, strict=True)]
+        once = host[: steps[0], : steps[1]]
+        tight: Any = self.like(once, host.dtype) if once.size else self.array(self.empty(0), (0, 0), host.dtype)
+        self.synchronize()
+        transfer.copy_from_host(once, tight)
+        self._kept.append(tight)
+        strides = [stride if step > 1 else 0 for stride, step in zip(tight.strides, steps, strict=True)]
+        x: Array = transfer.new_array(host.shape, host.dtype, tight.data, tuple(strides))
+        return x
+
+    def _places(self, x: GpuArray, rows: Array | None = None, columns: Array | None = None) -> StridedRegion:
+        """The positions of some rows and columns of X; lists of numbers without a distance are copied to the GPU."""
+        address, steps, lists = int(x.data.ptr), [1, 1], [0, 0]
+        for axis, (stride, places) in enumerate(zip(x.strides, (rows, columns), strict=True)):
+            steps[axis] = stride // x.itemsize
+            if places is None or not places.size:
+                continue
+            step = _step(places)
+            if step is None:
+                memory, host = upload(self, places.astype(np.int64))
+                self._kept += memory, host
+                lists[axis] = int(memory.data.ptr)
+            else:
+                address += int(places[0]) * stride
+                steps[axis] *= step
+        return StridedRegion(address, *steps, *lists)
+
+    def select(self, x: Array, flags: Array, *, with_places: bool) -> tuple[tuple[Array, Array] | None, Array]:
+        if not isinstance(flags, cupy.ndarray):
+            bits: Any = transfer.on_gpu(flags != 0)
+        elif flags.dtype in FLOAT8 or flags.dtype == BFLOAT16:  # which CuPy does not compare
+            bits = transfer.on_gpu(transfer.download(flags) != 0)
+        else:
+            bits = flags != 0
+        i, j = map(cupy.ascontiguousarray, cupy.nonzero(cupy.ascontiguousarray(bits)))
+        values = transfer.words(x)[i, j]
+        places = (transfer.on_host(i), transfer.on_host(j)) if with_places else None
+        return places, transfer.on_host(values).view(x.dtype)
+
+    def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
+        self.synchronize()
+        if rows.size:
+            words, line = transfer.words(x), _line(x, rows, columns)
+            bits = np.array([value], x.dtype).view(words.dtype)
+            if line is not None:
+                line.fill(bits[0])
+            else:
+                words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = bits[0]
+            cupy.cuda.get_current_stream().synchronize()
+
+    def fill_whole(self, x: Array, value: complex) -> None:
+        """X := value, as its dtype holds it, after all work of the GPU; done on return (local)."""
+        with transfer.settled(x), np.errstate(all="ignore"):
+            element = complex(np.array(value).astype(x.dtype))
+            self.pointwise.evaluate(0, _VALUE, x, {"value": element}, x, accumulator_dtype(x.dtype))
+
+    def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
+        self.synchronize()
+        random.fill(x, rows, columns, seed, normal=normal)
+        cupy.cuda.get_current_stream().synchronize()
+
+    # Host memory, for naive collectives
+
+    def download(self, x: Array) -> Array:
+        array: Array = transfer.words(x).get(order="C").view(x.dtype)
+        return array
+
+    def upload(self, host: Array, x: Array) -> None:
+        if x.size:
+            target = transfer.words(x)
+            target[...] = cupy.asarray(np.ascontiguousarray(host).view(target.dtype).reshape(x.shape))
+            runtime.deviceSynchronize()
+
+    def to_host(self, x: Array) -> Array:
+        with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
+            array: Array = transfer.words(x).get(order="F" if by_columns(x) else "C").view(x.dtype)
+        return array
+
+    def from_host(self, x: Array, z: Array) -> None:
+        if z.size:
+            target = transfer.words(z)
+            with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
+                target[...] = cupy.asarray(np.asfortranarray(x).view(target.dtype))
+
+
+def _step(places: Array) -> int | None:
+    """The distance of consecutive places, if there is one that is not negative.
+
+    >>> [_step(np.array(places)) for places in ([3], [2, 4, 6], [0, 1, 3], [5, 4])]
+    [0, 2, None, None]
+    """
+    if places.size < 2:
+        return 0
+    step = int(places[1] - places[0])
+    return step if step >= 0 and (places[1:] - places[:-1] == step).all() else None
+
+
+def _line(x: GpuArray, rows: Array, columns: Array) -> Any:
+    """The elements X[rows[i], columns[i]] as a view, if these are places with a distance, as those of a diagonal."""
+    steps = [_step(places) for places in (rows, columns)]
+    if not rows.size or None in steps:
+        return None
+    words = transfer.words(x)
+    stride = sum(step * stride for step, stride in zip(steps, words.strides, strict=True) if step)
+    first = words[int(rows[0]) :, int(columns[0]) :]
+    return cupy.ndarray((rows.size,), words.dtype, first.data, (stride,))
