@@ -106,7 +106,10 @@ class Blocks(ABC, Generic[W, B]):
         self._marked: deque[int] = deque()
         self._dropped: set[int] = set()
         self._free_slots: list[int] = []  # free numbers below the largest in use, a heap
-        self._provisional: list[B] | None = None
+        self.noted: list[B] | None = None
+        """The blocks that were allocated in a `provisional` block; None outside (local)."""
+        self.provisional: Provisional = Provisional(self)
+        """A with block whose allocations are undone if it raises, since ranks that raised earlier made none."""
         self.frozen: str | None = None
         """The last local step, until the next agreement: before it nothing is allocated, because a rank that failed in
         the step allocates nothing (local; for an assertion)."""
@@ -119,7 +122,7 @@ class Blocks(ABC, Generic[W, B]):
 
     def allocate(self, nbytes: int, site: str | Callable[[], str] = "") -> B:
         """**Collective.** A block of at least `nbytes` bytes (global), the same on every rank."""
-        assert self.frozen is None or self._provisional is not None, (
+        assert self.frozen is None or self.noted is not None, (
             f"ranks agree after the local step of {self.frozen} before they allocate"
         )
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
@@ -128,8 +131,8 @@ class Blocks(ABC, Generic[W, B]):
         # Nothing below calls a function that may fail: the memory is taken and noted, or neither.
         slot = heappop(self._free_slots) if self._free_slots else len(self._blocks)
         self._blocks[slot] = (index, offset, size, block.site)
-        if self._provisional is not None:
-            self._provisional.append(block)
+        if self.noted is not None:
+            self.noted.append(block)
         block.slot, block.window, block.offset = slot, index, offset
         block.address = self._windows[index].address + offset
         self.live_nbytes += size
@@ -141,24 +144,10 @@ class Blocks(ABC, Generic[W, B]):
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
         return any(window.lowest(0, size) is not None for window in self._windows)
 
-    def provisional(self) -> Provisional:
-        """A with block whose allocations are undone if it raises, since ranks that raised earlier made none."""
-        return Provisional(self)
-
-    def begin_provisional(self) -> None:
-        """Note the blocks that are allocated from now on (local)."""
-        self._provisional = []
-
-    def undo_provisional(self) -> None:
-        """Free the noted blocks; they are no one's any more (local)."""
-        for block in self._provisional or ():
-            self._free(block.slot)
-            block.slot = -1
-        self._provisional = []
-
-    def end_provisional(self) -> None:
-        """Note no more blocks (local)."""
-        self._provisional = None
+    def free(self, block: B) -> None:
+        """Free a block of which no rank has made use; it is no one's any more (local)."""
+        self._free(block.slot)
+        block.slot = -1
 
     def _take(self, size: int) -> tuple[int, int]:
         """(window, offset) of a free interval, in a new window if no window has one."""
@@ -217,7 +206,7 @@ class Blocks(ABC, Generic[W, B]):
 
 
 class Provisional:
-    """The result of `Blocks.provisional`; a generator would take longer."""
+    """See `Blocks.provisional`."""
 
     __slots__ = ("_blocks",)
 
@@ -225,17 +214,19 @@ class Provisional:
         self._blocks = blocks
 
     def __enter__(self) -> Self:
-        self._blocks.begin_provisional()
+        self._blocks.noted = []
         return self
 
     def undo(self) -> None:
         """Undo the allocations of the block so far (local)."""
-        self._blocks.undo_provisional()
+        for block in self._blocks.noted or ():
+            self._blocks.free(block)
+        self._blocks.noted = []
 
     def __exit__(self, kind: object, caught: BaseException | None, traceback: object) -> None:
         if caught is not None:  # also KeyboardInterrupt, which ranks agree on
-            self._blocks.undo_provisional()
-        self._blocks.end_provisional()
+            self.undo()
+        self._blocks.noted = None
 
 
 class NoBlocks(Blocks[Window, Block]):

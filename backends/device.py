@@ -44,6 +44,7 @@ class Traits:
     blocking: bool  # an operation is done when its call returns
     reads_peers: bool  # a product may read operands in a peer's memory; otherwise they are copied first
     packs_blocks: bool  # blocks of cyclic layouts are copied side by side, so that one product multiplies many of them
+    most_operands: int  # most operands of an expression that `evaluate` takes
     most_across: int  # most rows and columns of a part of a message across the diagonal, which is copied with a mask
     pivot_dtype: Dtype  # integers of LAPACK: INFO, and numbers of exchanged rows
     lacks: frozenset[str]  # optional methods that the device does not have, because plans for it do without them
@@ -199,10 +200,6 @@ class Elementwise(Protocol):
     def conjugate(self, z: Array) -> None:
         """Z := the conjugate of Z, of any strides; optional."""
         raise lacking("conjugate")
-
-    @untraced
-    def check_operands(self, opname: str, count: int) -> None:
-        """Raise ArgumentError if `evaluate` takes no expressions of so many operands; `opname` is for the message."""
 
     @traced("sum", "evaluate", "out")
     def evaluate(self, tree: Node, operands: Mapping[str, object], compute: Dtype, out: Array) -> None:

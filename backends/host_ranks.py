@@ -350,9 +350,10 @@ class HostRanks(ABC):
         """Whether `allocate` needs no new window; the same on all ranks (global)."""
         return not self.shared or self.arena.has_room(nbytes)
 
+    @property
     def provisional(self) -> Provisional:
         """A with block whose allocations on this rank are undone if it raises an error, which all ranks then raise."""
-        return self.arena.provisional()
+        return self.arena.provisional
 
     # Arrays in the memory of near ranks
 

@@ -235,7 +235,7 @@ class Context(Constructors, Collectives):
             return
         runtime.closed = True
         self._unclosed.detach()
-        for matrix in list(runtime.matrices):
+        for matrix in runtime.matrices:
             matrix.detach()
         backend, free, leaks = runtime.backend, False, list[str]()
         try:

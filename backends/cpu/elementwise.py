@@ -36,10 +36,12 @@ class _Compiled(NamedTuple):
 class _Evaluator(NamedTuple):
     """A tree as a function of operands of certain dtypes."""
 
+    tree: Node
     value: Value
-    converted: Mapping[str, Dtype]
-    is_direct: bool
-    is_call: bool
+    converted: Mapping[str, Dtype]  # dtypes of the arrays that are converted, by name
+    numbers: Mapping[str, type[Any]]  # types to which numbers are converted, by name
+    is_call: bool  # whether it is one call of a ufunc that writes the result
+    is_direct: bool  # whether `value` writes the result
 
 
 @lru_cache
@@ -49,22 +51,42 @@ def _real_dtype(dtype: Dtype) -> Dtype:
     return real
 
 
-@lru_cache(1024)
-def _evaluator(tree: Node, dtypes: tuple[tuple[str, Dtype], ...], compute: Dtype, result: Dtype) -> _Evaluator:
-    """The evaluator of a tree for operands of these dtypes by name, and a result of a dtype; see `evaluate`."""
+_evaluators: dict[tuple[object, ...], _Evaluator] = {}
+_MOST_EVALUATORS = 1024
+
+
+def _evaluator(tree: Node, operands: Mapping[str, Any], compute: Dtype, result: Dtype) -> _Evaluator:
+    """The evaluator of a tree for operands of certain dtypes, and a result of a dtype; see `evaluate`.
+
+    It is found again by the place of its tree, which stays there as long as it.
+    """
+    kinds = tuple([z.dtype if isinstance(z, np.ndarray) else type(z) for z in operands.values()])
+    key = id(tree), tuple(operands), kinds, compute, result
+    evaluator = _evaluators.get(key)
+    if evaluator is None:
+        if len(_evaluators) >= _MOST_EVALUATORS:
+            _evaluators.clear()
+        evaluator = _evaluators[key] = _new_evaluator(tree, operands, compute, result)
+    return evaluator
+
+
+def _new_evaluator(tree: Node, operands: Mapping[str, Any], compute: Dtype, result: Dtype) -> _Evaluator:
     real = _real_dtype(compute)
-    compiled = _compiled(tree, real, frozenset([name for name, dtype in dtypes if dtype.kind == "c"]))
-    wanted = {name: compute if dtype.kind == "c" else real for name, dtype in dtypes}
+    complex_names = frozenset([name for name, z in operands.items() if np.iscomplexobj(z)])
+    compiled = _compiled(tree, real, complex_names)
+    wanted = {name: compute if name in complex_names else real for name in operands}
     is_direct = compiled.is_new and result == (compute if compiled.is_complex else real)
     is_call = (
         isinstance(tree, Apply) and tree.function not in OWN and not any(isinstance(a, Apply) for a in tree.arguments)
     )
-    converted = {name: wanted[name] for name, dtype in dtypes if dtype != wanted[name]}
-    return _Evaluator(compiled.value, converted, is_direct, is_call)
+    arrays = {name: z.dtype for name, z in operands.items() if isinstance(z, np.ndarray)}
+    converted = {name: wanted[name] for name, dtype in arrays.items() if dtype != wanted[name]}
+    numbers = {name: wanted[name].type for name in operands if name not in arrays}
+    return _Evaluator(tree, compiled.value, converted, numbers, is_direct and is_call and not converted, is_direct)
 
 
 def evaluate(tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
-    """Out := the value of an expression, rounded once to its dtype.
+    """Out := the value of an expression, rounded once to its dtype. The caller ignores NumPy's floating-point errors.
 
     >>> from pblas.epilogues import parse
     >>> out = np.empty((2, 2), "float32")
@@ -74,31 +96,33 @@ def evaluate(tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array
     """
     if not out.size:
         return
+    evaluator = _evaluator(tree, operands, compute, out.dtype)
+    turned = _by_columns(out)
+    if turned:
+        out = out.T
+    shape: Any = out.shape
     values: dict[str, Any] = {}
     arrays: dict[str, Array] = {}
-    with np.errstate(all="ignore"):
-        for name, z in operands.items():
-            if isinstance(z, np.ndarray):
-                arrays[name] = z if z.ndim == 2 else z.reshape((1,) * (2 - z.ndim) + z.shape)
-            else:
-                values[name] = (compute if np.iscomplexobj(z) else _real_dtype(compute)).type(z)
-        if _by_columns(out):
-            out, arrays = out.T, {name: z.T for name, z in arrays.items()}
-        dtypes = tuple([(name, z.dtype) for name, z in (values | arrays).items()])
-        value_of, converted, is_direct, is_call = _evaluator(tree, dtypes, compute, out.dtype)
-        mixed = any(map(_by_columns, arrays.values()))
-        if is_direct and is_call and not (converted or mixed):
-            value_of(values | arrays, out.shape, out)
-            return
-        shape: Any = out.shape
-        for rows, columns in _pieces(shape, compute.itemsize, mixed=mixed):
-            piece: Any = out[rows, columns]
-            for name, z in arrays.items():
-                part = z[rows if z.shape[0] > 1 else slice(None), columns if z.shape[1] > 1 else slice(None)]
-                values[name] = part.astype(converted[name]) if name in converted else part
-            value = value_of(values, piece.shape, piece if is_direct else None)
-            if value is not piece:
-                piece[...] = value
+    mixed = False
+    for name, z in operands.items():
+        if name in evaluator.numbers:
+            values[name] = evaluator.numbers[name](z)
+            continue
+        array = z if z.ndim == 2 else z.reshape((1,) * (2 - z.ndim) + z.shape)
+        values[name] = arrays[name] = array = array.T if turned else array
+        mixed = mixed or (array.strides != out.strides and _by_columns(array))
+    value_of = evaluator.value
+    if evaluator.is_call and not mixed:
+        value_of(values, shape, out)
+        return
+    for rows, columns in _pieces(shape, compute.itemsize, mixed=mixed):
+        piece: Any = out[rows, columns]
+        for name, z in arrays.items():
+            part = z[rows if z.shape[0] > 1 else slice(None), columns if z.shape[1] > 1 else slice(None)]
+            values[name] = part.astype(evaluator.converted[name]) if name in evaluator.converted else part
+        value = value_of(values, piece.shape, piece if evaluator.is_direct else None)
+        if value is not piece:
+            piece[...] = value
 
 
 def combining(

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 import numpy as np
 
-from pblas import errors
 from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.lanes import DeviceLanes
-from pblas.backends.cuda.pointwise import MAX_TERMS, type_name
+from pblas.backends.cuda.pointwise import type_name
 from pblas.backends.cuda.strided_copy import StridedRegion, copied
 from pblas.backends.device import Axis
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
@@ -81,13 +80,6 @@ class DeviceElementwise(DeviceLanes):
             self.pointwise.evaluate(caller_stream, epilogue.tree, x, operands, out)
         else:
             self.pointwise.normalise(caller_stream, x, out, **operands)
-
-    def check_operands(self, opname: str, count: int) -> None:
-        if count > MAX_TERMS:
-            raise errors.ArgumentError(
-                f"{opname}: an expression on a GPU has {MAX_TERMS} operands at most, got {count}; "
-                f"evaluate a part of it first"
-            )
 
     def evaluate(self, tree: Node, operands: Mapping[str, object], compute: Dtype, out: Array) -> None:
         if out.size:

@@ -21,7 +21,7 @@ from pblas import errors
 from pblas.backends.cuda import streams, transfer
 from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.cuda.lapack import Lapack, Reflectors
-from pblas.backends.cuda.pointwise import Pointwise
+from pblas.backends.cuda.pointwise import MAX_TERMS, Pointwise
 from pblas.backends.cuda.strided_copy import BlockCopy, StridedCopy
 from pblas.backends.cuda.tridiagonal import TwoStage
 from pblas.backends.device import Device, Mark, Programs, Traits
@@ -61,6 +61,7 @@ class DeviceLanes(Device):
         blocking=False,
         reads_peers=False,  # a product reads each element many times, over NVLink too
         packs_blocks=False,
+        most_operands=MAX_TERMS,
         most_across=1 << 62,  # the kernel takes any
         pivot_dtype=np.dtype(np.int64),  # integers of cuSOLVER
         lacks=frozenset({"conjugate", "add_product", "syr2k", "qr_stacked", "multiply_q_stacked"}),

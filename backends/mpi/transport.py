@@ -169,8 +169,7 @@ class MpiTransport:
     def before_end(self, end: Callable[[], None]) -> None:
         world.before_finalize(end)
 
-    def is_over(self) -> bool:
-        return MPI.Is_finalized()
+    is_over = staticmethod(MPI.Is_finalized)
 
     def abandon(self) -> None:
         self._end_progress()

@@ -54,19 +54,19 @@ class Elementwise(Operation[DistMatrix]):
         dtype: Any,
     ) -> Bound[DistMatrix]:
         """The arguments of `elementwise`, checked on this rank; `dtype` is that of descriptors, or of a new result."""
-        checked = checked_operands(opname, expression, operands, runtime)
         asked = None if dtype is None else checked_dtype(opname, dtype, is_argument=True, stored=True)
-        check_out(opname, out, layouts=False)
-        target = None if out is None else (out.desc.without_lld, out.dtype)
-        kinds = tuple([Kind.of(name, z, asked) for name, z in checked.items()])
+        values, numbers, forms = checked_operands(opname, expression, operands, asked, runtime)
+        target = None
+        if out is not None:
+            check_out(opname, out, layouts=False)
+            target = out.desc.without_lld, out.dtype
         converted, order = (None, None) if runtime is None else (asked, runtime.order)
-        form = expression, kinds, target, converted, False, order
-        numbers: Any = {kind.name: checked[kind.name] for kind in kinds if kind.shape is None}
-        return Bound(cls, form, numbers, checked, out)
+        return Bound(cls, (expression, forms, target, converted, False, order), numbers, values, out)
 
     @classmethod
     def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
-        expression, kinds, out, converted, overlaps, order = form
+        expression, forms, out, converted, overlaps, order = form
+        kinds = tuple(map(Kind.of, forms))
         analysis = analysed(opname, expression, kinds, out, converted, order)
         return cls(expression, kinds, out, converted, overlaps, order, analysis)
 
@@ -105,7 +105,7 @@ class Elementwise(Operation[DistMatrix]):
     def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
         values = local_values(opname, runtime, bound.reads, self.analysis, bound.out)
         if not self.analysis.moved:
-            return bound._replace(local=(values, ()))
+            return Bound(*bound[:5], local=(values, ()))  # a `_replace` takes longer
         matrices = [bound.reads[name] for name in self.analysis.moved]
         sources = [(x.stored(opname), x.conjugated) for x in matrices]
         fact = 0

@@ -36,18 +36,47 @@ class Analysis(NamedTuple):
     descriptions: Mapping[str, str]  # name and description of each operand and of the result
 
 
+class Operands(NamedTuple):
+    """The operands of an expression, checked on this rank."""
+
+    values: Mapping[str, object]  # numbers, matrices or descriptors, and arrays of two dimensions, by name (local)
+    numbers: Mapping[str, complex]  # the numbers among them (global)
+    forms: tuple[OperandForm, ...]  # what the plan depends on (global)
+
+
 def checked_operands(
-    opname: str, expression: object, operands: Mapping[str, object], runtime: Runtime | None
-) -> dict[str, object]:
-    """The operands of an expression: numbers, matrices or descriptors, and arrays of two dimensions (local)."""
+    opname: str, expression: object, operands: Mapping[str, object], asked: Dtype | None, runtime: Runtime | None
+) -> Operands:
+    """The operands of an expression; `asked` is the dtype of descriptors (local)."""
     if not isinstance(expression, str):
         kind = type(expression).__name__
         raise errors.ArgumentError(f"{opname}: the expression must be a string, as 'x * s + y', got {kind}")
     _check_names(opname, expression, tuple(operands))
-    checked = {name: _checked_operand(opname, name, z, runtime) for name, z in operands.items()}
+    numbers: dict[str, complex] = {}
+    changed: dict[str, object] = {}
+    forms: list[OperandForm] = []
+    for name, z in operands.items():
+        if isinstance(z, DistMatrix) and runtime is not None:
+            forms.append((name, z.desc, z.dtype, z.conjugated))
+            continue
+        checked = _checked_operand(opname, name, z, runtime)
+        if is_number(checked):
+            numbers[name] = checked
+            is_complex = isinstance(checked, complex | np.complexfloating)
+            forms.append((name, None, getattr(checked, "dtype", None), is_complex))
+        elif isinstance(checked, MatrixDescriptor):
+            forms.append((name, checked, asked, False))
+        else:
+            changed[name] = checked
+            forms.append((name, checked.shape, checked.dtype, False))
     if runtime is not None:
-        runtime.backend.arrays.check_operands(opname, len(operands))
-    return checked
+        most = runtime.backend.arrays.traits.most_operands
+        if len(operands) > most:
+            raise errors.ArgumentError(
+                f"{opname}: an expression on a GPU has {most} operands at most, got {len(operands)}; evaluate a part "
+                f"of it first"
+            )
+    return Operands({**operands, **changed} if changed else operands, numbers, tuple(forms))
 
 
 def is_number(z: object) -> TypeGuard[complex]:
@@ -63,13 +92,14 @@ def local_values(
     A part that overlaps the result without being the same memory is copied: it would change too early. One that is the
     result is the same object.
     """
-    backend, values = runtime.backend, dict[str, Any]()
+    backend, moved, values = runtime.backend, analysis.moved, dict[str, Any]()
     target = None if result is None else result.stored(opname)
     for name, z in operands.items():
-        if name in analysis.moved:
+        if moved and name in moved:
             continue
+        part: Any
         if isinstance(z, DistMatrix):
-            part = z.stored(opname)
+            part = z.memory  # which is there: the call has checked its matrices
         elif isinstance(z, _NUMBERS):
             values[name] = z
             continue
@@ -108,6 +138,11 @@ def spread(target: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor
     )
 
 
+OperandForm = tuple[str, MatrixDescriptor | tuple[int, int] | None, Dtype | None, bool]
+"""Name; the descriptor of a matrix, or the shape of an array; dtype; whether a matrix is a conjugated view, or a number
+complex. A call makes it of each operand to find its plan, `Kind` is made once for a plan."""
+
+
 class Kind(NamedTuple):
     """The properties of an operand on which the plan depends (global)."""
 
@@ -119,15 +154,15 @@ class Kind(NamedTuple):
     conjugated: bool = False  # whether it is a conjugated view
 
     @classmethod
-    def of(cls, name: str, z: Any, asked: Dtype | None) -> Kind:
-        """The kind of an operand; `asked` is the dtype of descriptors."""
-        if isinstance(z, DistMatrix):
-            return cls(name, z.shape, z.dtype, z.desc.without_lld, z.dtype.kind == "c", z.conjugated)
-        if isinstance(z, MatrixDescriptor):
-            return cls(name, z.shape, asked, z, asked is not None and asked.kind == "c")
-        if isinstance(z, _NUMBERS):
-            return cls(name, None, getattr(z, "dtype", None), None, isinstance(z, complex | np.complexfloating))
-        return cls(name, z.shape, z.dtype, None, z.dtype.kind == "c")
+    def of(cls, form: OperandForm) -> Kind:
+        """The kind of an operand."""
+        name, place, dtype, flag = form
+        if place is None:
+            return cls(name, None, dtype, None, flag)
+        is_complex = dtype is not None and dtype.kind == "c"
+        if isinstance(place, MatrixDescriptor):
+            return cls(name, place.shape, dtype, place.without_lld, is_complex, flag)
+        return cls(name, place, dtype, None, is_complex)
 
     @property
     def is_python_number(self) -> bool:

@@ -95,7 +95,8 @@ class RunElementwise:
     def run(self, x: ElementwiseOperands) -> None:
         """Result := the expression."""
         if not self._movements:
-            self._evaluate(x, x.values)
+            if x.tree.__class__ is not Name or x.values[x.tree.name] is not x.result:
+                self._backend.arrays.evaluate(x.tree, x.values, self._compute, x.result)
             return
         values = dict(x.values)
         combine = self._combining(x.tree, values, x.result)

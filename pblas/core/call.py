@@ -74,9 +74,9 @@ def _perform(
     opname: str, runtime: Runtime, bind: Callable[[], Bound[ResultT]], *, step_text: str | None = None
 ) -> ResultT:
     """**Collective.** One call or step. If all ranks have kept its plan, one agreement compares and starts it."""
-    is_step = step_text is not None
+    is_step, backend = step_text is not None, runtime.backend
     begun: Begun | None = None
-    with runtime.backend.provisional() as allocated:
+    with backend.provisional as allocated:
         with runtime.local_step(opname):
             bound = bind()
             check_matrices(opname, runtime, bound)
@@ -90,7 +90,7 @@ def _perform(
             text = step_text if is_step else bound.text + (planned.text if planned else operation.text)
         waits = 0 if begun is not None else 2 if planned is None else 1
         maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact
-        waits, scratch, nelements, fact = runtime.backend.agree(f"{opname}{text}", maxima=maxima).maxima
+        waits, scratch, nelements, fact = backend.agree(f"{opname}{text}", maxima=maxima).maxima
         if waits:
             allocated.undo()
     if planned is None or begun is None or waits:
@@ -106,7 +106,8 @@ def _perform(
             raise
     if short:  # here, where no traceback holds the memory
         return _late(opname, runtime, bound, None, closes=not is_step)
-    planned.free_buffers()
+    if not planned.in_order:  # which has no buffers
+        planned.free_buffers()
     runtime.kept.keep(bound.key, planned)
     return value
 

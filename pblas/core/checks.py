@@ -193,7 +193,8 @@ def check_matrices(opname: str, runtime: Runtime, bound: Bound[Any]) -> None:
         if isinstance(x, DistMatrix):
             if x.runtime is not runtime:
                 check_context(opname, x, runtime)
-            x.stored(opname)
+            if x.memory is None:
+                x.stored(opname)  # raises
     if out is not None:
         check_writable(opname, out)
         if not bound.operation.may_overlap:

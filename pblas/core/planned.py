@@ -30,7 +30,18 @@ was dropped before, so a loop holds one early result more; and only small calls 
 _INTERNAL = frozenset(
     (
         *("begin", "bound", "complete", "detach", "executing", "factoring", "forget_operands", "free_buffers"),
-        *("is_ready", "kept_nbytes", "kind", "last_use", "launch", "made", "new_result", "noun", "operation"),
+        *(
+            "in_order",
+            "is_ready",
+            "kept_nbytes",
+            "kind",
+            "last_use",
+            "launch",
+            "made",
+            "new_result",
+            "noun",
+            "operation",
+        ),
         *("perform", "prepare", "rehearse", "run", "run_locally", "text", "topology", "trial"),
     )
 )
@@ -179,7 +190,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
     # Whether the executor uses shared memory, which the context may give up later; None: it must be made anew (global)
     _shared: bool | None = False
     _overlaps = False  # whether the executor computes while messages are under way (global)
-    _in_order = False  # whether an execution is work on the caller's stream alone (global)
+    in_order = False  # whether an execution is work on the caller's stream alone (global)
     _read_since = -1  # the agreement after which peers began to read what this plan published last (global)
 
     def __init__(
@@ -226,7 +237,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if short:  # here, where no traceback holds the memory
             self._executor = self._new_executor(runtime)
         self._shared, self._overlaps = runtime.backend.shared, self.plan.overlaps_messages
-        self._in_order = runtime.backend.dry is None and self.operation.in_order(self._executor)
+        self.in_order = runtime.backend.dry is None and self.operation.in_order(self._executor)
         log.planned(runtime.rank, self.noun, self.plan)
 
     def _new_executor(self, runtime: Runtime) -> Executor:
@@ -242,7 +253,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def free_buffers(self) -> None:
         """Free the memory that an idle plan does not need (local)."""
-        if self._executor is not None and not (self._in_order or self.operation.keeps_workspace):
+        if self._executor is not None and not (self.in_order or self.operation.keeps_workspace):
             self._executor.free_buffers()
 
     # One execution
@@ -252,9 +263,9 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
         A new result must be small, and fit into the windows that there are: ranks make a new one together.
         """
-        if self._executor is None or self._shared != runtime.backend.shared or self._is_read(runtime):
+        if self._executor is None or self._shared != runtime.backend.shared:
             return False
-        if bound.fact:  # the largest of all ranks is not known yet
+        if bound.fact or self._is_read(runtime):  # the largest fact of all ranks is not known yet
             return False
         if bound.out is not None or not self._has_result:
             return True
@@ -273,7 +284,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def begin(self, opname: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
-        if self._in_order:
+        if self.in_order:
             runtime.backend.arrays.begin(in_order=True)
         elif runtime.backend.dry is None:
             self.operation.begin(runtime.backend.arrays, bound)
@@ -285,7 +296,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if runtime.backend.dry is not None:
             return Begun(result, runtime, alone=False)
         x = self.operation.arrays(opname, runtime, self._executor, bound, result)
-        return Begun(result, x, alone=not self._in_order and self._executor.publish(x))
+        return Begun(result, x, alone=not self.in_order and self._executor.publish(x))
 
     def complete(
         self, opname: str, runtime: Runtime, bound: Bound[ResultT], begun: Begun, *, scratch: bool, closes: bool
@@ -296,7 +307,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         otherwise that of a later step serves, before this rank writes there.
         """
         backend, executor = runtime.backend, self._executor
-        if self._in_order:
+        if self.in_order:
             assert begun.result is not None, "the value is a matrix"
             executor.run(begun.x)
             backend.arrays.hand_over()
@@ -319,7 +330,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
     def _stage(self, opname: str, runtime: Runtime) -> None:
         """**Collective.** Copy arrays to memory that peers reach; an exception of any rank is raised on all ranks."""
         shared, self._shared = self._shared, None  # stays so after an exception: all ranks give back what they staged
-        with runtime.backend.provisional():
+        with runtime.backend.provisional:
             with LocalStep(runtime.fail, opname):  # without an agreement nothing is staged, and nothing fails
                 agrees = self._executor.prepare(scratch=True)
             if agrees:
@@ -349,7 +360,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         """
         if self._is_read(runtime):
             runtime.end_reading(opname)
-        with runtime.backend.provisional():  # a rank that found an error allocates nothing, and so must all
+        with runtime.backend.provisional:  # a rank that found an error allocates nothing, and so must all
             with runtime.local_step(opname):
                 if self._executor is None:
                     raise errors.ContextError(f"execute: the planned {self.noun} is closed")

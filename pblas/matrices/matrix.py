@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Vector
     from pblas.layouts.descriptor import MatrixDescriptor
 
-_INTERNAL = frozenset({"computed", "conjugated", "detach", "key", "register", "runtime", "signature", "stored"})
+_INTERNAL = frozenset(
+    {"computed", "conjugated", "detach", "key", "memory", "register", "runtime", "signature", "stored"}
+)
 """Attributes that other modules of the package use, and TAB does not show."""
 
 EDGE = 3  # rows and columns that print shows at each end
@@ -48,14 +50,15 @@ class DistMatrix(Operators):
         conj: the matrix is the conjugate of the elements in memory (global).
     """
 
-    __slots__ = ("__weakref__", "_key", "_local", "_signature", "conjugated", "desc", "dtype", "runtime")
+    __slots__ = ("__weakref__", "_key", "_signature", "conjugated", "desc", "dtype", "memory", "runtime")
 
     def __init__(self, desc: MatrixDescriptor, local: Array, runtime: Runtime, *, conj: bool = False) -> None:
         self.desc: MatrixDescriptor = desc
         self.runtime: Runtime = runtime
         self.conjugated: bool = conj
         self.dtype: Dtype = local.dtype
-        self._local: Array | None = local
+        self.memory: Array | None = local
+        """This rank's array as it is in memory, not conjugated; None once the context is closed (local)."""
         self._key: object = None
         self._signature: dict[str, object] | None = None
         runtime.matrices.add(self)
@@ -63,8 +66,8 @@ class DistMatrix(Operators):
     @property
     def key(self) -> Any:
         """Identifies this matrix in plans, which skip the checks of matrices that they know; None after close."""
-        if self._key is None and self._local is not None:
-            x, runtime = self._local, self.runtime
+        if self._key is None and self.memory is not None:
+            x, runtime = self.memory, self.runtime
             address = runtime.backend.address(x)
             self._key = (address, x.strides, id(self.desc), self.conjugated, self.dtype.char, id(runtime))
         return self._key
@@ -139,10 +142,10 @@ class DistMatrix(Operators):
         Raises:
             ContextError: the context is closed.
         """
-        if self._local is None:
+        if self.memory is None:
             self.runtime.check_open(opname)
             raise errors.ContextError(f"{opname}: the matrix is closed; use matrices before their context closes")
-        return self._local
+        return self.memory
 
     def computed(self, opname: str) -> Array:
         """`stored`, for calls that compute with the elements (local).
@@ -395,7 +398,7 @@ class DistMatrix(Operators):
 
     def detach(self) -> None:
         """Drop the reference to the memory, which the context is about to free (local)."""
-        self._local = self._key = None
+        self.memory = self._key = None
 
     def _refuse_conversion(self, *_: object, **__: object) -> NoReturn:
         """Refuse the conversion to an array: each rank holds a part of the matrix only."""
@@ -420,12 +423,12 @@ class DistMatrix(Operators):
 
     def __str__(self) -> str:
         """The repr, and this rank's corners of values (local): printing on one rank waits for no other."""
-        if self._local is None:
+        if self.memory is None:
             return repr(self)
-        (m_loc, n_loc), rank = self._local.shape, self.runtime.rank
+        (m_loc, n_loc), rank = self.memory.shape, self.runtime.rank
         rows, columns = (corners(size) for size in (m_loc, n_loc))
         read = self.runtime.backend.reading
-        values = np.block([[read(self._local[i, j]) for j in columns] for i in rows])
+        values = np.block([[read(self.memory[i, j]) for j in columns] for i in rows])
         text = np.array2string(np.conj(values) if self.conjugated else values, threshold=0, edgeitems=EDGE)
         return f"{self!r}\nrank {rank} has {m_loc} x {n_loc} of the elements:\n{text}"
 

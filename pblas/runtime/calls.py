@@ -34,9 +34,12 @@ _process = [os.getpid()]
 """This process, as an object that its forks have not: they have one of their own."""
 
 
+_main_thread = threading.main_thread().ident
+
+
 def _note_fork() -> None:
-    global _process  # noqa: PLW0603 - a system call in each collective call would take longer
-    _process = [os.getpid()]
+    global _process, _main_thread  # a system call in each collective call would take longer
+    _process, _main_thread = [os.getpid()], threading.get_ident()
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -82,9 +85,10 @@ class Calls:
             return
         self.called = opname
         self.backend.agreement.in_call, self._struck = True, False
-        self._ignore_numpy_errors()
+        self._quiet = np.errstate(all="ignore")
+        self._quiet.__enter__()
         self._start = time.perf_counter() if log.is_on(log.DEBUG) else 0.0
-        if threading.get_ident() == threading.main_thread().ident:
+        if threading.get_ident() == _main_thread:
             handler = _signal.getsignal(SIGINT)
             if callable(handler):  # otherwise SIGINT is ignored, or ends the process
                 self._handler = handler
@@ -120,10 +124,6 @@ class Calls:
             finally:
                 self._thread.release()
 
-    def _ignore_numpy_errors(self) -> None:
-        self._quiet = np.errstate(all="ignore")
-        self._quiet.__enter__()
-
     @contextmanager
     def users_function(self, opname: str) -> Iterator[None]:
         """See `Runtime.users_function`."""
@@ -132,7 +132,8 @@ class Calls:
             self.users = opname
             yield
         finally:
-            self._ignore_numpy_errors()
+            self._quiet = np.errstate(all="ignore")
+            self._quiet.__enter__()
             self.users = ""
 
     def end_reading(self, opname: str, maxima: tuple[int, ...] = ()) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -44,6 +44,23 @@ class LocalMemory:
     nbytes: int
 
 
+class Referents:
+    """The objects that end with a context, and that it does not keep alive: a WeakSet without a call at their end."""
+
+    __slots__ = ("_references",)
+
+    def __init__(self) -> None:
+        self._references: set[ref[Any]] = set()
+
+    def add(self, x: Any) -> None:
+        """Add an object (local)."""
+        self._references.add(ref(x, self._references.discard))
+
+    def __iter__(self) -> Iterator[Any]:
+        alive = [reference() for reference in list(self._references)]
+        return iter([x for x in alive if x is not None])
+
+
 class Runtime:
     """Backend of a context and the state that all its matrices need."""
 
@@ -56,7 +73,7 @@ class Runtime:
             False  # whether products are reproducible unless a call says otherwise (global)
         )
         self.nstreams = 0  # streams of random numbers that calls without a seed have drawn (global)
-        self.matrices: WeakSet[Any] = WeakSet()
+        self.matrices = Referents()
         self.kept: KeptPlans = KeptPlans()
         """Plans of operations and of products of `pblas.tp`, and forms of calls on plain arrays (global)."""
         self.workspace_pool: WorkspacePool = WorkspacePool()  # workspace that the plans of `pblas.tp` share (global)
@@ -150,7 +167,7 @@ class Runtime:
 
     def _begin(self, opname: str) -> None:
         """Raise ContextError if the context is closed or broken; on all ranks, if they may be in another context."""
-        if self.closed:
+        if self._calls.closed:
             fail_without_context(opname, errors.ContextError(_CLOSED.format(opname)))
         self.check_open(opname)
 
@@ -163,20 +180,25 @@ class Runtime:
 
     def check_open(self, opname: str) -> None:
         """Raise ContextError if the context is closed or broken, without communication (local)."""
-        if self.closed:
+        backend = self.backend
+        if self._calls.closed:
             raise errors.ContextError(_CLOSED.format(opname))
-        self.check_running(opname)
-        if self.backend.agreement.broken is not None:
+        if backend.peers.is_over():
+            self._raise_over(opname)
+        if backend.agreement.broken is not None:
             raise errors.ContextError(
-                f"{opname}: the context is broken since this happened: {self.backend.agreement.broken}"
+                f"{opname}: the context is broken since this happened: {backend.agreement.broken}"
             )
-        self.backend.check()
+        backend.check()
 
     def check_running(self, opname: str) -> None:
         """Raise ContextError if the program has finalized MPI, which would end the process (local)."""
         if self.backend.peers.is_over():
-            self.mark_broken("MPI has been finalized")
-            raise errors.ContextError(f"{opname}: MPI has been finalized; close the context before MPI.Finalize()")
+            self._raise_over(opname)
+
+    def _raise_over(self, opname: str) -> NoReturn:
+        self.mark_broken("MPI has been finalized")
+        raise errors.ContextError(f"{opname}: MPI has been finalized; close the context before MPI.Finalize()")
 
     def mark_broken(self, reason: str) -> None:
         """Break the context: the next operation could receive messages of one that ended half way (local)."""
@@ -228,7 +250,7 @@ class Runtime:
         """
         held = self.workspace_pool.held.copy()
         try:
-            with self.backend.provisional():
+            with self.backend.provisional:
                 with self.local_step(opname):
                     yield
                 self.backend.agree(f"{opname}: workspace")

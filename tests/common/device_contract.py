@@ -281,11 +281,6 @@ def conjugate(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     same(on.get(z), host.conj())
 
 
-@case(FLOAT32, orders="F")
-def check_operands(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
-    on.device.check_operands("elementwise", m)
-
-
 @case(*DTYPES)
 def evaluate(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     x, y, row = (entries(shape, dtype, i) for i, shape in enumerate(((m, N), (m, N), (1, N))))

@@ -263,7 +263,7 @@ def test_an_allocation_of_one_rank_before_a_common_error_is_undone() -> None:
     kept = []
 
     def refused() -> None:
-        with heaps[0].provisional():
+        with heaps[0].provisional:
             kept.append(heaps[0].allocate(100))
             raise WorkspaceError("as on every rank")
 
