@@ -10,10 +10,9 @@ import numpy as np
 
 from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.lanes import DeviceLanes
-from pblas.backends.cuda.pointwise import type_name
 from pblas.backends.cuda.strided_copy import StridedRegion, copied
 from pblas.backends.device import Axis
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, FLOAT16, FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
+from pblas.backends.dtypes import FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,35 +93,17 @@ class DeviceElementwise(DeviceLanes):
             out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
 
     def largest(self, x: Array, out: Array, stream: object = None) -> None:
-        """Without their signs, the bits of floating-point numbers have the order of the numbers, NaN last."""
         handle = streams.current_handle(stream)
         with cupy.cuda.Stream.from_external(streams.Handle(handle)):
             if not x.size:
                 out[...] = 0
                 return
-            bits = _largest_bits()(x.view(f"u{x.dtype.itemsize}"))
-            if x.dtype == FLOAT16:
-                out[...] = bits.view(FLOAT16)
-            else:
-                out[...] = (bits.astype(np.uint32) << (32 - 8 * x.dtype.itemsize)).view(FLOAT32)
+            out[...] = reductions.reduce("abs_max", x, None, FLOAT32)[0]
 
-    # Reductions, to arrays in host memory, on the default stream. Elements of 16 bits are converted first, by a copy.
+    # Reductions, to arrays in host memory, on the default stream
 
     def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
-        if axis is not None and scale is None and reductions.is_across(x, axis) and x.dtype not in FLOAT8:
-            return reductions.across(kind, x, axis, dtype)
-        is_mapped = kind in _MAPS and scale is None
-        if order == "F" and (axis is None or is_mapped):  # CuPy is slow by columns, but for sums of each
-            x, axis = x.T, _OTHER_AXIS[axis]
-        if is_mapped:
-            y = transfer.words(x) if x.dtype == BFLOAT16 else x
-            return transfer.on_host(_reduction(kind, np.empty(0, dtype).real.dtype)(y, axis=axis).reshape(-1))
-        y = _in_precision(x, dtype)
-        if axis is not None and x.shape[axis] == 1 and scale is None:
-            return transfer.on_host(cupy.ascontiguousarray(y.reshape(-1)))
-        function = {"max": cupy.max, "min": cupy.min}.get(kind, cupy.sum)
-        y = y if scale is None else _divided(y, axis, scale)
-        return transfer.on_host(function(y, axis=axis).reshape(-1))
+        return transfer.on_host(reductions.reduce(kind, x, axis, dtype, scale))
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         if axis is None:
@@ -140,55 +121,6 @@ class DeviceElementwise(DeviceLanes):
         return transfer.on_host(cupy.sum((left.conj() if conj else left) * right).reshape(-1))
 
 
-@cache
-def _largest_bits() -> Any:
-    """The kernel that finds the largest of the elements' bits, without their signs."""
-    return cupy.ReductionKernel("T x", "T y", "(T)(x & ((T)-1 >> 1))", "max(a, b)", "y = a", "0", "largest_bits")
-
-
-_OTHER_AXIS: dict[Axis, Axis] = {None: None, 0: 1, 1: 0}
-_MAPS = {"abs_sum": "magnitude", "abs_max": "magnitude", "squares": "square"}
-_MAPPED = """
-template <class R, class T> __device__ R widened(T x) { return R(x); }
-template <> __device__ float widened<float, unsigned short>(unsigned short x) { return __uint_as_float(x << 16); }
-// CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to.
-template <> __device__ double widened<double, float>(float x) {
-    double y;
-    asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
-    return y;
-}
-template <> __device__ double widened<double, unsigned short>(unsigned short x) {
-    return widened<double>(__uint_as_float(x << 16));
-}
-template <class R, class T> __device__ R square(T x) { return widened<R>(x) * widened<R>(x); }
-template <class R, class T> __device__ R square(complex<T> x) { return square<R>(x.real()) + square<R>(x.imag()); }
-template <class R, class T> __device__ R magnitude(T x) { return fabs(widened<R>(x)); }
-template <class R, class T> __device__ R magnitude(complex<T> x) {
-    return abs(complex<R>(widened<R>(x.real()), widened<R>(x.imag())));
-}
-template <class R> __device__ R larger(R a, R b) { return a > b || a != a ? a : b; }
-"""
-
-
-@cache
-def _reduction(kind: str, dtype: Dtype) -> Any:
-    """The kernel that adds or compares functions of elements of 32 bits at least, in a real dtype."""
-    combine = "larger(a, b)" if kind == "abs_max" else "a + b"
-    arguments = f"{_MAPS[kind]}<{type_name(dtype)}>(x)", combine, "y = a", "0", f"pblas_{kind}"
-    return cupy.ReductionKernel("T x", f"{dtype.name} y", *arguments, preamble=_MAPPED)
-
-
-def _divided(y: Any, axis: Axis, scale: object) -> Array:
-    """The squares of elements divided by scales, which are one number or one for each result."""
-    factor: Any = cupy.asarray(scale)
-    if axis is not None and factor.ndim:
-        factor = cupy.expand_dims(factor, axis)
-    # By parts: CuPy divides infinity + 0j by a number as complex numbers, which gives NaN.
-    parts = (y.real / factor, y.imag / factor) if y.dtype.kind == "c" else (y / factor,)
-    squares: Array = sum(part * part for part in parts)
-    return squares
-
-
 def _in_precision(x: Array, dtype: Dtype) -> Any:
     """X in the precision of `dtype`; complex if x is."""
     if x.dtype.kind == "c":
@@ -203,5 +135,5 @@ def _in_precision(x: Array, dtype: Dtype) -> Any:
 
 @cache
 def _widen() -> Any:
-    """Float32 to float64."""
-    return cupy.ElementwiseKernel("float32 x", "float64 y", "y = widened<double>(x)", "widen", preamble=_MAPPED)
+    """Float32 to float64. CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to."""
+    return cupy.ElementwiseKernel("float32 x", "float64 y", 'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x))', "widen")

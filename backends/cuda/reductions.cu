@@ -1,6 +1,7 @@
-// Reductions across lines, and places of extremes. reductions.py defines E, the elements, R, the dtype of the results, and
-// KIND. X has `lines` lines of `length` neighbours, `ld` elements apart: columns in Fortran order, rows in C order.
-enum { THREADS = 256, WARP = 32, LOADS = 8 };
+// Reductions of a matrix across its lines, or along each of them. reductions.py defines E, the elements, R, the dtype of
+// the results, and KIND. X has `lines` lines of `length` elements, `ld` elements apart. The elements of a line are
+// neighbours, or `step` elements apart. Each sum has one order, which depends on the shape alone.
+enum { THREADS = 256, WARP = 32, LOADS = 8, PACKS = 4 };
 enum { SUM, ABS_SUM, SQUARES, MAX, MIN, ABS_MAX };
 
 template <class Real>
@@ -11,6 +12,15 @@ template <class Real>
 __device__ __forceinline__ R size_of(complex<Real> x) {
     return pointwise::abs(As<complex<R>>::of(x)).re;
 }
+// The square of x / scale, which is computed by parts, so that no infinity becomes NaN.
+template <class Real>
+__device__ __forceinline__ R square_of(Real x, R scale) {
+    return pointwise::square(pointwise::divide(As<R>::of(x), scale));
+}
+template <class Real>
+__device__ __forceinline__ R square_of(complex<Real> x, R scale) {
+    return pointwise::add(square_of(x.re, scale), square_of(x.im, scale));
+}
 template <class Real>
 __device__ __forceinline__ R square_of(Real x) {
     return pointwise::square(As<R>::of(x));
@@ -20,11 +30,11 @@ __device__ __forceinline__ R square_of(complex<Real> x) {
     return pointwise::add(square_of(x.re), square_of(x.im));
 }
 
-// What an element contributes.
+// What an element contributes; `scale` may be 0, which stands for 1.
 template <class T>
-__device__ __forceinline__ R contribution(T x) {
+__device__ __forceinline__ R contribution(T x, const R* scale = 0) {
     if constexpr (KIND == SQUARES)
-        return square_of(x);
+        return scale ? square_of(x, *scale) : square_of(x);
     else if constexpr (KIND == ABS_SUM || KIND == ABS_MAX)
         return size_of(x);
     else
@@ -41,10 +51,24 @@ __device__ __forceinline__ T combined(T x, T y) {
         return pointwise::add(x, y);
 }
 
+// What changes no result.
+__device__ __forceinline__ R neutral() {
+    return Constant<R>::of(KIND == MAX ? -1.0 / 0.0 : KIND == MIN ? 1.0 / 0.0 : 0.0, 0);
+}
+
+template <class Real>
+__device__ __forceinline__ Real shifted(Real x, int lanes) {
+    return __shfl_down_sync(~0u, x, lanes);
+}
+template <class Real>
+__device__ __forceinline__ complex<Real> shifted(complex<Real> x, int lanes) {
+    return {shifted(x.re, lanes), shifted(x.im, lanes)};
+}
+
 // results[c, i] := the reduction of X[start + l, i] over the l of the c-th part of `height` lines, for LENGTH neighbours i.
 template <int LENGTH>
-__device__ __forceinline__ void reduce_pack(
-    const E* x, integer length, integer lines, integer ld, integer height, R* results) {
+__global__ void __launch_bounds__(THREADS)
+    reduce_across(const E* x, integer length, integer lines, integer ld, integer height, R* results) {
     const integer i = (integer(blockIdx.x) * THREADS + threadIdx.x) * LENGTH, start = integer(blockIdx.y) * height;
     const integer count = start + height < lines ? height : lines - start;
     if (i >= length) return;
@@ -72,11 +96,43 @@ __device__ __forceinline__ void reduce_pack(
     for (int k = 0; k < LENGTH; k++) results[blockIdx.y * length + i + k] = sums[k];
 }
 
-// `whole`: all packs of 16 bytes are whole and aligned.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    reduce_across(const E* x, integer length, integer lines, integer ld, integer height, integer whole, R* results) {
-    if (whole)
-        reduce_pack<sizeof(E) < 16 ? 16 / sizeof(E) : 1>(x, length, lines, ld, height, results);
-    else
-        reduce_pack<1>(x, length, lines, ld, height, results);
+// results[c, l] := the reduction of the c-th part of `height` elements of line l, by `group` threads: a warp or a CTA.
+// Packs of LENGTH > 1 neighbours are whole and aligned. The scale of line l is scales[l * scale_step].
+template <int LENGTH>
+__global__ void __launch_bounds__(THREADS)
+    reduce_along(const E* x, integer length, integer step, integer lines, integer ld, integer height, integer group,
+                 const R* scales, integer scale_step, R* results) {
+    __shared__ R of_warps[THREADS / WARP];
+    const integer line = blockIdx.x * (THREADS / group) + threadIdx.x / group, start = integer(blockIdx.y) * height;
+    const integer stop = line >= lines ? 0 : start + height < length ? start + height : length;
+    const R* scale = scales ? scales + (line < lines ? line * scale_step : 0) : 0;
+    x += line * ld;
+    R sums[PACKS];
+#pragma unroll
+    for (int p = 0; p < PACKS; p++) sums[p] = neutral();
+    for (integer i = start + threadIdx.x % group * LENGTH; i < stop; i += group * LENGTH * PACKS) {
+        Pack<E, LENGTH> packs[PACKS];
+#pragma unroll
+        for (int p = 0; p < PACKS; p++) {
+            const integer at = i + p * group * LENGTH;
+            if (at < stop) packs[p] = load<LENGTH>(x + at * step);
+        }
+#pragma unroll
+        for (int p = 0; p < PACKS; p++)
+            if (i + p * group * LENGTH < stop)
+#pragma unroll
+                for (int k = 0; k < LENGTH; k++)
+                    sums[p] = combined(sums[p], contribution(widen(packs[p].x[k]), scale));
+    }
+#pragma unroll
+    for (int p = 1; p < PACKS; p++) sums[0] = combined(sums[0], sums[p]);
+#pragma unroll
+    for (int lanes = WARP / 2; lanes; lanes /= 2) sums[0] = combined(sums[0], shifted(sums[0], lanes));
+    if (group > WARP) {
+        if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = sums[0];
+        __syncthreads();
+        if (threadIdx.x == 0)
+            for (int w = 1; w < THREADS / WARP; w++) sums[0] = combined(sums[0], of_warps[w]);
+    }
+    if (threadIdx.x % group == 0 && line < lines) results[blockIdx.y * lines + line] = sums[0];
 }

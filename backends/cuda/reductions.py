@@ -1,4 +1,4 @@
-"""Kernels that CuPy lacks: reductions across the columns of a matrix in Fortran order, the place of an extreme, lists.
+"""Reductions of matrices in any memory layout, the place of an extreme, and copies by lists of rows and columns.
 
 Each reads the elements once, in the order of memory, by enough CTAs to fill the GPU.
 """
@@ -18,15 +18,17 @@ from pblas.backends.cuda.pointwise import OPTIONS, functions, type_name
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.strided_copy import StridedRegion
+    from pblas.backends.device import Axis
     from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 KINDS = ("sum", "abs_sum", "squares", "max", "min", "abs_max")
-_ADDING = {"sum": "sum", "abs_sum": "sum", "squares": "sum", "max": "max", "min": "min", "abs_max": "max"}
+_COMBINING = {"sum": "sum", "abs_sum": "sum", "squares": "sum", "max": "max", "min": "min", "abs_max": "max"}
 """How the results of parts are combined."""
-_THREADS = 256
+_THREADS, _WARP = 256, 32
 _PACK_NBYTES = 16
 _CTAS_PER_SM = 8  # as many as fit at once
-_LEAST_HEIGHT = 32  # lines that a thread adds at least
+_LEAST_HEIGHT = 32  # lines that a thread adds at least, and packs of a line that a lane adds at most if a warp takes it
+_PARTIAL_PACKS = 8  # packs of a part of a line that a thread adds at least
 _MOST_PARTS = 65535  # of the second dimension of a grid
 _LOADS = 4  # packs that a thread compares at a time
 _MOST_WORDS = 12  # arguments of a kernel
@@ -34,30 +36,76 @@ _WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsign
 _LINES = 8  # elements that a thread copies at a time
 
 
-def is_across(x: GpuArray, axis: int) -> bool:
-    """Whether a reduction adds elements of different lines of X, which has lines of neighbours."""
-    return 1 not in x.shape and x.strides[1 - axis] == x.itemsize <= x.strides[axis]
-
-
-def across(kind: str, x: GpuArray, axis: int, dtype: Dtype) -> Array:
-    """The reduction of X across its lines, in precision `dtype`, in host memory."""
-    if x.dtype.kind == "c" and kind == "sum":
+def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = None) -> Any:
+    """The reduction of X on the current stream; see `Device.reduce`. The results stay on the device."""
+    if kind != "sum":
+        dtype = np.empty(0, dtype).real.dtype
+    elif x.dtype.kind == "c":
         dtype = np.result_type(dtype, np.complex64)
-    return transfer.on_host(_across(kind, x, axis, dtype))
+    (m, n), (down, across) = x.shape, (stride // x.itemsize for stride in x.strides)
+    fast = int(abs(across) < abs(down) if min(m, n) > 1 else n > 1)
+    if axis == 1 - fast and x.shape[fast] > 1 and x.strides[fast] == x.itemsize and scale is None:
+        return _across(kind, x, axis, dtype)
+    along = fast if axis is None else axis
+    length, lines, step, ld = x.shape[along], x.shape[1 - along], (down, across)[along], (down, across)[1 - along]
+    if axis is None and ld == length * step:
+        length, lines = length * lines, 1  # all lines are one
+    results = _along(kind, x, (length, step), (lines, ld if lines > 1 else 0), dtype, scale)
+    while len(results) > (1 if axis is None else lines):  # parts of lines
+        results = (
+            _along(_COMBINING[kind], results, (len(results), 1), (1, 0), dtype)
+            if axis is None or lines == 1
+            else _across(_COMBINING[kind], results.reshape(-1, lines), 0, dtype)
+        )
+    return results
+
+
+def _along(
+    kind: str, x: GpuArray, elements: tuple[int, int], lines: tuple[int, int], dtype: Dtype, scale: object = None
+) -> Any:
+    """The reduction of each line, or of parts of lines, by parts.
+
+    Args:
+        kind: of the reduction.
+        x: the elements.
+        elements: of a line, and the distance from one to the next.
+        lines: their number, and the distance from one to the next.
+        dtype: of the results.
+        scale: as in `Device.reduce`.
+    """
+    (length, step), (count, ld), pack = elements, lines, max(1, _PACK_NBYTES // x.itemsize)
+    pack = pack if step == 1 and _is_whole(x, length, ld, pack) else 1
+    group = _WARP if length <= _WARP * _LEAST_HEIGHT * pack else _THREADS
+    ctas = -(-count * group // _THREADS)
+    most = min(-(-_CTAS_PER_SM * _multiprocessors() // ctas), _MOST_PARTS)
+    parts = max(1, min(-(-length // (group * _PARTIAL_PACKS * pack)), most))
+    height = -(-length // (parts * pack)) * pack
+    parts = -(-length // height)
+    results = cupy.empty(parts * count, dtype)
+    scales = None if scale is None else transfer.on_gpu(np.atleast_1d(np.asarray(scale, dtype)))
+    scaled = (0, 0) if scales is None else (scales.data.ptr, int(scales.size > 1))
+    words = x.data.ptr, length, step, count, ld, height, group, *scaled, results.data.ptr
+    _launch(_kernel(f"reduce_along<{pack}>", "reductions.cu", x.dtype, dtype, _kind(kind)), (ctas, parts), *words)
+    return results
 
 
 def _across(kind: str, x: GpuArray, axis: int, dtype: Dtype) -> Any:
+    """The reduction of X across its lines, of which elements are neighbours."""
     length, lines = x.shape[1 - axis], x.shape[axis]
     ld, pack = x.strides[axis] // x.itemsize, max(1, _PACK_NBYTES // x.itemsize)
-    whole = _is_whole(x, length, ld, pack)
-    wide = -(-length // (_THREADS * (pack if whole else 1)))
+    pack = pack if _is_whole(x, length, ld, pack) else 1
+    wide = -(-length // (_THREADS * pack))
     parts = max(1, min(-(-lines // _LEAST_HEIGHT), -(-_CTAS_PER_SM * _multiprocessors() // wide), _MOST_PARTS))
     height = -(-lines // parts)
     parts = -(-lines // height)
     results = cupy.empty((parts, length), dtype)
-    kernel = _kernel("reduce_across", "reductions.cu", x.dtype, dtype, f"enum {{ KIND = {KINDS.index(kind)} }};\n")
-    _launch(kernel, (wide, parts), x.data.ptr, length, lines, ld, height, whole, results.data.ptr)
-    return results[0] if parts == 1 else _across(_ADDING[kind], results, 0, dtype)
+    kernel = _kernel(f"reduce_across<{pack}>", "reductions.cu", x.dtype, dtype, _kind(kind))
+    _launch(kernel, (wide, parts), x.data.ptr, length, lines, ld, height, results.data.ptr)
+    return results[0] if parts == 1 else _across(_COMBINING[kind], results, 0, dtype)
+
+
+def _kind(kind: str) -> str:
+    return f"enum {{ KIND = {KINDS.index(kind)} }};\n"
 
 
 def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
@@ -133,7 +181,9 @@ def _words() -> WordArguments:
 
 @cache
 def _kernel(name: str, file: str, element: Dtype, result: Dtype, constants: str) -> Any:
-    return cupy.RawModule(code=source(file, element, result, constants), options=OPTIONS).get_function(name)
+    names = (name,) if "<" in name else None
+    module = cupy.RawModule(code=source(file, element, result, constants), options=OPTIONS, name_expressions=names)
+    return module.get_function(name)
 
 
 def source(file: str, element: Dtype, result: Dtype, constants: str) -> str:

@@ -366,6 +366,15 @@ def reduce(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
         same(on.device.reduce("sum", y, axis, order, real), right.sum(axis), 200)
         same(on.device.reduce("squares", y, axis, order, real), np.square(np.abs(right)).sum(axis), 200)
         same(on.device.reduce("abs_max", y, axis, order, real), np.abs(right).max(axis), 2)
+    for shape in ((3, 30001), (30000, 2)):  # lines that several thread blocks of a GPU add
+        long = entries(shape, dtype, 3)
+        wide, x = long.astype(accumulator_dtype(dtype)), on.put(long, order)
+        part = (slice(None, None, 2), slice(None))[:: 1 if order == "C" else -1]
+        for y, right in ((x, wide), (x[part], wide[part])):
+            for axis in (None, *AXES):
+                exact = np.atleast_1d((np.abs(right.astype(np.complex128)) ** 2).sum(axis))
+                same(on.device.reduce("squares", y, axis, order, np.dtype(np.float64)), exact, 4 * long.size)
+                same(on.device.reduce("abs_max", y, axis, order, real), np.atleast_1d(np.abs(right).max(axis)), 2)
 
 
 @case(*REAL, sizes=(7,))
