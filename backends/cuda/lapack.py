@@ -332,6 +332,7 @@ _LINE = 16  # bytes of a line: 8 of data, with two flags
 _ROWS = 256  # rows of a CTA, where there are CTAs enough
 NARROW, _NARROW_ROWS = 64, 128
 """Columns of a panel that products factor, as in reflectors.cu, and rows of a CTA then, where there are CTAs enough."""
+_NOWHERE = np.int64(0)
 _STATIC = 2048  # bytes of shared memory of the kernel beside those of its launch, at most
 MOST_CTAS = 64  # CTAs of a panel, if they can hold its rows: the update beside it keeps the other multiprocessors
 
@@ -349,6 +350,11 @@ class Reflectors:
         attributes = cupy.cuda.Device().attributes
         return attributes["MultiProcessorCount"], attributes["MaxSharedMemoryPerBlockOptin"]
 
+    def start(self, letter: str, columns: int, *others: str) -> None:
+        """Begin to compile the kernels of panels with this many columns, and others."""
+        self.kernels.start(letter, "factor_panel", "close_triangle", "unit_lower", *others)
+        self._lapack.inversion.start(letter, inversion(columns, by_columns=True))
+
     def geqrt(self, stream: int, x: Array, t: Array) -> None:
         """X := R and V with X = Q R and Q = H_1 H_2 ..., H_b = I - V_b T_b V_b^H for each block b of nb columns."""
         nb, k = t.shape
@@ -357,8 +363,7 @@ class Reflectors:
         tau = self._array(stream, "tau", (k, 1), x.dtype)
         ctas, height = self._shape(x) if k <= nb else (0, 0)
         if ctas:
-            self._factor(stream, x, tau, ctas, height)
-            self._close(stream, self._array(stream, "triangle", (k, k), x.dtype), tau, t)
+            self._factor(stream, x, tau, t, (ctas, height))
             return
         self._lapack.geqrf(stream, x, tau)
         for start in range(0, k, nb):
@@ -366,23 +371,23 @@ class Reflectors:
             self.larft(stream, x[start:, start:stop], tau[start:stop], t[:, start:stop])
 
     def factor_narrow(self, stream: int, x: Array, t: Array) -> bool:
-        """As `geqrt`, of a panel of NARROW columns by one kernel of products; False if it does not take the panel."""
+        """As `geqrt`, of a panel of NARROW columns by a kernel of products; False if it does not take the panel."""
         (m, n), (processors, nbytes), dtype, edge = x.shape, self._limits, x.dtype, NARROW + 1
         most = (((nbytes - _STATIC) // dtype.itemsize - 3 * NARROW * edge) // NARROW - 1) // _STAGE * _STAGE
         ctas = max(1, min(-(-m // _NARROW_ROWS), MOST_CTAS))
         height = -(-max(NARROW, -(-m // ctas)) // _STAGE) * _STAGE
         height = min(height, most)
-        if n != NARROW or m < n or height < NARROW or (ctas := -(-m // height)) > processors:
+        shape = self._shape(x)
+        if n != NARROW or m < n or height < NARROW or (ctas := -(-m // height)) > processors or not shape[0]:
             return False
-        parts = self._array(stream, "parts", (NARROW * NARROW, ctas + 3), dtype)
-        tau, triangle = (self._array(stream, use, (NARROW, k), dtype) for use, k in (("tau", 1), ("triangle", NARROW)))
-        exchange, lines, counters = self._exchange(stream, n, ctas, dtype)
-        arguments = (
-            *(*place(x), np.int32(m), np.int32(height + 1), np.int32(height), *place(t), _address(parts)),
-            *(_address(tau), _address(triangle), _address(exchange), _address(lines), _address(counters)),
-        )
+        parts, flags = self._array(stream, "parts", (NARROW * NARROW, ctas + 3), dtype), self._flags(stream, "narrow", 1)
+        far = _address(flags[4:])  # after the counter
+        places = *place(t), _address(parts), _address(flags), far
+        arguments = *place(x), np.int32(m), np.int32(height + 1), np.int32(height), *places
         shared = dtype.itemsize * NARROW * (height + 1 + 3 * edge)
         self.kernels.launch(stream, "factor_narrow", dtype.char, ctas, arguments, shared_nbytes=shared)
+        # An ill-conditioned panel, of which only the GPU knows
+        self._factor(stream, x, self._array(stream, "tau", (n, 1), dtype), t, shape, wanted=far)
         return True
 
     def larft(self, stream: int, x: Array, tau: Array, t: Array) -> None:
@@ -431,37 +436,39 @@ class Reflectors:
         height = -(-max(_WIDTH, -(-m // ctas)) // _STAGE) * _STAGE
         return (ctas, height) if ctas <= processors and min(m, n) <= MOST_INVERTED else (0, 0)
 
-    def _factor(self, stream: int, x: Array, tau: Array, ctas: int, height: int) -> None:
-        """X := R and V, tau, and the triangle L of `_close`, by one kernel."""
-        (m, n), dtype = x.shape, x.dtype
-        self.kernels.start(dtype.char, "factor_panel", "close_triangle", "unit_lower")
-        self._lapack.inversion.start(dtype.char, inversion(len(tau), by_columns=True))
+    def _factor(
+        self, stream: int, x: Array, tau: Array, t: Array, shape: tuple[int, int], wanted: np.int64 = _NOWHERE
+    ) -> None:
+        """X := R and V, tau and T, by a kernel of CTAs of a shape; where `wanted` is the address of a 0, nothing."""
+        (m, n), dtype, (ctas, height) = x.shape, x.dtype, shape
+        self.start(dtype.char, len(tau))
         triangle = self._array(stream, "triangle", (len(tau), len(tau)), dtype)
-        exchange, lines, counters = self._exchange(stream, n, ctas, dtype)
+        exchange = self._array(stream, "exchange", (_WIDTH * ((n + 1) * ctas + n), 1), dtype)
+        lines = -(-dtype.itemsize // 8) * 2 * _WIDTH * (ctas + 1)
+        flags = self._flags(stream, "flags", lines + 1)  # the counter comes last
         ldv = height + 1  # an odd number, so that columns begin in different banks
         arguments = (
-            *(*place(x), np.int32(m), np.int32(n), np.int32(ldv)),
-            *(_address(tau), *place(triangle), _address(exchange), _address(lines), _address(counters)),
+            *(*place(x), np.int32(m), np.int32(n), np.int32(ldv), _address(tau), *place(triangle)),
+            *(_address(exchange), _address(flags), _address(flags[_LINE * lines :]), wanted),
         )
         shared = dtype.itemsize * (_WIDTH * (ldv + 2 * _PAD + _WIDTH) + THREADS)
         self.kernels.launch(stream, "factor_panel", dtype.char, ctas, arguments, shared_nbytes=shared)
+        self._close(stream, triangle, tau, t, wanted)
 
-    def _exchange(self, stream: int, n: int, ctas: int, dtype: Dtype) -> tuple[Any, Any, Any]:
-        """Memory in which CTAs exchange sums of n columns, lines and counters, which are 0."""
-        exchange = self._array(stream, "exchange", (_WIDTH * ((n + 1) * ctas + n), 1), dtype)
-        lines = -(-dtype.itemsize // 8) * 2 * _WIDTH * (ctas + 1)
-        flags = self._array(stream, "flags", (_LINE * (lines + 1), 1), np.dtype(np.uint8))  # the counters come last
+    def _flags(self, stream: int, use: str, lines: int) -> Any:
+        """Lines of a stream for one use, which are 0."""
+        flags = self._array(stream, use, (_LINE * lines, 1), np.dtype(np.uint8))
         runtime.memsetAsync(flags.data.ptr, 0, flags.nbytes, stream)
-        return exchange, flags, flags[_LINE * lines :]
+        return flags
 
-    def _close(self, stream: int, triangle: GpuArray, tau: Array, t: Array) -> None:
+    def _close(self, stream: int, triangle: GpuArray, tau: Array, t: Array, wanted: np.int64 = _NOWHERE) -> None:
         """T := diag(tau) L^-H, for L = I + the lower triangle of V^H V diag(conj(tau)) below its diagonal.
 
         Source: Puglisi, Modification of the Householder method based on the compact WY representation, 1992.
         """
         inverse = self._lapack.inverse(stream, triangle, unit=True)
         k = len(tau)
-        arguments = *place(inverse), np.int32(k), _address(tau), *place(t)
+        arguments = *place(inverse), np.int32(k), _address(tau), *place(t), wanted
         self.kernels.launch(stream, "close_triangle", t.dtype.char, k, arguments)
 
     def _array(self, stream: int, use: str, shape: tuple[int, int], dtype: Dtype) -> Any:

@@ -172,11 +172,13 @@ __device__ void update_rows(const T* v, int ldv, int count, int width, const T* 
 //
 // `ldv` is the odd number of rows that the tile of a CTA has; shared memory holds WIDTH * (ldv + 2 * PAD + WIDTH) + THREADS
 // elements. `exchange` has WIDTH * ((n + 1) * gridDim.x + n) elements, and `lines`, which are 0 before, 2 * WIDTH * (gridDim.x + 1) of
-// an element.
+// an element. With `wanted` nothing is done where it is 0.
 template <class T, class Real = real_of<T>>
-__device__ void factor_columns(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl, T* exchange,
-                               uint4* lines, unsigned* arrived) {
+__global__ void __launch_bounds__(THREADS)
+    factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl, T* exchange, uint4* lines,
+                 unsigned* arrived, const int* wanted) {
     extern __shared__ double2 memory[];
+    if (wanted && !*wanted) return;
     T *v = (T*)memory, *stage = v + WIDTH * ldv, *t = stage + WIDTH * PAD, *gram = t + WIDTH * PAD, *parts = gram + WIDTH * WIDTH;
     int lane = threadIdx.x % LANES, warp = threadIdx.x / LANES, grid = gridDim.x, cta = blockIdx.x;
     // Largest elements, and products with the other columns, of each CTA; T^H V^H C
@@ -334,13 +336,6 @@ __device__ void factor_columns(T* x, integer ld, int m, int n, int ldv, T* tau, 
     }
 }
 
-template <class T>
-__global__ void __launch_bounds__(THREADS)
-    factor_panel(T* x, integer ld, int m, int n, int ldv, T* tau, T* l, integer ldl, T* exchange, uint4* lines,
-                 unsigned* arrived) {
-    factor_columns(x, ld, m, n, ldv, tau, l, ldl, exchange, lines, arrived);
-}
-
 // Rows of V := their product with U^-1, for an upper triangle U of NARROW rows with these reciprocals on its diagonal. A
 // thread takes a row, STEP elements at a time.
 template <class T>
@@ -429,15 +424,14 @@ __device__ bool cholesky(T* g, T* reciprocals) {
 
 // X := R and V of an m x NARROW panel, and the triangle T of its reflectors, by products: twice Q := X R^-1 for the
 // Cholesky factor R of X^H X, then an LU factorization of I - Q D with signs D. If X is too ill-conditioned, which the
-// second X^H X shows, reflectors are found one after the other. `parts` are NARROW^2 elements for each CTA, and two times
-// as many.
+// second X^H X shows, X stays as it is, and `far` is 1 afterwards: `factor_panel` finds its reflectors, a kernel of its own,
+// since both in one take as long again to compile. `parts` are NARROW^2 elements for each CTA, and two times as many.
 //
 // Source: Yamamoto, Nakatsukasa, Yanagisawa, Fukaya, Roundoff error analysis of the CholeskyQR2 algorithm, 2015; Ballard
 //     et al., Reconstructing Householder vectors from tall-skinny QR, 2014.
 template <class T, class Real = real_of<T>>
 __global__ void __launch_bounds__(THREADS)
-    factor_narrow(T* x, integer ld, int m, int ldv, int height, T* t, integer ldt, T* parts, T* tau, T* l, T* exchange,
-                  uint4* lines, unsigned* arrived) {
+    factor_narrow(T* x, integer ld, int m, int ldv, int height, T* t, integer ldt, T* parts, unsigned* arrived, int* far) {
     extern __shared__ double2 memory[];
     __shared__ T reciprocals[NARROW], signs[NARROW];
     __shared__ int is_far;
@@ -455,8 +449,8 @@ __global__ void __launch_bounds__(THREADS)
         if (pass)
             for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
                 T element = g[e / NARROW * EDGE + e % NARROW];
-                Real far = fmax(fabs(real(element) - (e / NARROW == e % NARROW)), fabs(imaginary(element)));
-                if (!(far < Real(1) / (2 * NARROW))) is_far = 1;
+                Real distance = fmax(fabs(real(element) - (e / NARROW == e % NARROW)), fabs(imaginary(element)));
+                if (!(distance < Real(1) / (2 * NARROW))) is_far = 1;
             }
         __syncthreads();
         is_done = !is_far && cholesky<T, Real>(g, reciprocals);
@@ -474,79 +468,68 @@ __global__ void __launch_bounds__(THREADS)
         }
         __syncthreads();
     }
-    if (is_done) {
-        if (cta == 0) {  // I - Q D = L U, in place of Q
-            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) g[e % NARROW * EDGE + e / NARROW] = v[e / NARROW * ldv + e % NARROW];
+    if (cta == 0 && threadIdx.x == 0) *far = !is_done;
+    if (!is_done) return;
+    if (cta == 0) {  // I - Q D = L U, in place of Q
+        for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) g[e % NARROW * EDGE + e / NARROW] = v[e / NARROW * ldv + e % NARROW];
+        __syncthreads();
+        int i0 = threadIdx.x % 16, j0 = threadIdx.x / 16;
+        for (int k = 0; k < NARROW; ++k) {
+            T q = g[k * EDGE + k];
+            Real size = sqrt(real(q) * real(q) + imaginary(q) * imaginary(q));
+            T sign = size > 0 ? times(conj(q), -1 / size) : complex_of(Real(-1), Real(0), T());
+            T factor = times(sign, -1 / (1 + size));
+            for (int i = k + 1 + i0; i < NARROW; i += 16) {
+                T left = times(g[i * EDGE + k], factor);
+                for (int j = k + 1 + j0; j < NARROW; j += 16) subtract(g[i * EDGE + j], left, g[k * EDGE + j]);
+            }
+            if (threadIdx.x == 0) signs[k] = sign, reciprocals[k] = complex_of(1 + size, Real(0), T());
             __syncthreads();
-            int i0 = threadIdx.x % 16, j0 = threadIdx.x / 16;
-            for (int k = 0; k < NARROW; ++k) {
-                T q = g[k * EDGE + k];
-                Real size = sqrt(real(q) * real(q) + imaginary(q) * imaginary(q));
-                T sign = size > 0 ? times(conj(q), -1 / size) : complex_of(Real(-1), Real(0), T());
-                T factor = times(sign, -1 / (1 + size));
-                for (int i = k + 1 + i0; i < NARROW; i += 16) {
-                    T left = times(g[i * EDGE + k], factor);
-                    for (int j = k + 1 + j0; j < NARROW; j += 16) subtract(g[i * EDGE + j], left, g[k * EDGE + j]);
-                }
-                if (threadIdx.x == 0) signs[k] = sign, reciprocals[k] = complex_of(1 + size, Real(0), T());
-                __syncthreads();
-            }
-            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
-                int i = e / NARROW, j = e % NARROW;
-                T& element = g[i * EDGE + j];
-                if (i > j) element = times(times(element, signs[j]), -1 / real(reciprocals[j]));
-                else element = i == j ? reciprocals[i] : negative(element, signs[j]);
-                shared_u[e] = element;
-            }
-            if (threadIdx.x < NARROW) shared_u[NARROW * NARROW + threadIdx.x] = signs[threadIdx.x];
         }
-        wait_for_all(arrived, expected);
-        for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) g[e / NARROW * EDGE + e % NARROW] = __ldcg(shared_u + e);
-        if (threadIdx.x < NARROW) signs[threadIdx.x] = __ldcg(shared_u + NARROW * NARROW + threadIdx.x);
-        __syncthreads();
-        if (threadIdx.x < NARROW) reciprocals[threadIdx.x] = complex_of(1 / real(g[threadIdx.x * EDGE + threadIdx.x]), Real(0), T());
-        for (int c = threadIdx.x / LANES; c < NARROW; c += WARPS)
-            for (int i = threadIdx.x % LANES; i < count; i += LANES) v[c * ldv + i] = negative(v[c * ldv + i], signs[c]);
-        __syncthreads();
-        int top = cta == 0 ? NARROW : 0;
-        divide_rows(v, ldv, top, count, g, reciprocals);
-        __syncthreads();
-        for (int c = threadIdx.x / LANES; c < NARROW; c += WARPS)
-            for (int i = threadIdx.x % LANES; i < count; i += LANES) {
-                T element = v[c * ldv + i];
-                if (i < top) element = i > c ? g[i * EDGE + c] : times(conj(signs[i]), s[i * EDGE + c]);
-                own[i + c * ld] = element;
-            }
-        if (cta == 0)  // the rows of U, of which T is made
-            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
-                int i = e % NARROW, j = e / NARROW;
-                r[j * EDGE + i] = i <= j ? g[i * EDGE + j] : zero(T());
-            }
-    } else {
-        factor_columns(x, ld, m, NARROW, ldv, tau, l, NARROW, exchange, lines, arrived + 1);
-        if (cta == 0)
-            for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
-                int i = e % NARROW, j = e / NARROW;
-                g[i * EDGE + j] = i > j ? __ldcg(l + i + j * NARROW) : zero(T());
-                r[j * EDGE + i] = i == j ? one(T()) : zero(T());
-            }
+        for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+            int i = e / NARROW, j = e % NARROW;
+            T& element = g[i * EDGE + j];
+            if (i > j) element = times(times(element, signs[j]), -1 / real(reciprocals[j]));
+            else element = i == j ? reciprocals[i] : negative(element, signs[j]);
+            shared_u[e] = element;
+        }
+        if (threadIdx.x < NARROW) shared_u[NARROW * NARROW + threadIdx.x] = signs[threadIdx.x];
     }
+    wait_for_all(arrived, expected);
+    for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) g[e / NARROW * EDGE + e % NARROW] = __ldcg(shared_u + e);
+    if (threadIdx.x < NARROW) signs[threadIdx.x] = __ldcg(shared_u + NARROW * NARROW + threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x < NARROW) reciprocals[threadIdx.x] = complex_of(1 / real(g[threadIdx.x * EDGE + threadIdx.x]), Real(0), T());
+    for (int c = threadIdx.x / LANES; c < NARROW; c += WARPS)
+        for (int i = threadIdx.x % LANES; i < count; i += LANES) v[c * ldv + i] = negative(v[c * ldv + i], signs[c]);
+    __syncthreads();
+    int top = cta == 0 ? NARROW : 0;
+    divide_rows(v, ldv, top, count, g, reciprocals);
+    __syncthreads();
+    for (int c = threadIdx.x / LANES; c < NARROW; c += WARPS)
+        for (int i = threadIdx.x % LANES; i < count; i += LANES) {
+            T element = v[c * ldv + i];
+            if (i < top) element = i > c ? g[i * EDGE + c] : times(conj(signs[i]), s[i * EDGE + c]);
+            own[i + c * ld] = element;
+        }
+    if (cta == 0)  // the rows of U, of which T is made
+        for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
+            int i = e % NARROW, j = e / NARROW;
+            r[j * EDGE + i] = i <= j ? g[i * EDGE + j] : zero(T());
+        }
     if (cta) return;
-    // T := U L^-H, or L^-H diag(tau)
+    // T := U L^-H
     __syncthreads();
     for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS) {
         int i = e / NARROW, j = e % NARROW;
         if (i < j) s[i * EDGE + j] = conj(g[j * EDGE + i]);
     }
-    if (threadIdx.x < NARROW) {
-        reciprocals[threadIdx.x] = one(T());
-        signs[threadIdx.x] = is_done ? one(T()) : __ldcg(tau + threadIdx.x);
-    }
+    if (threadIdx.x < NARROW) reciprocals[threadIdx.x] = one(T());
     __syncthreads();
     divide_rows(r, EDGE, 0, NARROW, s, reciprocals);
     __syncthreads();
     for (int e = threadIdx.x; e < NARROW * NARROW; e += THREADS)
-        t[e % NARROW + e / NARROW * ldt] = e % NARROW <= e / NARROW ? times(r[e / NARROW * EDGE + e % NARROW], signs[e / NARROW]) : zero(T());
+        t[e % NARROW + e / NARROW * ldt] = e % NARROW <= e / NARROW ? r[e / NARROW * EDGE + e % NARROW] : zero(T());
 }
 
 // L := I + the lower triangle of G diag(conj(tau)), below its diagonal, for a G = V^H V. A CTA takes a column.
@@ -557,8 +540,10 @@ __global__ void scale_columns(T* g, integer ld, int n, const T* tau) {
 }
 
 // T := diag(tau) of the columns, times the conjugate transpose of X = L^-1; 0 below the diagonal. A CTA takes a column.
+// `wanted` is as in `factor_panel`.
 template <class T>
-__global__ void close_triangle(const T* x, integer ldx, int n, const T* tau, T* t, integer ldt) {
+__global__ void close_triangle(const T* x, integer ldx, int n, const T* tau, T* t, integer ldt, const int* wanted) {
+    if (wanted && !*wanted) return;
     int j = blockIdx.x;
     for (int i = threadIdx.x; i < n; i += blockDim.x)
         t[i + j * ldt] = i > j ? zero(T()) : times(tau[j], conj(x[j + i * ldx]));

@@ -67,7 +67,7 @@ class TwoStage(BandStages):
     def holds(self, n: int, dtype: Dtype) -> bool:
         """Whether the current device holds all CTAs that chase bulges at a time; begins to compile what `run` needs."""
         real = np.zeros(0, dtype).real.dtype
-        self._reflectors.kernels.start(dtype.char, "factor_narrow", "unit_lower")
+        self._reflectors.start(dtype.char, self.width, "factor_narrow")
         for kernels, letter in (
             *((self._chase, dtype.char), (self._blocks, dtype.char)),
             *((self._bisect, real.char), (self._solver.kernels, real.char)),
