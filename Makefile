@@ -10,6 +10,7 @@
 # make test-torch   the tests of tensors of torch and of ranks that torchrun starts, with its wheel for CPUs
 # make docs         the site, in docs/_build/html
 # make dist         sdist and wheel, in dist/: built, checked, installed in a fresh environment and run there
+# make cubins       machine code of kernels for Hopper, which dist puts into both archives if it is there; needs no GPU
 # make clean        removes what these have made
 #
 # Written for GNU make 3.81 (macOS) and newer. A step that goes well prints one line; one that fails prints its log.
@@ -21,6 +22,7 @@ VENV_FLOORS = .venv-floors
 VENV_TORCH = .venv-torch
 VENV_RELEASE = .venv-release
 VENV_WHEEL = .venv-wheel
+VENV_CUDA = .venv-cuda
 BIN = $(VENV)/bin
 LOGS = build/logs
 MPIEXEC_4 = $(BIN)/mpiexec -n 4 $(BIN)/python -m mpi4py
@@ -36,7 +38,7 @@ export PIP_NO_COMPILE = no
 step = @mkdir -p $(LOGS); if ( $(2) ) >$(LOGS)/$(1).log 2>&1 </dev/null; then echo "$(1): ok"; \
 	else cat $(LOGS)/$(1).log; echo "$(1): FAILED"; exit 1; fi
 
-.PHONY: demo quick test test-gpu test-openmpi test-floors test-torch conformance peer soak dist clean venv
+.PHONY: demo quick test test-gpu test-openmpi test-floors test-torch conformance peer soak dist cubins clean venv
 .PHONY: check check-format check-lint check-types check-imports check-cycles docs torch-if-found
 
 demo: $(VENV)/.demo
@@ -138,6 +140,10 @@ dist: $(VENV_RELEASE)/.release
 	$(call step,dist-demo,cd $(EMPTY) && $(WHEEL)/mpiexec -n 4 $(WHEEL)/python -m mpi4py -m pblas demo)
 	$(call step,dist-types,$(RELEASE)/python tests/harness/public_types.py $(WHEEL))
 
+# By CUDA 12's NVRTC: drivers of CUDA 12 and 13 run what it makes.
+cubins: $(VENV_CUDA)/.cuda
+	$(call step,cubins,$(VENV_CUDA)/bin/python -m pblas.backends.nvshmem.cubins)
+
 venv: $(VENV)/.dev
 
 $(VENV)/.python:
@@ -190,9 +196,13 @@ $(VENV_RELEASE)/.release: $(VENV)/.python pyproject.toml
 	$(call step,venv-release,$(BIN)/python -m venv $(VENV_RELEASE) && $(VENV_RELEASE)/bin/pip install -e '.[release]')
 	@touch $@
 
+$(VENV_CUDA)/.cuda: $(VENV)/.python pyproject.toml
+	$(call step,venv-cuda,$(BIN)/python -m venv $(VENV_CUDA) && $(VENV_CUDA)/bin/pip install -e '.[cuda12]')
+	@touch $@
+
 # A comma inside $(call ...) would end its argument.
 comma := ,
 
 clean:
-	@rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_FLOORS) $(VENV_TORCH) $(VENV_RELEASE) $(VENV_WHEEL) build dist docs/_build *.egg-info \
+	@rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_FLOORS) $(VENV_TORCH) $(VENV_RELEASE) $(VENV_WHEEL) $(VENV_CUDA) build dist docs/_build *.egg-info \
 	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

@@ -28,11 +28,11 @@ from pblas.backends.dtypes import Array, Number, Real
 
 
 class Hook(BuildHookInterface[Any]):
-    """Writes the stub, which git ignores, and adds it to the files of the wheel and of the sdist."""
+    """Writes the stub, and adds files that git ignores to the wheel and the sdist: the stub, and machine code if any."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         STUB.write_text(text(), encoding="utf-8")
-        build_data["artifacts"].append("pblas/scalapack/__init__.pyi")
+        build_data["artifacts"] += ["pblas/scalapack/__init__.pyi", "pblas/backends/cuda/cubins/*"]
 
 
 def text() -> str:

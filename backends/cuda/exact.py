@@ -25,6 +25,7 @@ from pblas.backends.cpu.reproducible import TreeSum
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.kernels import expanded
 from pblas.backends.cuda.pointwise import type_name
+from pblas.backends.cuda.programs import Program
 from pblas.backends.cuda.reproducible import PieceGemm
 from pblas.backends.device import PieceSizes
 from pblas.backends.engine_limits import SLICE_BITS, exact_nbytes, moduli_of, padded, slices_of
@@ -101,8 +102,8 @@ def _words(*arguments: int) -> tuple[Any, ...]:
 
 @cache
 def _kernels(dtype: Dtype) -> dict[str, Any]:
-    module = cupy.RawModule(code=source(dtype), options=("--std=c++17",))
-    return {name: module.get_function(name) for name in ("measure", "cut", "restore")}
+    program = Program(source(dtype))
+    return {name: program.get_function(name) for name in ("measure", "cut", "restore")}
 
 
 def source(dtype: Dtype) -> str:

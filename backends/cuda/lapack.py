@@ -21,12 +21,12 @@ from nvmath import CudaDataType
 from nvmath.bindings import cusolverDn
 
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.kernels import compiling
+from pblas.backends.cuda.programs import Program, compiling
 from pblas.backends.gpu_info import INSTALL_CTK
 from pblas.errors import BackendError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from concurrent.futures import Future
 
     from pblas.backends.dtypes import Array, Dtype, GpuArray
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _TYPES = {"f": "float", "d": "double", "F": "float2", "D": "double2"}
 """Types of elements, by NumPy's letters of dtypes."""
+_EXCHANGING, _COOPERATIVE = {"reflectors", "chase"}, {"chase"}
+"""Files after exchange.cuh, and those all of whose CTAs are resident at a time, or the launch fails."""
 THREADS = 256  # of a CTA, where a kernel does not ask for another number
 
 
@@ -44,36 +46,27 @@ class DtypeKernels:
 
     Args:
         name: the file's, without its ending.
-        header: a file that comes before it.
-        defines: macros with integers.
-        cooperative: whether all CTAs of a launch are resident at a time, or it fails.
+        macros: definitions with integers.
     """
 
-    def __init__(
-        self, name: str, header: str = "", *, defines: Mapping[str, int] | None = None, cooperative: bool = False
-    ) -> None:
-        names = "scalars.cuh", header, f"{name}.cu"
-        self._code = "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in names if name)
-        self._options = "--std=c++17", *(f"-D{key}={value}" for key, value in (defines or {}).items())
-        self._cooperative = cooperative
+    def __init__(self, name: str, **macros: int) -> None:
+        folder = Path(__file__).parent
+        names = "scalars.cuh", *(["exchange.cuh"] if name in _EXCHANGING else []), f"{name}.cu"
+        self._code = "".join((folder / name).read_text(encoding="utf-8") for name in names)
+        self._macros, self._cooperative = tuple(macros.items()), name in _COOPERATIVE
         self._names = tuple(_KERNELS.findall(self._code))
-        self._programs: dict[str, Future[Any]] = {}
+        self._programs: dict[str, Future[Program]] = {}
         self._functions: dict[tuple[str, str], Any] = {}
 
+    def programs(self, letter: str, *kernels: str) -> dict[str, Program]:
+        """The programs of kernels by their instances; without names, of all that have no argument but the dtype."""
+        instances = [_instance(name, letter) for name in kernels or self._names]
+        return {x: Program(self._code, (x,), self._macros, cooperative=self._cooperative) for x in instances}
+
     def start(self, letter: str, *kernels: str) -> None:
-        """Begin to compile kernels; without names, all that have no argument but the dtype."""
-        expressions = [_expression(name, letter) for name in kernels or self._names]
-        new = [expression for expression in expressions if expression not in self._programs]
-        modules = [
-            cupy.RawModule(
-                code=self._code,
-                options=self._options,
-                name_expressions=(key,),
-                enable_cooperative_groups=self._cooperative,
-            )
-            for key in new
-        ]
-        self._programs |= dict(zip(new, compiling(modules), strict=True))
+        """Begin to compile the `programs` of kernels."""
+        new = {key: x for key, x in self.programs(letter, *kernels).items() if key not in self._programs}
+        self._programs |= dict(zip(new, compiling([*new.values()]), strict=True))
 
     def launch(
         self,
@@ -102,10 +95,10 @@ class DtypeKernels:
         key = name, letter
         function = self._functions.get(key)
         if function is None:
-            expression = _expression(name, letter)
-            if expression not in self._programs:
+            instance = _instance(name, letter)
+            if instance not in self._programs:
                 self.start(letter, name)
-            function = self._functions[key] = self._programs[expression].result().get_function(expression)
+            function = self._functions[key] = self._programs[instance].result().get_function(instance)
         if shared_nbytes > function.max_dynamic_shared_size_bytes:
             attributes = cupy.cuda.Device().attributes
             most = attributes["MaxSharedMemoryPerBlockOptin"] - function.shared_size_bytes
@@ -120,10 +113,10 @@ _KERNELS = re.compile(
 """Kernels of a source that have no other argument than the dtype."""
 
 
-def _expression(name: str, letter: str) -> str:
+def _instance(name: str, letter: str) -> str:
     """The instance of a template for a dtype.
 
-    >>> _expression("lower", "d"), _expression("invert: 4, true", "F")
+    >>> _instance("lower", "d"), _instance("invert: 4, true", "F")
     ('lower<double>', 'invert<float2, 4, true>')
     """
     kernel, _, arguments = name.partition(": ")
@@ -342,7 +335,7 @@ class Reflectors:
 
     def __init__(self, lapack: Lapack, gemm: Callable[..., None]) -> None:
         self._lapack, self._gemm = lapack, gemm
-        self.kernels = DtypeKernels("reflectors", "exchange.cuh")
+        self.kernels = DtypeKernels("reflectors")
 
     @cached_property
     def _limits(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.pointwise import functions, type_name
+from pblas.backends.cuda.programs import Program
 
 if TYPE_CHECKING:
     from pblas.backends.device import Staircase
@@ -61,7 +62,7 @@ def _launch(name: str, ctas: tuple[int, int], x: GpuArray, part: Staircase, dtyp
 
 @cache
 def _kernel(name: str, element: Dtype, result: Dtype) -> Any:
-    return cupy.RawModule(code=source(element, result), options=("--std=c++17",)).get_function(name)
+    return Program(source(element, result)).get_function(name)
 
 
 def source(element: Dtype, result: Dtype) -> str:

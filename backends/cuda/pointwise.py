@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pblas import errors
 from pblas.backends.cuda.kernels import EARLY_CAPABILITY, Stream, WordArguments, configured, expanded, give
+from pblas.backends.cuda.programs import Program
 from pblas.epilogues import RESULT, Name, Node, Number, operand_names, renamed
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 MAX_TERMS = 12  # maximum number of terms of one expression: its operands, and x
 TERM_WORDS = 3
 ANY_STEP = -1
-OPTIONS = ("--std=c++17",)
 
 FOLDER = Path(__file__).parent
 
@@ -346,8 +346,8 @@ class Pointwise:
     def _loaded(self, name: str, key: object, code: Callable[[], str]) -> int:
         compiled = self._compiled.get((name, key))
         if compiled is None:
-            module = self._cupy.RawModule(code=code(), options=OPTIONS)
-            compiled = int(module.get_function(name).kernel.ptr), module
+            program = Program(code())
+            compiled = int(program.get_function(name).kernel.ptr), program
             self._compiled[name, key] = compiled
         return compiled[0]
 

@@ -13,6 +13,7 @@ from pblas.backends.cpu import random
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.kernels import FOLDER, expanded
 from pblas.backends.cuda.pointwise import type_name
+from pblas.backends.cuda.programs import Program
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +42,7 @@ def fill(x: Any, rows: Array, columns: Array, seed: int, *, normal: bool) -> Non
 
 @cache
 def _kernel(dtype: Dtype) -> Any:
-    return cupy.RawModule(code=source(dtype), options=("--std=c++17",)).get_function("fill_random")
+    return Program(source(dtype)).get_function("fill_random")
 
 
 def source(dtype: Dtype) -> str:

@@ -6,6 +6,7 @@ Each reads the elements once, in the order of memory, by enough CTAs to fill the
 from __future__ import annotations
 
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,9 +15,12 @@ import numpy as np
 
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.kernels import WordArguments
-from pblas.backends.cuda.pointwise import OPTIONS, functions, type_name
+from pblas.backends.cuda.pointwise import functions, type_name
+from pblas.backends.cuda.programs import Program
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pblas.backends.cuda.strided_copy import StridedRegion
     from pblas.backends.device import Axis
     from pblas.backends.dtypes import Array, Dtype, GpuArray
@@ -143,9 +147,7 @@ def copy_places(stream: int, shape: tuple[int, ...], x: StridedRegion, z: Stride
 
 @cache
 def _copy(itemsize: int, is_complex: bool) -> Any:
-    return cupy.RawModule(code=copy_source(itemsize, is_complex=is_complex), options=OPTIONS).get_function(
-        "copy_places"
-    )
+    return Program(copy_source(itemsize, is_complex=is_complex)).get_function("copy_places")
 
 
 def copy_source(itemsize: int, *, is_complex: bool) -> str:
@@ -181,9 +183,15 @@ def _words() -> WordArguments:
 
 @cache
 def _kernel(name: str, file: str, element: Dtype, result: Dtype, constants: str) -> Any:
-    names = (name,) if "<" in name else None
-    module = cupy.RawModule(code=source(file, element, result, constants), options=OPTIONS, name_expressions=names)
-    return module.get_function(name)
+    instances = (name,) if "<" in name else ()
+    return Program(source(file, element, result, constants), instances).get_function(name)
+
+
+def programs(element: Dtype, result: Dtype) -> Iterator[Program]:
+    """The programs of all reductions of real matrices whose packs are whole."""
+    names = (f"reduce_{way}<{_PACK_NBYTES // element.itemsize}>" for way in ("along", "across"))
+    for name, kind in product(names, KINDS):
+        yield Program(source("reductions.cu", element, result, _kind(kind)), (name,))
 
 
 def source(file: str, element: Dtype, result: Dtype, constants: str) -> str:

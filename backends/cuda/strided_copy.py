@@ -18,8 +18,9 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.cuda import streams
-from pblas.backends.cuda.kernels import compiling, expanded
+from pblas.backends.cuda.kernels import expanded
 from pblas.backends.cuda.pointwise import type_name
+from pblas.backends.cuda.programs import Program, compiling
 from pblas.backends.cuda.transfer import lines_of, new_array
 
 if TYPE_CHECKING:
@@ -103,13 +104,10 @@ class StridedCopy:
 
         self._driver, self._runtime = driver, cupy.cuda.runtime
         self._most_ctas: int = _CTAS_PER_SM * cupy.cuda.Device().attributes["MultiProcessorCount"]
-        code, options = source(), ("--std=c++17",)
-        self._modules = compiling(
-            [cupy.RawModule(code=code, options=options, name_expressions=tuple(x.values())) for x in PROGRAMS]
-        )
+        self._programs = compiling(programs())
         self._functions = {
-            name: driver.CUfunction(module.result().get_function(expression).kernel.ptr)
-            for module, kernels in zip(self._modules, PROGRAMS, strict=True)
+            name: driver.CUfunction(program.result().get_function(expression).kernel.ptr)
+            for program, kernels in zip(self._programs, PROGRAMS, strict=True)
             for name, expression in kernels.items()
         }
         self._memory = ctypes.create_string_buffer(FIELDS.size)
@@ -205,9 +203,10 @@ class StridedCopy:
             raise errors.BackendError(f"kernel {name} could not be launched on stream {stream:#x}: {status.name}")
 
 
-def source() -> str:
-    """CUDA C++ of the kernels with its includes expanded: NVRTC finds no headers without a CUDA toolkit."""
-    return expanded(Path(__file__).parent / "strided_copy.cu")
+def programs() -> list[Program]:
+    """Those of the kernels of `PROGRAMS`. Includes are expanded: NVRTC finds no headers without a CUDA toolkit."""
+    code = expanded(Path(__file__).parent / "strided_copy.cu")
+    return [Program(code, tuple(kernels.values())) for kernels in PROGRAMS]
 
 
 _PACKED: Final = 1

@@ -59,9 +59,9 @@ class TwoStage(BandStages):
 
     def __init__(self, arrays: Lanes, lapack: Lapack, reflectors: Reflectors, width: int) -> None:
         self._arrays, self._lapack, self._reflectors, self.width = arrays, lapack, reflectors, width
-        self._chase = DtypeKernels("chase", "exchange.cuh", defines={"BAND": width}, cooperative=True)
+        self._chase = DtypeKernels("chase", BAND=width)
         self._bisect = DtypeKernels("bisect")
-        self._blocks, self._chains = DtypeKernels("sweeps", defines={"BAND": width}), DtypeKernels("chains")
+        self._blocks, self._chains = DtypeKernels("sweeps", BAND=width), DtypeKernels("chains")
         self._solver = DivideAndConquer(self._array, arrays.multiply)
 
     def holds(self, n: int, dtype: Dtype) -> bool:

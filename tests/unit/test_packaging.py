@@ -17,6 +17,7 @@ from tests.harness.run import ROOT
 
 LINKED = ("layouts", "backends")
 SOURCES = {".py", ".md", ".f90", ".yml", ".yaml"}
+MACHINE_CODE = ("pblas/backends/cuda/cubins/index.json", "pblas/backends/cuda/cubins/0.cubin")  # git ignores both
 BESIDE = (".github", "benchmarks", "conda", "docs", "examples", "tests")
 
 
@@ -35,12 +36,15 @@ def build(kind: str, tree: Path, target: Path) -> Path:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the files of the repository, in a folder of the package's name."""
     tree = tmp_path_factory.mktemp("packaging") / "pblas"
-    skip = shutil.ignore_patterns("__pycache__", "_build", STUB.name)
+    skip = shutil.ignore_patterns("__pycache__", "_build", STUB.name, "cubins")
     for name in ("pblas", *LINKED, *BESIDE):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=skip)
     for path in ROOT.iterdir():
         if path.suffix in {".toml", ".md", ".cff", ".py"} or path.name in {".gitignore", "LICENSE", "Makefile"}:
             shutil.copy(path, tree)
+    for name in MACHINE_CODE:
+        (tree / name).parent.mkdir(exist_ok=True)
+        (tree / name).write_text(name)
     return tree
 
 
@@ -87,13 +91,13 @@ def test_wheel_holds_the_linked_folders(files: set[str], folder: str) -> None:
     assert expected <= files
 
 
-def test_wheel_has_the_sources_of_kernels_and_no_other_files(files: set[str]) -> None:
+def test_wheel_has_sources_and_machine_code_of_kernels_and_no_other_files(files: set[str]) -> None:
     suffixes = {".py", ".pyi", ".cu", ".cuh", ".typed"}
     folders = [ROOT / "pblas", *(ROOT / folder for folder in LINKED)]
     paths = [path.relative_to(ROOT) for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
     paths += [STUB.relative_to(ROOT)]  # a checkout may not have it
     expected = {str(Path("pblas") / path) if path.parts[0] in LINKED else str(path) for path in paths}
-    assert {name for name in files if ".dist-info/" not in name} == expected
+    assert {name for name in files if ".dist-info/" not in name} == {*expected, *MACHINE_CODE}
 
 
 def test_wheel_is_typed_and_licensed(wheel: Path, files: set[str]) -> None:

@@ -1,27 +1,24 @@
-"""CUDA C++ that all kernels share; compilation, loading and launches of kernels, directly or recorded for replay.
+"""CUDA C++ that all kernels share; loading and launches of kernels, directly or recorded for replay.
 
-CuPy compiles kernels with NVRTC and caches the machine code on disk. Ranks may share the cache: CuPy renames finished
-files into place and checks their digest. A launch is one call of the driver and allocates nothing: all arguments are
+A launch is one call of the driver and allocates nothing: all arguments are
 one struct, in memory that lives as long as the kernels. A launch may be captured.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 import struct
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pblas import errors
+from pblas.backends.cuda.programs import Program, compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
-    from concurrent.futures import Future
 
 
 class LaunchRecorder(Protocol):
@@ -77,9 +74,6 @@ def expanded(path: Path) -> str:
         return expanded(beside if beside.exists() else FOLDER / match[1])
 
     return re.sub(r'^#include "(.*)"$', included, path.read_text(), flags=re.MULTILINE)
-
-
-_OPTIONS = ("--std=c++17",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,27 +184,6 @@ def prefer_shared_memory(driver: Any, function: Any) -> None:
         raise errors.BackendError(f"the driver keeps shared memory from a kernel beside others: {status.name}")
 
 
-def compiling(modules: Sequence[Any]) -> list[Future[Any]]:
-    """Begin to compile programs of CuPy's, or to read them from its cache, in threads: NVRTC takes one in each."""
-    import cupy
-    from cuda.bindings import driver
-
-    device, relaxed = cupy.cuda.Device(), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
-
-    def compiled(module: Any) -> Any:
-        with device:
-            driver.cuThreadExchangeStreamCaptureMode(relaxed)  # a module may be loaded while the caller captures
-            module.compile()
-        return module
-
-    if not modules:
-        return []
-    threads = ThreadPoolExecutor(min(len(modules), len(os.sched_getaffinity(0))))
-    futures = [threads.submit(compiled, module) for module in modules]
-    threads.shutdown(wait=False)
-    return futures
-
-
 class Module:
     """Kernels for the current GPU, by their keys; `early` families themselves wait for the preceding kernel to end."""
 
@@ -222,7 +195,7 @@ class Module:
         device = cupy.cuda.Device()
         self._sms: int = device.attributes["MultiProcessorCount"]
         self._early = early if int(device.compute_capability) >= EARLY_CAPABILITY else ()
-        self._modules: list[Any] = []
+        self._programs: list[Program] = []
         self._functions: dict[object, Any] = {}
         self._arguments = {family: Arguments(layout) for family, layout in structs.items()}
         self._structs = structs
@@ -230,14 +203,12 @@ class Module:
 
     def _compile(self, *programs: tuple[str, Mapping[Any, str]]) -> None:
         """Compile programs in CUDA C++, at the same time, and register their kernels under these keys."""
-        import cupy
-
-        futures = compiling([cupy.RawModule(code=code, options=_OPTIONS) for code, _ in programs])
+        futures = compiling([Program(code) for code, _ in programs])
         for future, (_, names) in zip(futures, programs, strict=True):
-            module = future.result()
+            program = future.result()
             for key, name in names.items():
-                self._functions[key] = self._driver.CUfunction(module.get_function(name).kernel.ptr)
-            self._modules.append(module)
+                self._functions[key] = self._driver.CUfunction(program.get_function(name).kernel.ptr)
+            self._programs.append(program)
 
     def _launch_nothing(self, key: Hashable, stream: Stream, family: str) -> None:
         """Load a kernel by a launch with zeros as arguments, which does nothing.

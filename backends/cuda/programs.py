@@ -1,0 +1,122 @@
+"""Programs in CUDA C++ and their machine code: that which a wheel brings, or what NVRTC makes of them.
+
+CuPy keeps what NVRTC has made on disk, under a hash of the source, the options and the versions. Ranks may share its
+folder: CuPy renames finished files into place and checks their digest. A wheel may bring machine code for Hopper in the
+folder `cubins` (see `pblas.backends.nvshmem.cubins`), under a hash of the source and the options alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+_MOST_THREADS = 8
+STANDARD = "c++17"
+CUBINS = Path(__file__).parent / "cubins"
+INDEX = "index.json"
+"""File of that folder: the capability of the GPUs, NVRTC's version, and for each file the symbols of its instances."""
+
+
+class Program:
+    """A source whose kernels are compiled, or read from the wheel, when the first of them is asked for.
+
+    Args:
+        code: CUDA C++.
+        instances: the kernels that are instances of templates, as `lower<double>`; others have C's names.
+        macros: definitions with integers.
+        cooperative: whether all CTAs of a launch are resident at a time, or it fails.
+    """
+
+    def __init__(
+        self, code: str, instances: Sequence[str] = (), macros: Sequence[tuple[str, int]] = (), *, cooperative: bool = False
+    ) -> None:
+        self.code, self.instances, self.macros = code, tuple(instances), tuple(macros)
+        self._cooperative = cooperative
+        self._module: Any = None
+        self._symbols: dict[str, str] = {}
+
+    @property
+    def key(self) -> str:
+        """The name of its file among those of a wheel.
+
+        >>> Program("a").key == Program("a").key != Program("a", macros=[("WIDTH", 32)]).key
+        True
+        """
+        return hashlib.sha256(repr((self.code, self.instances, self.macros)).encode()).hexdigest()[:32]
+
+    def compile(self) -> None:
+        """Compile the kernels for the current GPU, or read them from the wheel or CuPy's cache, and load them."""
+        import cupy
+
+        if self._module is not None:
+            return
+        symbols = _shipped(cupy.cuda.Device().id).get(self.key)
+        if symbols is None:
+            options = f"--std={STANDARD}", *(f"-D{name}={value}" for name, value in self.macros)
+            module = cupy.RawModule(
+                code=self.code,
+                options=options,
+                name_expressions=self.instances or None,
+                enable_cooperative_groups=self._cooperative,
+            )
+            module.compile()
+        else:
+            path = str(CUBINS / f"{self.key}.cubin")
+            module = cupy.RawModule(path=path, enable_cooperative_groups=self._cooperative)
+            self._symbols = dict(zip(self.instances, symbols, strict=True))
+        self._module = module
+
+    def get_function(self, name: str) -> Any:
+        """A kernel as CuPy's RawKernel, loaded; `name` is its C name, or one of the instances."""
+        self.compile()
+        return self._module.get_function(self._symbols.get(name, name))
+
+
+@cache
+def _shipped(device: int) -> dict[str, list[str]]:
+    """The symbols of the instances of each program that the wheel has machine code of for this GPU."""
+    from cupy.cuda import runtime
+
+    try:
+        index = json.loads((CUBINS / INDEX).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    attributes = runtime.getDeviceProperties(device)
+    is_for = [attributes["major"], attributes["minor"]] == index["capability"]
+    # A driver runs what compilers of its own and earlier major versions have made
+    programs: dict[str, list[str]] = index["programs"]
+    return programs if is_for and runtime.driverGetVersion() // 1000 >= index["nvrtc"][0] else {}
+
+
+def compiling(programs: Sequence[Program]) -> list[Future[Program]]:
+    """Begin to compile programs in threads, each of which NVRTC takes one in.
+
+    The threads may use all processors, also where a launcher has bound the rank to one, as Open MPI does.
+    """
+    import cupy
+    from cuda.bindings import driver
+
+    device, relaxed = cupy.cuda.Device(), driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+    def compiled(program: Program) -> Program:
+        with device:
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # of this thread; the system leaves out others' processors
+            driver.cuThreadExchangeStreamCaptureMode(relaxed)  # a module may be loaded while the caller captures
+            program.compile()
+        return program
+
+    if not programs:
+        return []
+    threads = ThreadPoolExecutor(min(len(programs), _MOST_THREADS))
+    futures = [threads.submit(compiled, program) for program in programs]
+    threads.shutdown(wait=False)
+    return futures
