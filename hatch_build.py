@@ -28,7 +28,7 @@ from pblas.backends.dtypes import Array, Number, Real
 
 
 class Hook(BuildHookInterface[Any]):
-    """Writes the stub, and adds files that git ignores to the wheel and the sdist: the stub, and machine code if any."""
+    """Writes the stub, and adds what git ignores to the wheel and the sdist: the stub, and machine code if any."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         STUB.write_text(text(), encoding="utf-8")

@@ -373,7 +373,10 @@ class Reflectors:
         shape = self._shape(x)
         if n != NARROW or m < n or height < NARROW or (ctas := -(-m // height)) > processors or not shape[0]:
             return False
-        parts, flags = self._array(stream, "parts", (NARROW * NARROW, ctas + 3), dtype), self._flags(stream, "narrow", 1)
+        parts, flags = (
+            self._array(stream, "parts", (NARROW * NARROW, ctas + 3), dtype),
+            self._flags(stream, "narrow", 1),
+        )
         far = _address(flags[4:])  # after the counter
         places = *place(t), _address(parts), _address(flags), far
         arguments = *place(x), np.int32(m), np.int32(height + 1), np.int32(height), *places

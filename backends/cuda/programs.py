@@ -37,7 +37,12 @@ class Program:
     """
 
     def __init__(
-        self, code: str, instances: Sequence[str] = (), macros: Sequence[tuple[str, int]] = (), *, cooperative: bool = False
+        self,
+        code: str,
+        instances: Sequence[str] = (),
+        macros: Sequence[tuple[str, int]] = (),
+        *,
+        cooperative: bool = False,
     ) -> None:
         self.code, self.instances, self.macros = code, tuple(instances), tuple(macros)
         self._cooperative = cooperative
@@ -109,7 +114,9 @@ def compiling(programs: Sequence[Program]) -> list[Future[Program]]:
 
     def compiled(program: Program) -> Program:
         with device:
-            os.sched_setaffinity(0, range(os.cpu_count() or 1))  # of this thread; the system leaves out others' processors
+            os.sched_setaffinity(
+                0, range(os.cpu_count() or 1)
+            )  # of this thread; the system leaves out others' processors
             driver.cuThreadExchangeStreamCaptureMode(relaxed)  # a module may be loaded while the caller captures
             program.compile()
         return program

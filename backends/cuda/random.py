@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import cupy
 import numpy as np
 
 from pblas.backends.cpu import random

@@ -17,26 +17,35 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-CALLS: dict[str, Callable[..., Any]] = {
-    "random": lambda ctx, linalg, A, S: ctx.random(A.shape, A.dtype, seed=1),
-    "A + B": lambda ctx, linalg, A, S: A + S,
-    "A.sum()": lambda ctx, linalg, A, S: A.sum(),
-    "A @ B": lambda ctx, linalg, A, S: A @ S,
-    "norm": lambda ctx, linalg, A, S: linalg.matrix_norm(A),
-    "cholesky": lambda ctx, linalg, A, S: linalg.cholesky(S),
-    "solve": lambda ctx, linalg, A, S: linalg.solve(A, S),
-    "qr": lambda ctx, linalg, A, S: linalg.qr(A),
-    "eigvalsh": lambda ctx, linalg, A, S: linalg.eigvalsh(S),
-    "eigh": lambda ctx, linalg, A, S: linalg.eigh(S),
-    "svd": lambda ctx, linalg, A, S: linalg.svd(A),
+
+class Operands(NamedTuple):
+    """What the calls take."""
+
+    ctx: Any
+    linalg: Any
+    A: Any  # a general matrix
+    S: Any  # a positive definite one
+
+
+CALLS: dict[str, Callable[[Operands], Any]] = {
+    "random": lambda x: x.ctx.random(x.A.shape, x.A.dtype, seed=1),
+    "A + B": lambda x: x.A + x.S,
+    "A.sum()": lambda x: x.A.sum(),
+    "A @ B": lambda x: x.A @ x.S,
+    "norm": lambda x: x.linalg.matrix_norm(x.A),
+    "cholesky": lambda x: x.linalg.cholesky(x.S),
+    "solve": lambda x: x.linalg.solve(x.A, x.S),
+    "qr": lambda x: x.linalg.qr(x.A),
+    "eigvalsh": lambda x: x.linalg.eigvalsh(x.S),
+    "eigh": lambda x: x.linalg.eigh(x.S),
+    "svd": lambda x: x.linalg.svd(x.A),
 }
-"""The calls, of a general matrix and of one that is positive definite."""
 
 
 def measure(kind: str, n: int, dtype: str, *, shows_programs: bool) -> None:
@@ -61,11 +70,12 @@ def measure(kind: str, n: int, dtype: str, *, shows_programs: bool) -> None:
     imports = time.perf_counter() - start
     with pblas.Context() as ctx:
         a = np.random.default_rng(0).standard_normal((n, n)).astype(dtype)
-        A, S = ctx.from_global(a), ctx.from_global(a @ a.T / n + np.eye(n, dtype=dtype))
+        operands = Operands(ctx, linalg, ctx.from_global(a), ctx.from_global(a @ a.T / n + np.eye(n, dtype=dtype)))
         runtime.deviceSynchronize()
-        context, _ = time.perf_counter() - start - imports, programs.clear()
+        context = time.perf_counter() - start - imports
+        programs.clear()
         start = time.perf_counter()
-        result = CALLS[kind](ctx, linalg, A, S)
+        result = CALLS[kind](operands)
         runtime.deviceSynchronize()
         seconds = time.perf_counter() - start
         del result
@@ -103,7 +113,14 @@ def main() -> None:
                 )
                 rows.append([float(x) for x in run.stdout.splitlines()[-1].split()])
         (empty, nvrtc, count, *_), (filled, *_, imports, context) = rows
-        table.add_row(kind, *(f"{x:.2f}" for x in (empty, nvrtc)), f"{count:.0f}", f"{filled:.2f}", f"{imports:.2f}", f"{context:.2f}")
+        table.add_row(
+            kind,
+            *(f"{x:.2f}" for x in (empty, nvrtc)),
+            f"{count:.0f}",
+            f"{filled:.2f}",
+            f"{imports:.2f}",
+            f"{context:.2f}",
+        )
         print(f"{kind}: {empty:.2f} s, of which NVRTC {nvrtc:.2f}, {filled:.2f} with caches filled", flush=True)
     Console().print(table)
 
