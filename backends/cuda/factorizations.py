@@ -74,16 +74,7 @@ class DeviceFactorizations(DeviceLanes):
         return self._bands[width]
 
     def fix_signs(self, x: GpuArray) -> None:
-        """Some columns at a time, since CuPy has temporaries of their size."""
-        step = max(1, _SIGNED // max(len(x), 1))
-        with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
-            for start in range(0, x.shape[1] if x.size else 0, step):
-                columns = x[:, start : start + step]
-                places = cupy.argmax(cupy.abs(columns), axis=0), cupy.arange(columns.shape[1])
-                largest = columns[places]
-                sizes = cupy.abs(largest)
-                columns *= cupy.where(sizes > 0, largest.conj() / sizes, 1)
-                columns[places] = sizes
+        self._lapack.fix_signs(self.stream, x)
 
     def block_of_reflectors(self, v: Array, tau: Array, t: Array) -> None:
         memory: Any = self.empty(tau.nbytes).view(tau.dtype)

@@ -83,3 +83,49 @@ __global__ void move_rows(T* x, integer ld, const int* to, const int* from, int 
     for (int t = threadIdx.x; t < count; t += blockDim.x)
         if (to[t] >= 0) column[to[t]] = moved[t];
 }
+
+__device__ __forceinline__ float size_of(float x) { return fabsf(x); }
+__device__ __forceinline__ double size_of(double x) { return fabs(x); }
+template <class T>
+__device__ __forceinline__ real_of<T> size_of(T x) { return hypot(x.x, x.y); }
+__device__ __forceinline__ float divided(float x, float y) { return x / y; }
+__device__ __forceinline__ double divided(double x, double y) { return x / y; }
+__device__ __forceinline__ float2 divided(float2 x, float y) { return make_float2(x.x / y, x.y / y); }
+__device__ __forceinline__ double2 divided(double2 x, double y) { return make_double2(x.x / y, x.y / y); }
+
+// Multiplies each column of X so that the first of its largest elements is real and positive. A CTA takes a column.
+template <class T, class Real = real_of<T>>
+__global__ void fix_signs(T* x, integer ld, int m) {
+    enum { LANES = 32, MOST = 32 };
+    __shared__ Real sizes[MOST];
+    __shared__ int places[MOST];
+    T* column = x + blockIdx.x * ld;
+    Real size = 0;
+    int place = 0;
+    for (int i = threadIdx.x; i < m; i += blockDim.x) {
+        Real other = size_of(column[i]);
+        if (other > size) size = other, place = i;
+    }
+    for (int round = 0; round < 2; ++round) {  // of the lanes of a warp, and of the warps
+        for (int mask = LANES / 2; mask; mask /= 2) {
+            Real other = __shfl_xor_sync(~0u, size, mask);
+            int at = __shfl_xor_sync(~0u, place, mask);
+            if (other > size || (other == size && at < place)) size = other, place = at;
+        }
+        if (round) break;
+        int w = threadIdx.x % LANES;
+        if (w == 0) sizes[threadIdx.x / LANES] = size, places[threadIdx.x / LANES] = place;
+        __syncthreads();
+        size = w < blockDim.x / LANES ? sizes[w] : Real(0);
+        place = w < blockDim.x / LANES ? places[w] : 0;
+    }
+    T largest = column[place];
+    if (!(size > 0) || (real(largest) > 0 && imaginary(largest) == 0)) return;
+    T factor = divided(conj(largest), size);
+    __syncthreads();
+    for (int i = threadIdx.x; i < m; i += blockDim.x) {
+        T element = times(column[i], factor);
+        if (i == place) make_real(element);
+        column[i] = element;
+    }
+}

@@ -189,6 +189,11 @@ class Lapack:
             tiles = -(-len(x) // 32)
             self._kernels.launch(stream, "mirror", x.dtype.char, tiles * tiles, (*place(x), np.int32(len(x))))
 
+    def fix_signs(self, stream: int, x: GpuArray) -> None:
+        """Multiply each column of X so that the first of its largest elements is real and positive."""
+        if x.size:
+            self._kernels.launch(stream, "fix_signs", x.dtype.char, x.shape[1], (*place(x), np.int32(len(x))))
+
     def split(self, stream: int, x: GpuArray, *, is_left: bool, conj: bool) -> Any:
         """[hi, hi, lo] of X = hi + lo on the left, or [hi; lo; hi], in TF32, until the next call for the stream.
 
