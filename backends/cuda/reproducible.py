@@ -30,6 +30,7 @@ from pblas.backends.engine_limits import padded, pieces_nbytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pblas.backends.cuda.kernels import Stream
     from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 _ORDER = 4096  # rows and columns of the product whose best algorithm stands for the GPU
@@ -68,6 +69,28 @@ class UniformGemm(Gemm):
                 if tested[algorithm.data]:
                     return True
         return any(tested.values())
+
+    def multiply(self, stream: Stream, x: GpuArray, y: GpuArray, beta: float, z: GpuArray) -> None:
+        """Z := X Y + beta Z, for a K and dtypes that are prepared.
+
+        cuBLASLt may refuse all tested algorithms for a shape. Then halves of Z are formed, whose elements have the bits
+        that Z would have; each algorithm has formed a product of 16 rows and columns in its test.
+        """
+        try:
+            self.matmul(stream, 1, x, y, beta, z)
+        except _UnfitError:
+            rows, columns = z.shape
+            half = padded(max(rows, columns) // 2)
+            if half >= max(rows, columns):
+                raise errors.BackendError(
+                    f"reproducible=True: cuBLASLt {self.version} refuses a product of {rows} x {columns} elements by the "
+                    f"algorithm of its test"
+                ) from None
+            for part in (slice(half), slice(half, None)):
+                if rows >= columns:
+                    self.multiply(stream, x[part], y, beta, z[part])
+                else:
+                    self.multiply(stream, x, y[:, part], beta, z[:, part])
 
     def fingerprint(self, dtype: Dtype) -> str:
         """Bits of a product: ranks whose GPU or cuBLASLt adds in another order have another one."""
@@ -127,11 +150,11 @@ class UniformGemm(Gemm):
             checked = product.checked(data) if fits else None
             if checked is not None:
                 return checked
-        raise errors.BackendError(f"reproducible=True: no algorithm of cuBLASLt that was tested fits {problem}")
+        raise _UnfitError
 
 
 class _UnfitError(Exception):
-    """An algorithm does not support a problem."""
+    """No tested algorithm supports a problem."""
 
 
 def _words(x: Array) -> Array:
@@ -170,7 +193,7 @@ class PieceGemm(PieceProducts):
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
     ) -> None:
         if self._direct and alpha == 1 and beta == 0 and self._is_direct(x, y, z, conj):
-            self._arrays.uniform_gemm.matmul(self._arrays.stream, 1, x, y, 0, z)
+            self._arrays.uniform_gemm.multiply(self._arrays.stream, x, y, 0, z)
             return
         for block, total in self.totals(x, y, conj):
             self._arrays.finish_sum(alpha, total, beta, z[block])
@@ -218,7 +241,7 @@ class PieceGemm(PieceProducts):
         """Z := X Y, or Z += X Y, rounded once more."""
         left = self._packed(self._operands[0], x, conj=conj[0], is_packed=is_packed)
         right = self._packed(self._operands[1], y.T, conj=conj[1])
-        self._arrays.uniform_gemm.matmul(self._arrays.stream, 1, left, right.T, float(adds), z)
+        self._arrays.uniform_gemm.multiply(self._arrays.stream, left, right.T, float(adds), z)
 
     def _packed(self, memory: Array, x: GpuArray, *, conj: bool, is_packed: bool = False) -> GpuArray:
         """X by rows, with zeros up to multiples of 16 rows and columns: X itself if that is all."""

@@ -13,7 +13,7 @@ from pblas.backends.cpu.pointwise import evaluate
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.push_engine import Finish, GemmModes
 from pblas.epilogues import NAMED, parse, substituted
-from pblas.errors import PblasWarning
+from pblas.errors import BackendError, PblasWarning
 from tests.common.gauge import NAMES, THRESHOLD, Array, dtype_of, eps_of, gauge
 
 cupy = pytest.importorskip("cupy")
@@ -25,6 +25,7 @@ if not cupy.cuda.is_available():
 from pblas.backends.cuda.cublaslt import Product  # noqa: E402
 from pblas.backends.cuda.gemm import Gemm, needs_copy, read  # noqa: E402
 from pblas.backends.cuda.gemm_problem import Choice  # noqa: E402
+from pblas.backends.cuda.reproducible import UniformGemm  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -392,3 +393,35 @@ def test_the_cache_file_is_named_after_the_gpu(gemm: Gemm, tmp_path: Path, monke
         assert path.name != usual.name
         fresh.load()
         assert not fresh.choices.entries
+
+
+@pytest.mark.parametrize("name", ("float32", "float64", "bfloat16", "complex64"))
+def test_refused_shapes_are_formed_in_halves(monkeypatch: pytest.MonkeyPatch, stream: Any, name: str) -> None:
+    """Of a reproducible product: cuBLASLt may refuse what it took in the test of the algorithm, for another shape."""
+    dtype = dtype_of(name)
+    m, n, k = 96, 64, 256
+    x, y = Stored(entries((m, k), dtype, 1)), Stored(entries((k, n), dtype, 2), "F")
+    results = [Stored(np.zeros((m, n), accumulator_dtype(dtype))) for _ in range(2)]
+    most = [1 << 30]
+    heuristics, checked, formed = Product.heuristics, Product.checked, list[tuple[int, int]]()
+
+    def fits(product: Product) -> bool:
+        formed.append((product.problem.m, product.problem.n))
+        return max(formed[-1]) <= most[0]
+
+    with UniformGemm() as gemm:
+        assert gemm.prepare(dtype, (m, n), k, accumulator_dtype(dtype))
+        monkeypatch.setattr(Product, "heuristics", lambda p, count: heuristics(p, count) if fits(p) else [])
+        monkeypatch.setattr(Product, "checked", lambda p, data: checked(p, data) if fits(p) else None)
+        for most[0], z in zip((1 << 30, 32), results, strict=True):
+            gemm._forget()
+            gemm.multiply(stream.ptr, x.array, y.array, 0, z.array)
+            stream.synchronize()
+        most[0] = 8
+        gemm._forget()
+        with pytest.raises(BackendError, match="refuses a product of 16 x 16"):
+            gemm.multiply(stream.ptr, x.array, y.array, 0, results[0].array)
+    assert {(32, 32)} <= set(formed)
+    whole, halves = (cupy.asnumpy(z.array) for z in results)
+    assert whole.any()
+    assert whole.tobytes() == halves.tobytes()
