@@ -12,6 +12,9 @@
 // other in each sweep; the blocks of the one that waits are in shared memory. A sweep begins two steps after the one
 // before it, so that the second piece takes time in which a CTA would wait.
 //
+// The largest element of the matrix has the size 1 before it is reduced to the band (`RunBandReduction`). So a column whose
+// squares underflow may be taken as 0 (`reflector`): it is below eps times the norm.
+//
 // Source: Lang, A parallel algorithm for reducing symmetric banded matrices to tridiagonal form, 1993.
 
 #ifndef BAND

@@ -112,6 +112,28 @@ def test_tridiagonal_matrices_by_way_of_a_band(ctx: pblas.Context) -> None:  # n
     test_elements_that_are_not_finite(ctx, np.nan, "auto")
 
 
+@pytest.mark.usefixtures("by_way_of_a_band")
+@pytest.mark.parametrize("name", NAMES)
+def test_tiny_elements_by_way_of_a_band(ctx: pblas.Context, name: str) -> None:  # noqa: F811
+    """Beside large ones, or in the whole matrix: A is scaled, and what is far below eps times its norm becomes 0."""
+    n, dtype = 140, dtype_of(name)
+    a, limits = hermitian(n, dtype), np.finfo(dtype)
+    tiny, least = float(limits.tiny), float(limits.smallest_subnormal)
+    for size in (tiny**0.5, 2 * tiny, 2**10 * least):
+        beside, alone = a.copy(), (a * limits.dtype.type(size)).astype(dtype)
+        beside[n // 2 :, : n // 2] = beside[: n // 2, n // 2 :] = 0
+        beside[n // 2 :, n // 2 :] = alone[n // 2 :, n // 2 :]
+        decreasing = a * np.exp(np.log(size) * np.add.outer(np.arange(n), np.arange(n)) / (2 * n)).astype(a.real.dtype)
+        for matrix in (beside, decreasing.astype(dtype)):
+            w, v = linalg.eigh(ctx.from_global(matrix))
+            check(matrix, w, collected(v))
+            check_values(matrix, linalg.eigvalsh(ctx.from_global(matrix)))
+        w = linalg.eigvalsh(ctx.from_global(alone)) / np.float64(size)
+        expected = np.linalg.eigvalsh(alone.astype(np.result_type(dtype, np.float64)) / size)
+        lost = float(limits.eps) + least / size
+        assert np.abs(w - expected).max() <= 60 * lost * np.abs(expected).max()
+
+
 def test_chasing_without_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CTA that does not run: the others give up."""
     arrays = DeviceArrays()
