@@ -339,7 +339,9 @@ def _initialise(agreement: Agreement, device: Gpu) -> None:
     thread.start()
     step = "init_nvshmem: start NVSHMEM"
     agreement.wait(lambda: not thread.is_alive(), step, max(agreement.timeout, _LEAST_DEADLINE))
-    agreement.agree(step, _failure("it did not start", failures[0]) if failures else None)
+    if failures:  # NVSHMEM may keep the others waiting for this rank: they raise its error in `wait`
+        agreement.reject(_failure("it did not start", failures[0]))
+    agreement.agree(step)
 
 
 def _check_pes(nvshmem: Nvshmem, pes: list[int]) -> None:

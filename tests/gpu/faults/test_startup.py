@@ -283,7 +283,7 @@ def test_library_shuts_down_in_order(name: str, tmp_path: Path) -> None:
     assert "Error" not in err
 
 
-# A job of two ranks, of which one never starts NVSHMEM
+# A job of several ranks, of which the last one does not start NVSHMEM as the others do
 
 AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -292,42 +292,85 @@ AS_ROOT = {
     "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
 }
 LATE = 12.0  # seconds for the start, in which a rank loads the library first
-JOB = f"""
-import os, signal, sys
+JOB = """
+import os, signal, sys, time
+from dataclasses import replace
 from mpi4py import MPI
 import pblas
 from pblas.backends.nvshmem import startup
 
-pids = MPI.COMM_WORLD.allgather(os.getpid())
-startup.TIMEOUT = startup._LEAST_DEADLINE = {LATE}
-if MPI.COMM_WORLD.rank:
-    startup._core_device = lambda index: os.kill(os.getpid(), signal.SIGSTOP)
+rank, pids = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.allgather(os.getpid())
+startup.TIMEOUT, startup._LEAST_DEADLINE = {late}, {deadline}
+core_device, prepare = startup._core_device, startup._prepare
+
+def fail(*_):
+    raise RuntimeError("no such device")
+
+def other_gpu(*arguments):
+    prepared = prepare(*arguments)
+    return replace(prepared, device=replace(prepared.device, uuid="GPU-34"))
+
+if rank == len(pids) - 1:
+    startup.{name} = {replacement}
+start = time.monotonic()
 try:
-    pblas.Context(backend="nvshmem", timeout={LATE})
-except pblas.PeerTimeout as error:
-    print("rank", MPI.COMM_WORLD.rank, "says:", error, flush=True)
-    os.kill(pids[1], signal.SIGKILL)
+    pblas.Context(backend="nvshmem", timeout={late})
+except pblas.PblasError as error:
+    print("rank", rank, "after", time.monotonic() - start, "s says", type(error).__name__, error, flush=True)
+    if "did not arrive" in str(error):
+        os.kill(pids[-1], signal.SIGKILL)
 os._exit(0)
 """
 
 
-def test_a_rank_that_stops_in_the_start_is_named(tmp_path: Path) -> None:
-    """NVSHMEM itself waits for it for ever."""
+def run_job(ranks: int, name: str, replacement: str, *, deadline: float) -> tuple[int, str, str, float]:
+    """Status and output of a job, and its seconds, on all ranks."""
     done = None
     if COMM.rank == 0:
-        script = tmp_path / "job.py"
-        script.write_text(JOB)
         launcher = os.environ.get("MPIEXEC") or str(Path(sys.executable).parent / "mpiexec")
         start = time.monotonic()
+        code = JOB.format(late=LATE, deadline=deadline, name=name, replacement=replacement)
         run = subprocess.run(
-            [launcher, "-n", "2", sys.executable, str(script)],
+            [launcher, "-n", str(ranks), sys.executable, "-c", code],
             env=_environment() | AS_ROOT | {"PBLAS_SHARE_GPU": "1"},
             capture_output=True,
             text=True,
             timeout=5 * LATE,
             check=False,
         )
-        done = run.stdout, run.stderr, time.monotonic() - start
-    out, err, seconds = COMM.bcast(done)
-    assert f"rank 0 says: init_nvshmem: start NVSHMEM: rank 1 of 2 did not arrive within {LATE:g} s" in out, (out, err)
+        done = run.returncode, run.stdout, run.stderr, time.monotonic() - start
+    result: tuple[int, str, str, float] = COMM.bcast(done)
+    return result
+
+
+def test_a_rank_that_stops_in_the_start_is_named() -> None:
+    """NVSHMEM itself waits for it for ever."""
+    stop = "lambda index: os.kill(os.getpid(), signal.SIGSTOP)"
+    _, out, err, seconds = run_job(2, "_core_device", stop, deadline=LATE)
+    expected = f"PeerTimeout init_nvshmem: start NVSHMEM: rank 1 of 2 did not arrive within {LATE:g} s"
+    assert expected in out, (out, err)
     assert seconds > LATE
+
+
+def test_a_rank_that_dies_in_the_start_ends_the_job() -> None:
+    """The launcher ends the others, long before the deadline."""
+    kill = "lambda index: os.kill(os.getpid(), signal.SIGKILL)"
+    status, out, err, seconds = run_job(2, "_core_device", kill, deadline=600)
+    assert status, (out, err)
+    assert seconds < 4 * LATE
+
+
+def test_an_error_of_one_rank_in_the_start_is_that_of_all() -> None:
+    """NVSHMEM keeps the others waiting, but pblas does not."""
+    _, out, err, seconds = run_job(2, "_core_device", "fail", deadline=600)
+    for rank in range(2):
+        assert f"rank {rank} after" in out, (out, err)
+    assert out.count("BackendError NVSHMEM: it did not start: no such device") == 2, (out, err)
+    assert seconds < 4 * LATE
+
+
+def test_uneven_sharing_is_refused_before_the_start() -> None:
+    """NVSHMEM itself would wait for ever."""
+    _, out, err, seconds = run_job(3, "_prepare", "other_gpu", deadline=600)
+    assert out.count("BackendError ranks share GPUs unevenly") == 3, (out, err)
+    assert seconds < 4 * LATE
