@@ -23,9 +23,10 @@ from pblas.backends.cuda.programs import CUBINS, INDEX, STANDARD, Program
 from pblas.backends.nvshmem.kernels import sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
-_CAPABILITY = 9, 0
+CAPABILITY = 9, 0
 _REAL, _COMPLEX = "fd", "FD"
 _BANDS = {"f": 64, "d": 64, "F": 64, "D": 32}  # widths in `pblas.spectral.choose`
 
@@ -56,35 +57,35 @@ def programs() -> Iterator[Program]:
     yield from DtypeKernels("split").programs("f").values()
 
 
-def write() -> None:
-    """Write the machine code of all programs, and the index."""
+def write(folder: Path, programs: Iterable[Program]) -> None:
+    """Write the machine code of programs, and the index."""
     from cuda.bindings import nvrtc
     from cuda.core import Program as Source
     from cuda.core import ProgramOptions
 
     def compiled(program: Program) -> list[str]:
         options = ProgramOptions(
-            arch=f"sm_{''.join(map(str, _CAPABILITY))}",
+            arch=f"sm_{''.join(map(str, CAPABILITY))}",
             std=STANDARD,
             define_macro=[(name, str(value)) for name, value in program.macros] or None,
             ftz=True,  # this and the next as CuPy
             device_as_default_execution_space=True,
         )
         code = Source(program.code, "c++", options).compile("cubin", name_expressions=program.instances)
-        (CUBINS / f"{program.key}.cubin").write_bytes(code.code)
+        (folder / f"{program.key}.cubin").write_bytes(code.code)
         return [code.symbol_mapping[name].decode() for name in program.instances]
 
-    shutil.rmtree(CUBINS, ignore_errors=True)
-    CUBINS.mkdir()
-    every = {program.key: program for program in programs()}
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    every = {program.key: program for program in programs}
     with ThreadPoolExecutor() as threads:
         symbols = dict(zip(every, threads.map(compiled, every.values()), strict=True))
     _, *version = nvrtc.nvrtcVersion()
-    index = {"capability": _CAPABILITY, "nvrtc": version, "programs": symbols}
-    (CUBINS / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
-    nbytes = sum(path.stat().st_size for path in CUBINS.iterdir())
-    print(f"{CUBINS}: {len(every)} programs, {nbytes / 1e6:.1f} MB, by NVRTC {'.'.join(map(str, version))}")
+    index = {"capability": CAPABILITY, "nvrtc": version, "programs": symbols}
+    (folder / INDEX).write_text(json.dumps(index, indent=1), encoding="utf-8")
+    nbytes = sum(path.stat().st_size for path in folder.iterdir())
+    print(f"{folder}: {len(every)} programs, {nbytes / 1e6:.1f} MB, by NVRTC {'.'.join(map(str, version))}")
 
 
 if __name__ == "__main__":
-    write()
+    write(CUBINS, programs())

@@ -1,0 +1,72 @@
+"""Machine code that a wheel brings is what kernels are made of, if it is for this GPU and this source."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+cupy = pytest.importorskip("cupy")
+pytest.importorskip("nvmath.bindings")
+
+if not cupy.cuda.is_available():
+    pytest.skip("no GPU", allow_module_level=True)
+
+from pblas.backends.cuda import programs  # noqa: E402
+from pblas.backends.cuda.programs import INDEX, Program  # noqa: E402
+from pblas.backends.nvshmem import cubins  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+CODE = "template <class T> __global__ void fill(T* x) { x[threadIdx.x] = NUMBER; }"
+
+
+def program(number: int) -> Program:
+    return Program(CODE, ["fill<float>", "fill<double>"], [("NUMBER", number)])
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """A folder with machine code of one program."""
+    if cupy.cuda.Device().compute_capability != "".join(map(str, cubins.CAPABILITY)):
+        pytest.skip("the machine code is for Hopper")
+    cubins.write(tmp_path / "cubins", [program(7)])
+    monkeypatch.setattr(programs, "CUBINS", tmp_path / "cubins")
+    programs._shipped.cache_clear()
+    yield tmp_path / "cubins"
+    programs._shipped.cache_clear()
+
+
+def filled(source: Program, kind: str) -> Any:
+    x = cupy.zeros(8, kind)
+    source.get_function("fill<float>" if kind == "f4" else "fill<double>")((1,), (8,), (x,))
+    return cupy.asnumpy(x).tolist()
+
+
+def test_machine_code_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, raw_module, paths = program(7), cupy.RawModule, list[object]()
+
+    def made(**options: Any) -> Any:
+        paths.append(options["path"])
+        return raw_module(**options)
+
+    monkeypatch.setattr(cupy, "RawModule", made)
+    assert [filled(source, kind) for kind in ("f4", "f8")] == [[7.0] * 8] * 2
+    assert paths == [str(folder / f"{source.key}.cubin")]
+
+
+def test_other_programs_are_compiled(folder: Path) -> None:
+    assert len(list(folder.iterdir())) == 2
+    assert filled(program(8), "f8") == [8.0] * 8
+
+
+@pytest.mark.parametrize(("name", "value"), [("capability", [8, 0]), ("nvrtc", [99, 0])])
+def test_machine_code_for_another_gpu_or_driver_is_not_read(folder: Path, name: str, value: list[int]) -> None:
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    (folder / INDEX).write_text(json.dumps(index | {name: value}), encoding="utf-8")
+    for path in folder.glob("*.cubin"):
+        path.write_bytes(b"not read")
+    assert filled(program(7), "f4") == [7.0] * 8
