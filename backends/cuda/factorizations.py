@@ -13,7 +13,6 @@ from pblas.backends.cuda.triangles import multiply
 from pblas.backends.cuda.tridiagonal import TwoStage
 from pblas.backends.dtypes import Array, GpuArray
 
-_SIGNED = 1 << 24  # elements whose signs are fixed at a time
 
 
 class DeviceFactorizations(DeviceLanes):

@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,9 +115,8 @@ def compiling(programs: Sequence[Program]) -> list[Future[Program]]:
 
     def compiled(program: Program) -> Program:
         with device:
-            os.sched_setaffinity(
-                0, range(os.cpu_count() or 1)
-            )  # of this thread; the system leaves out others' processors
+            with suppress(OSError):  # the affinity of this thread, within what the system allows
+                os.sched_setaffinity(0, range(os.cpu_count() or 1))
             driver.cuThreadExchangeStreamCaptureMode(relaxed)  # a module may be loaded while the caller captures
             program.compile()
         return program
