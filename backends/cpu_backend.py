@@ -14,7 +14,7 @@ from pblas import errors
 from pblas.backends.allocator import call_site
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.delayed_channel import DelayedChannel
-from pblas.backends.dtypes import Array, Dtype, Order, address_of
+from pblas.backends.dtypes import Array, Dtype, Order, Places, address_of, index_at
 from pblas.backends.host_ranks import HostRanks, Location
 from pblas.backends.interop import host_array, is_tensor
 from pblas.backends.recorder import Recorder
@@ -110,8 +110,8 @@ class CpuBackend(HostRanks):
     def writing(self, x: Array) -> AbstractContextManager[Array]:
         return nullcontext(x)
 
-    def copy(self, x: Array, z: Array) -> None:
-        z[...] = x
+    def copy(self, x: Array, z: Array, *, of: Places | None = None, at: Places | None = None) -> None:
+        z[... if at is None else index_at(at)] = x if of is None else x[index_at(of)]
 
     def fill(self, x: Array, value: complex = 0) -> None:
         with np.errstate(all="ignore"):

@@ -27,7 +27,7 @@ from pblas.backends.shared_windows import Arena
 from pblas.backends.stand_in import StandIn, Values
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.dtypes import Array, Dtype, Order, Places
     from pblas.backends.host_ranks import Location
     from pblas.backends.shared_windows import Block
 
@@ -298,7 +298,7 @@ class DryRanks(CpuBackend):
         sink = np.lib.stride_tricks.as_strided(np.zeros(1, x.dtype), x.shape, (0,) * x.ndim)
         return nullcontext(sink)
 
-    def copy(self, x: Array, z: Array) -> None:
+    def copy(self, x: Array, z: Array, *, of: Places | None = None, at: Places | None = None) -> None:
         pass
 
     def fill(self, x: Array, value: complex = 0) -> None:

@@ -15,6 +15,7 @@ Array = np.ndarray[tuple[Any, ...], Dtype]
 Vector = np.ndarray[tuple[int], Dtype]
 Table = np.ndarray[tuple[int, int], Dtype]
 Index = slice | Array  # of elements along one dimension
+Places = tuple[Index, Index]  # of elements of a matrix: its rows, and its columns
 Real = np.floating[Any]
 Number = np.inexact[Any]
 Scalar = complex | np.number[Any]
@@ -71,6 +72,16 @@ def address_of(x: Array) -> int:
     True
     """
     return _pointer_at(id(x) + object.__basicsize__).value
+
+
+def index_at(places: Places) -> Any:
+    """The index of NumPy for some rows and columns of a matrix; a view if both are slices.
+
+    >>> np.arange(9).reshape(3, 3)[index_at((np.array([0, 2]), np.array([1, 2])))].tolist()
+    [[1, 2], [7, 8]]
+    """
+    rows, columns = places
+    return places if isinstance(rows, slice) or isinstance(columns, slice) else np.ix_(rows, columns)
 
 
 def strided(x: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, Dtype, Order
+    from pblas.backends.dtypes import Array, Dtype, Order, Places
     from pblas.backends.local_step import AgreedError
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot
@@ -263,8 +263,14 @@ class HostRanks(ABC):
         """A with block that yields host memory of x's shape; x gets its contents at the end (local)."""
 
     @abstractmethod
-    def copy(self, x: Array, z: Array) -> None:
-        """Z := X of the same shape; one may be in host memory, and then X is converted to Z's dtype (local)."""
+    def copy(self, x: Array, z: Array, *, of: Places | None = None, at: Places | None = None) -> None:
+        """Z := X of the same shape; one may be in host memory, and then X is converted to Z's dtype (local).
+
+        With `of` X is those rows and columns of an array in host memory, with `at` Z is.
+        """
+
+    def drain(self) -> None:  # noqa: B027 - see `check`
+        """Return when all earlier work of this rank's GPU is done: peers may use its matrices then (local)."""
 
     @abstractmethod
     def fill(self, x: Array, value: complex = 0) -> None:

@@ -21,7 +21,7 @@ from pblas.backends.local_step import LocalStep
 
 if TYPE_CHECKING:
     from pblas.backends.cuda.recorder import DeviceRecorder
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Array, Dtype, Places
 
 _PACKAGES = ("cupy-cuda13x", "cupy-cuda12x", "nvshmem4py-cu13", "nvshmem4py-cu12", "nvidia-nvshmem-cu13")
 
@@ -85,13 +85,16 @@ class GpuBackend(HostRanks):
     def writing(self, x: Array) -> AbstractContextManager[Array]:
         return transfer.uploading(x) if self.is_here(x) else nullcontext(x)
 
-    def copy(self, x: Array, z: Array) -> None:
+    def copy(self, x: Array, z: Array, *, of: Places | None = None, at: Places | None = None) -> None:
         if not self.is_here(z):
-            transfer.copy_to_host(x, z)
+            transfer.copy_to_host(x, z, at)
         elif self.is_here(x):
             transfer.copy(x, z)
         else:
-            transfer.copy_from_host(x, z)
+            transfer.copy_from_host(x, z, of)
+
+    def drain(self) -> None:
+        cupy.cuda.runtime.deviceSynchronize()
 
     def fill(self, x: Array, value: complex = 0) -> None:
         if value and x.size:

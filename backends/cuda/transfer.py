@@ -19,7 +19,7 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, GpuArray, Order
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, GpuArray, Order, Places, index_at
 from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 
 _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
@@ -72,29 +72,36 @@ def copy(x: GpuArray, z: GpuArray) -> None:
         target[...] = source
 
 
-def copy_to_host(x: GpuArray, host: Array) -> None:
-    """Host := X, of any strides and dtypes (local)."""
+def copy_to_host(x: GpuArray, host: Array, at: Places | None = None) -> None:
+    """Host := X, or some of its rows and columns, of any strides and dtypes; X may be on a peer's GPU (local)."""
 
-    def move(piece: GpuArray, buffer: Array, target: Array) -> None:
+    def move(piece: GpuArray, buffer: Array, target: Array, index: Any) -> None:
         tight = cupy.ascontiguousarray(words(piece))
         tight.get(out=buffer.view(tight.dtype))
-        _assign(buffer, target)
+        with np.errstate(all="ignore"):  # conversions; threads have error states of their own
+            target[index] = buffer
 
-    _move(x, host, move)
+    _move(x, host, at, move)
 
 
-def copy_from_host(host: Array, x: GpuArray) -> None:
-    """X := host, of any strides and dtypes (local)."""
+def copy_from_host(host: Array, x: GpuArray, of: Places | None = None) -> None:
+    """X := host, or some of its rows and columns, of any strides and dtypes; X may be on a peer's GPU (local)."""
 
-    def move(piece: GpuArray, buffer: Array, source: Array) -> None:
-        _assign(source, buffer)
+    def move(piece: GpuArray, buffer: Array, source: Array, index: Any) -> None:
+        with np.errstate(all="ignore"):
+            buffer[...] = source[index]
         target = words(piece)
         if target.flags.c_contiguous:
             target.set(buffer.view(target.dtype))
-        else:
-            target[...] = cupy.asarray(buffer.view(target.dtype))
+            return
+        tight = cupy.asarray(buffer.view(target.dtype))
+        if abs(target.strides[0]) < abs(target.strides[1]):  # turned here, since writes to peers must be long
+            turned = cupy.empty(tight.shape, tight.dtype, "F")
+            turned[...] = tight
+            target, tight = target.T, turned.T
+        target[...] = tight
 
-    _move(x, host, move)
+    _move(x, host, of, move)
 
 
 def on_gpu(host: Array) -> Any:
@@ -116,34 +123,38 @@ def on_host(x: Any) -> Array:
     return host
 
 
-def _assign(x: Array, z: Array) -> None:
-    """Z := X in host memory, converted as an assignment does; threads have error states of their own."""
-    with np.errstate(all="ignore"):
-        z[...] = x
+def _move(
+    x: Any, host: Array, places: Places | None, move: Callable[[GpuArray, Array, Array, Any], None]
+) -> None:
+    """Call move(piece of x, page-locked buffer of its shape, host, index of the piece) for all pieces.
 
-
-def _move(x: Any, host: Array, move: Callable[[GpuArray, Array, Array], None]) -> None:
-    """Call move(piece of x, page-locked buffer of its shape, piece of host) for all pieces, by rows of the host array.
-
-    The piece may be used on the thread's current stream, which is awaited.
+    They are some rows of the host array, or columns if it is stored by columns. The piece may be used on the thread's
+    current stream, which is awaited.
     """
     if not x.size:
         return
     if x.ndim != 2:
         x, host = x.reshape(1, -1), host.reshape(1, -1)
-    host, x = _by_rows(host, x)
+    rows, columns = places or (slice(None), slice(None))
+    if abs(host.strides[0]) < abs(host.strides[1]):
+        host, x, rows, columns = host.T, x.T, columns, rows
+    if isinstance(rows, slice):
+        host, rows = host[rows], None
+    if isinstance(columns, slice):
+        host, columns = host[:, columns], slice(None)
     height = max(1, _PIECE_NBYTES // (x.itemsize * x.shape[1]))
     device = x.data.device_id
 
     if x.nbytes <= _DIRECT_NBYTES:
         with settled(x):
-            move(x, np.empty(x.shape, x.dtype), host)
+            move(x, np.empty(x.shape, x.dtype), host, index_at((slice(None) if rows is None else rows, columns)))
         return
 
     def move_rows(start: int) -> None:
+        part = slice(start, start + height)
         with cupy.cuda.Device(device), _own.stream(device) as stream:
-            piece = x[start : start + height]
-            move(piece, _own.buffer(piece), host[start : start + height])
+            piece = x[part]
+            move(piece, _own.buffer(piece), host, index_at((part if rows is None else rows[part], columns)))
             stream.synchronize()
 
     with settled(x):

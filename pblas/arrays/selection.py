@@ -16,13 +16,13 @@ from pblas.core.checks import check_context, check_writable, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor, resized
 from pblas.matrices.indexing import Lists, is_listed, lists, selection
 from pblas.matrices.matrix import DistMatrix
-from pblas.matrices.scatter_gather import global_indices, holds_first_copy, part_of
+from pblas.matrices.scatter_gather import PeerArrays, global_indices, holds_first_copy, part_of
 from pblas.redistribution.api import redistributed
 from pblas.runtime.arrays import compare_array, converted_array, equal_array
 from pblas.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype, Order, Vector
+    from pblas.backends.dtypes import Array, Dtype, Vector
     from pblas.core.operation import Bound
     from pblas.layouts.split import Split
 
@@ -217,8 +217,14 @@ def _held(split: Split, indices: Array, p: int, *, first_copy: bool = False) -> 
 
 
 def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Lists) -> None:
-    """**Collective.** out[target] := a[source]: each rank sends its elements to the ranks that store them."""
+    """**Collective.** out[target] := a[source]: each rank reads the elements that it stores.
+
+    It reads them in the arrays of near ranks; the others send messages, as all ranks do if out and A share memory.
+    """
     runtime, backend = a.runtime, a.runtime.backend
+    rank, ranks, arrays = runtime.rank, range(runtime.nprocs), backend.arrays
+    part, result = a.stored(opname), out.stored(opname)
+    peers = PeerArrays(runtime, a.desc, part, out.shape[0] * out.shape[1] * a.dtype.itemsize)
     with runtime.local_step(opname):
         axes = [(a.desc.rows, out.desc.rows), (a.desc.columns, out.desc.columns)]
 
@@ -233,35 +239,32 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
                 here.append(z.local_from_global(k[both]))
             return there, here
 
-        rank, ranks, arrays = runtime.rank, range(runtime.nprocs), backend.arrays
-        part, result = a.stored(opname), out.stored(opname)
-        arrays.begin()
-        own = common(rank, rank)
-        read = [own[0] if peer == rank else common(rank, peer)[0] for peer in ranks]
-        written = [own[1] if peer == rank else common(peer, rank)[1] for peer in ranks]
+        incoming = [common(peer, rank) for peer in ranks]
         is_apart = not shares_memory(backend.memory_of(part), backend.memory_of(result))
-        picked = [part if peer == rank and is_apart else arrays.pick(part, *read[peer]) for peer in ranks]
-        packed = [x if peer == rank else _flat(backend.reading(x), a.desc.order) for peer, x in enumerate(picked)]
-        counts = [rows.size * columns.size for rows, columns in written]
-        blocks = [picked[peer] if peer == rank else np.empty(counts[peer], a.dtype) for peer in ranks]
-    runtime.agree(f"{opname}: memory", "")
-    channel, peers = backend.plain_channel, [(rank + turn) % len(ranks) for turn in range(1, len(ranks))]
-    transfers = [channel.receive(blocks[peer][:, None], peer, _TAG) for peer in peers if counts[peer]]
-    transfers += [channel.send(packed[peer][:, None], peer, _TAG) for peer in peers if packed[peer].size]
-    backend.complete(*transfers, step=f"{opname}: elements")
-    for peer, (rows, columns) in enumerate(written):
-        x, of = blocks[peer], None
-        if peer != rank:
-            x = x.reshape((rows.size, columns.size), order=a.desc.order)
-        elif is_apart:
-            of = read[rank]
-        arrays.place(x, result, rows, columns, of=of, conj=a.conjugated != out.conjugated)
+        arrays.begin()
+        hidden = peers.publish(usable=is_apart)
+    peers.begin(opname, runtime.agree(f"{opname}: places", "", maxima=(hidden,))[0])
+    blocks: dict[int, Array] = {}
+    if not (peers.reaches_all and is_apart):  # the same on all ranks, since they all read in place or none does
+        with runtime.local_step(opname):
+            if not is_apart:
+                blocks[rank] = arrays.pick(part, *incoming[rank][0])
+            far = [peer for turn in range(1, len(ranks)) if not peers.reaches(peer := (rank + turn) % len(ranks))]
+            outgoing = {peer: arrays.pick(part, *common(rank, peer)[0]) for peer in far}
+            packed = {peer: np.ravel(backend.reading(x), order=a.desc.order) for peer, x in outgoing.items()}
+            for peer in far:
+                blocks[peer] = np.empty(tuple(z.size for z in incoming[peer][1]), a.dtype, order=a.desc.order)
+        runtime.agree(f"{opname}: memory", "")
+        channel, flat = backend.plain_channel, {peer: blocks[peer].reshape(-1, 1, order=a.desc.order) for peer in far}
+        transfers = [channel.receive(flat[peer], peer, _TAG) for peer in far if blocks[peer].size]
+        transfers += [channel.send(packed[peer][:, None], peer, _TAG) for peer in far if packed[peer].size]
+        backend.complete(*transfers, step=f"{opname}: elements")
+    for peer, (there, here) in enumerate(incoming):
+        if all(z.size for z in here):
+            x, of = (blocks[peer], None) if peer in blocks else (peers.of(peer), there)
+            arrays.place(x, result, *here, of=of, conj=a.conjugated != out.conjugated)
     arrays.synchronize()
-
-
-def _flat(x: Array, order: Order) -> Array:
-    """The elements of a matrix in a storage order (local)."""
-    return np.ravel(x, order=order)
+    peers.end(opname)
 
 
 def _bind_masked(opname: str, runtime: Runtime, a: DistMatrix, mask: Any, value: object) -> Bound[DistMatrix]:

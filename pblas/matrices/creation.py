@@ -139,7 +139,8 @@ class Creation:
             self._fill_by(opname, array, local, desc)
         elif root is None:
             assert source is not None, "every rank has the array"
-            backend.copy(transfer.part_of(source, desc, self.runtime.rank), local)
+            if local.size:
+                backend.copy(source, local, of=transfer.places_of(desc, self.runtime.rank))
         else:
             transfer.scatter(self.runtime, source, desc, local, root)
         return DistMatrix(desc, local, self.runtime)

@@ -271,9 +271,7 @@ class DistMatrix(Operators):
                 return None
             unknown: Array = runtime.backend.dry.unknown("to_global", self.shape, self.dtype, self.desc.order)
             return unknown
-        transfer.gather(runtime, self.stored("to_global"), self.desc, root or 0, whole)
-        if root is None and whole is not None:
-            transfer.broadcast(runtime, whole, self.desc.order)
+        transfer.gather(runtime, self.stored("to_global"), self.desc, root, whole)
         runtime.check_open("to_global")  # on a GPU, an execution may have failed after the agreement
         return np.conjugate(whole, out=whole) if self.conjugated and whole is not None else whole
 

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pblas.backends.dtypes import index_at
 from pblas.errors import WorkspaceError
 from pblas.layouts.descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype, Index
+    from pblas.backends.dtypes import Array, Dtype, Index, Order, Places
+    from pblas.backends.host_ranks import HostRanks, Location
     from pblas.backends.transport import Transfer
     from pblas.runtime.runtime import Runtime
 
 TAG = 1010
+_IN_PLACE_NBYTES = 1 << 20
+"""Least size of a matrix whose local arrays peers read and write in place: that takes two agreements."""
 _PANEL_NBYTES = 16 << 20  # largest message: bounds the memory for packed copies
 
 
@@ -48,51 +52,109 @@ def diagonal_places(desc: MatrixDescriptor, rank: int, k: int = 0) -> tuple[Arra
     return i_loc, j_loc
 
 
+def places_of(desc: MatrixDescriptor, rank: int) -> Places:
+    """Global rows and columns of a rank's local array, as an index of each dimension (local)."""
+    rows, columns = map(index_of, desc.global_ranges(rank))
+    return rows, columns
+
+
 def part_of(whole: Array, desc: MatrixDescriptor, rank: int) -> Array:
     """The elements of a global array that `rank` owns: a view if they form contiguous ranges, else a copy."""
     shape = desc.local_shape(rank)
     if 0 in shape:  # the other size may be long, and have many ranges
         return whole[:0, :0].reshape(shape)
-    rows, columns = map(index_of, desc.global_ranges(rank))
-    if isinstance(rows, slice) or isinstance(columns, slice):
-        return whole[rows, columns]
-    return whole[np.ix_(rows, columns)]
+    part: Array = whole[index_at(places_of(desc, rank))]
+    return part
 
 
 def put_part(whole: Array, desc: MatrixDescriptor, rank: int, part: Array) -> None:
     """Write the elements that `rank` owns into a global array."""
-    if not part.size:
-        return
-    rows, columns = map(index_of, desc.global_ranges(rank))
-    if isinstance(rows, slice) or isinstance(columns, slice):
-        whole[rows, columns] = part
-    else:
-        whole[np.ix_(rows, columns)] = part
+    if part.size:
+        whole[index_at(places_of(desc, rank))] = part
+
+
+class PeerArrays:
+    """**Collective.** The local arrays of one matrix, which other ranks read or write in place, until `end`.
+
+    An agreement comes between `publish` and `begin`. Few bytes travel in messages, which take less time than two
+    agreements; so do arrays in memory that peers do not reach, as a matrix of `from_local` may have.
+    """
+
+    def __init__(self, runtime: Runtime, desc: MatrixDescriptor, local: Array, nbytes: int) -> None:
+        backend = runtime.backend
+        self._runtime, self._desc, self._local = runtime, desc, local
+        self._location: Location | None = None
+        if nbytes >= _IN_PLACE_NBYTES and backend.shared and backend.most_near > 1 and backend.has_room(1):
+            self._location = backend.location_table()
+
+    def publish(self, *, usable: bool = True) -> int:
+        """Publish the location of this rank's array, ready for use; 1 if peers cannot use it (local)."""
+        if self._location is None:
+            return 0
+        self._runtime.backend.drain()
+        return int(not (usable and self._runtime.backend.publish(self._location, self._local)))
+
+    def begin(self, opname: str, hidden: int | None = None) -> None:
+        """**Collective** without `hidden`, the largest result of `publish`. Use the arrays in place, unless it is 1."""
+        if self._location is None:
+            return
+        if hidden is None:
+            with self._runtime.local_step(opname):
+                own = self.publish()
+            (hidden,) = self._runtime.agree(f"{opname}: arrays", "", maxima=(own,))
+        self._runtime.backend.sync()
+        if hidden:
+            self._location = None
+
+    @property
+    def reaches_all(self) -> bool:
+        """Whether every rank reaches the arrays of all others (global)."""
+        is_on_one_node = self._runtime.backend.most_near == self._runtime.nprocs
+        return self._runtime.nprocs == 1 or (self._location is not None and is_on_one_node)
+
+    def reaches(self, peer: int) -> bool:
+        """Whether this rank reaches the array of `peer`, and `peer` that of this rank (local)."""
+        backend = self._runtime.backend
+        return peer == backend.rank or (self._location is not None and backend.is_near(peer))
+
+    def of(self, peer: int) -> Array:
+        """The array of a rank that this rank reaches, in place (local)."""
+        if peer == self._runtime.rank:
+            return self._local
+        assert self._location is not None, "this rank reaches the peer"
+        shape = self._desc.local_shape(peer)
+        return self._runtime.backend.peer_array(self._location, peer, shape, self._local.dtype, self._desc.order)
+
+    def end(self, opname: str) -> None:
+        """**Collective.** Return when no rank uses the arrays of others any more."""
+        if self._location is not None:
+            self._runtime.backend.sync()
+            self._runtime.agree(f"end of {opname}", "")
+            self._runtime.backend.sync()
 
 
 def scatter(runtime: Runtime, whole: Array | None, desc: MatrixDescriptor, local: Array, root: int) -> None:
-    """**Collective**, after an agreement. Distribute the array of `root`; other ranks pass None."""
-    backend = runtime.backend
+    """**Collective**, after an agreement. Distribute the array of `root`; other ranks pass None.
+
+    The root writes into the arrays of ranks that it reaches, and sends messages to the others.
+    """
+    backend, opname = runtime.backend, "from_global"
     if not desc.m * desc.n or backend.dry is not None:  # the other size may be long, and have many blocks
         return
-    if runtime.rank != root:
+    arrays = PeerArrays(runtime, desc, local, desc.m * desc.n * local.itemsize)
+    arrays.begin(opname)
+    if runtime.rank == root:
+        assert whole is not None, "root has the array"
+        for peer in range(desc.nprocs):
+            if not arrays.reaches(peer):
+                _send_part(backend, part_of(whole, desc, peer), local.dtype, desc.order, peer, opname)
+            elif (target := arrays.of(peer)).size:
+                backend.copy(whole, target, of=places_of(desc, peer))
+    elif not arrays.reaches(root):
         for panel in _panels(local, desc.order, local.itemsize):
             with backend.writing(panel) as host:
-                backend.complete(
-                    backend.plain_channel.receive(host, root, TAG), step=f"from_global: a panel from rank {root}"
-                )
-        return
-    assert whole is not None, "root has the array"
-    backend.copy(part_of(whole, desc, root), local)
-    for peer in range(desc.nprocs):
-        if peer != root:
-            part = part_of(whole, desc, peer)
-            for panel in _panels(part, desc.order, local.itemsize):
-                packed = np.asarray(panel, dtype=local.dtype, order=desc.order)
-                packed = packed if _is_dense(packed) else packed.copy(order=desc.order)
-                backend.complete(
-                    backend.plain_channel.send(packed, peer, TAG), step=f"from_global: a panel to rank {peer}"
-                )
+                _receive(backend, host, root, opname)
+    arrays.end(opname)
 
 
 def empty_whole(opname: str, desc: MatrixDescriptor, dtype: Dtype) -> Array:
@@ -106,41 +168,64 @@ def empty_whole(opname: str, desc: MatrixDescriptor, dtype: Dtype) -> Array:
         ) from None
 
 
-def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int, whole: Array | None) -> None:
-    """**Collective**, after an agreement. Collect the whole matrix on `root`."""
-    backend, rank = runtime.backend, runtime.rank
+def gather(runtime: Runtime, local: Array, desc: MatrixDescriptor, root: int | None, whole: Array | None) -> None:
+    """**Collective**, after an agreement. Collect the whole matrix on `root`, or on all ranks if it is None.
+
+    A rank reads the arrays of the ranks that it reaches; the others send messages. For root=None they send them to rank
+    0, and the whole matrix follows along the chain of ranks, unless all ranks reach each other.
+    """
+    backend, opname = runtime.backend, "to_global"
     if not desc.m * desc.n:  # the other size may be long, and have many blocks
         return
     holders = [peer for peer in range(desc.nprocs) if holds_first_copy(desc, peer)]
-    if rank != root:
-        if rank in holders:
-            for panel in _panels(local, desc.order, local.itemsize):
-                host = backend.reading(panel)
-                packed = host if _is_dense(host) else host.copy(order=desc.order)
-                backend.complete(
-                    backend.plain_channel.send(packed, root, TAG), step=f"to_global: a panel to rank {root}"
-                )
-        return
-    assert whole is not None, "root has the memory"
-    for peer in holders:
-        rows, columns = map(index_of, desc.global_ranges(peer))
-        is_view = isinstance(rows, slice) and isinstance(columns, slice)
-        if peer == rank and is_view:
-            backend.copy(local, whole[rows, columns])
-            continue
-        if peer == rank:
-            part = backend.reading(local)
-        else:
-            part = whole[rows, columns] if is_view else np.empty(desc.local_shape(peer), local.dtype, order=desc.order)
-            for panel in _panels(part, desc.order, local.itemsize):
-                backend.complete(
-                    backend.plain_channel.receive(panel, peer, TAG), step=f"to_global: a panel from rank {peer}"
-                )
-        if not is_view:
-            put_part(whole, desc, peer, part)
+    arrays = PeerArrays(runtime, desc, local, desc.m * desc.n * local.itemsize)
+    arrays.begin(opname)
+    goes_on = root is None and not arrays.reaches_all
+    if goes_on:
+        root = 0
+    if root in (None, runtime.rank):
+        assert whole is not None, "this rank has the memory"
+        for peer in holders:
+            if not arrays.reaches(peer):
+                _receive_part(backend, whole, desc, peer, opname)
+            elif (source := arrays.of(peer)).size:
+                backend.copy(source, whole, at=places_of(desc, peer))
+    elif runtime.rank in holders and not arrays.reaches(root):
+        for panel in _panels(local, desc.order, local.itemsize):
+            _send(backend, backend.reading(panel), root, opname)
+    arrays.end(opname)
+    if goes_on:
+        assert whole is not None, "every rank has the memory"
+        _broadcast(runtime, whole, desc.order)
 
 
-def broadcast(runtime: Runtime, whole: Array, order: str) -> None:
+def _send_part(backend: HostRanks, part: Array, dtype: Dtype, order: Order, peer: int, opname: str) -> None:
+    """Send a part of a global array, panel by panel, in the dtype and storage order of the matrix (local)."""
+    for panel in _panels(part, order, dtype.itemsize):
+        _send(backend, np.asarray(panel, dtype=dtype, order=order), peer, opname)
+
+
+def _receive_part(backend: HostRanks, whole: Array, desc: MatrixDescriptor, peer: int, opname: str) -> None:
+    """Receive the elements that `peer` owns, panel by panel (local)."""
+    places = places_of(desc, peer)
+    is_view = all(isinstance(index, slice) for index in places)
+    part = whole[places] if is_view else np.empty(desc.local_shape(peer), whole.dtype, order=desc.order)
+    for panel in _panels(part, desc.order, whole.itemsize):
+        _receive(backend, panel, peer, opname)
+    if not is_view:
+        put_part(whole, desc, peer, part)
+
+
+def _send(backend: HostRanks, panel: Array, peer: int, opname: str) -> None:
+    packed = panel if _is_dense(panel) else panel.copy(order="K")
+    backend.complete(backend.plain_channel.send(packed, peer, TAG), step=f"{opname}: a panel to rank {peer}")
+
+
+def _receive(backend: HostRanks, panel: Array, peer: int, opname: str) -> None:
+    backend.complete(backend.plain_channel.receive(panel, peer, TAG), step=f"{opname}: a panel from rank {peer}")
+
+
+def _broadcast(runtime: Runtime, whole: Array, order: str) -> None:
     """**Collective.** Broadcast rank 0's whole matrix along the chain of ranks, panel by panel."""
     backend, rank = runtime.backend, runtime.rank
     sent: list[Transfer] = []
