@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from pblas.runtime.runtime import Runtime
 
 TAG = 1010
-_IN_PLACE_NBYTES = 1 << 20
-"""Least size of a matrix whose local arrays peers read and write in place: that takes two agreements."""
+IN_PLACE_NBYTES = 1 << 16
+"""Least bytes that move for ranks to use each other's arrays in place, which takes two agreements."""
 _PANEL_NBYTES = 16 << 20  # largest message: bounds the memory for packed copies
 
 
@@ -84,7 +84,7 @@ class PeerArrays:
         backend = runtime.backend
         self._runtime, self._desc, self._local = runtime, desc, local
         self._location: Location | None = None
-        if nbytes >= _IN_PLACE_NBYTES and backend.shared and backend.most_near > 1 and backend.has_room(1):
+        if nbytes >= IN_PLACE_NBYTES and backend.shared and backend.most_near > 1 and backend.has_room(1):
             self._location = backend.location_table()
 
     def publish(self, *, usable: bool = True) -> int:

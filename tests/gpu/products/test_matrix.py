@@ -14,6 +14,7 @@ import pytest
 from pblas import ArgumentError, BackendError, Context, DistMatrix, LayoutError, MatrixDescriptor
 from pblas.backends.cpu.random import entries as random_entries
 from pblas.errors import PblasWarning
+from pblas.matrices import scatter_gather
 from pblas.matrices.scatter_gather import part_of
 from tests.common.gauge import NAMES
 from tests.common.ranks import COMM, entries, layouts, raises_on_all_ranks, same_on_all_ranks
@@ -22,6 +23,7 @@ from tests.mpi.matrices.test_matrix import ORDERS, SLICES, Order, check_dealing,
 
 cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
+from pblas.backends.cuda import transfer  # noqa: E402 - it needs CuPy
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +60,27 @@ def test_gpus_are_used_if_every_rank_has_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", NAMES)
-def test_distributing_and_collecting_is_the_identity(ctx: Context, dtype: str) -> None:
+@pytest.mark.parametrize("least", [0, scatter_gather.IN_PLACE_NBYTES])
+def test_distributing_and_collecting_is_the_identity(
+    ctx: Context, dtype: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scatter_gather, "IN_PLACE_NBYTES", least)
     check_dealing(ctx, dtype, check_local)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_large_matrix_travels_in_pieces(ctx: Context, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scatter_gather, "IN_PLACE_NBYTES", 0)
+    monkeypatch.setattr(transfer, "_DIRECT_NBYTES", 64)
+    monkeypatch.setattr(transfer, "_PIECE_NBYTES", 512)
+    for turn, desc in enumerate(layouts(40, 31, order)):
+        root = turn % ctx.nprocs
+        for dtype in ("float64", "float32"):
+            array = np.asarray(entries(40, 31, np.float64), order=ORDERS[turn % 2])
+            a = ctx.from_global(array if ctx.rank == root else None, desc, root, dtype=dtype)
+            check_local(a, array.astype(dtype))
+            everywhere = a.to_global(None)
+            assert np.array_equal(everywhere, array.astype(dtype))
 
 
 @pytest.mark.parametrize("order", ORDERS)

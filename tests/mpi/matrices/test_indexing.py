@@ -12,6 +12,7 @@ import pytest
 import pblas
 from pblas import Context, DistMatrix
 from pblas.errors import ArgumentError, DescriptorError, DTypeError, MismatchError, OutOfRangeError, PblasError
+from pblas.matrices import scatter_gather
 from tests.common.gauge import NAMES, Array, dtype_of, entries
 from tests.common.ranks import Contexts, collected, few, same_on_all_ranks
 from tests.mpi.matrices.arrays import Mistake, check_mistake, placed, some_descriptor, some_matrix
@@ -113,10 +114,15 @@ def some_list(rng: Random, size: int) -> Any:
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("dtype", ["float64", "complex64", "bfloat16"])
-def test_lists_and_steps_are_those_of_numpy(contexts: Contexts, setting: str, dtype: str) -> None:
+@pytest.mark.parametrize("least", [0, scatter_gather.IN_PLACE_NBYTES])
+def test_lists_and_steps_are_those_of_numpy(
+    contexts: Contexts, setting: str, dtype: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scatter_gather, "IN_PLACE_NBYTES", least)
     ctx = contexts[setting]
     for seed in range(16):
         rng, (a, x) = Random(seed), some_matrix(ctx, seed, dtype, (8, 9))
+        a = a.copy() if seed % 3 else a  # in memory of the context, or of this test
         rows, columns = some_list(rng, 8), some_list(rng, 9)
         i, j = np.arange(8)[rows], np.arange(9)[columns]
         open_mesh = np.ix_(i, j) if seed % 2 else (rows, slice(2, None))
@@ -131,6 +137,11 @@ def test_lists_and_steps_are_those_of_numpy(contexts: Contexts, setting: str, dt
             x[key] = numpys
             assert np.array_equal(collected(a), x)
         a[key] = a[key].copy()
+        assert np.array_equal(collected(a), x)
+        a[[7, 0, 3]] = a[[0, 3, 7]]
+        x[[7, 0, 3]] = x[[0, 3, 7]]
+        a[::-1] = a  # in one memory
+        x[::-1] = x.copy()
         assert np.array_equal(collected(a), x)
 
 

@@ -73,7 +73,11 @@ def check_dealing(ctx: Context, dtype: str, check_local: Callable[[DistMatrix, A
 
 @pytest.mark.parametrize("dtype", NAMES)
 @pytest.mark.parametrize("transport", ["auto", "message"])
-def test_dealing_out_and_collecting_is_the_identity(dtype: str, transport: Literal["auto", "message"]) -> None:
+@pytest.mark.parametrize("least", [0, transfer.IN_PLACE_NBYTES])
+def test_dealing_out_and_collecting_is_the_identity(
+    dtype: str, transport: Literal["auto", "message"], least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "IN_PLACE_NBYTES", least)
     with Context(timeout=TIMEOUT, transport=transport) as ctx:
         check_dealing(ctx, dtype, check_local)
 
