@@ -25,6 +25,7 @@ Order = Literal["F", "C"]  # storage order: by columns or by rows
 ArrayT = TypeVar("ArrayT")  # an array of any library, whose functions give arrays of the same library
 FLOAT16, FLOAT32 = np.dtype(np.float16), np.dtype(np.float32)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+BYTE = np.dtype(np.uint8)
 E4M3, E5M2 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 DTYPES = (FLOAT32, np.dtype(np.float64), np.dtype(np.complex64), np.dtype(np.complex128), FLOAT16, BFLOAT16)
 """Every dtype that pblas computes with."""

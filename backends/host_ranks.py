@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from pblas.backends.agreement import BITS, Agreed, Agreement
 from pblas.backends.allocator import Blocks, Provisional, call_site
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.cpu.threads import BlasThreads, quota, requested, share, usable_cores
+from pblas.backends.dtypes import BYTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +36,13 @@ _LEAST_WORK = 1e8
 
 Location = tuple[Any, list[Any]]
 """A block, and four integers of each rank of the node: window, offset, and strides of an array; None elsewhere."""
+
+
+class HostScratch(NamedTuple):
+    """Memory of the hosts that the ranks of a node share."""
+
+    keep: object  # keeps the memory alive (local)
+    of: dict[int, Array]  # the bytes of each rank of the node (local)
 
 
 class HostRanks(ABC):
@@ -322,6 +330,11 @@ class HostRanks(ABC):
             return self.arena.allocate(nbytes, call_site) if window else self.private(nbytes)
 
         return self._shared_memory(window, nbytes, allocate)
+
+    def host_scratch(self, nbytes: int) -> HostScratch:
+        """**Collective.** As many bytes of host memory for each rank of the node, which all of them reach."""
+        block, node = self.allocate_scratch(nbytes), sorted({self.rank, *filter(self.is_near, range(self.size))})
+        return HostScratch(block, {peer: self.peer_block(block, peer, 0, (nbytes, 1), BYTE, "F") for peer in node})
 
     def buffer(self, nbytes: int) -> Array:
         """Private memory of one plan, shared with other plans if it has a workspace slot, as bytes (local)."""

@@ -11,7 +11,7 @@ from pblas.backends.allocator import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.nvshmem.collective_launch import CollectiveLaunch
-from pblas.backends.nvshmem.heap import Heap, Tables
+from pblas.backends.nvshmem.heap import Heap, Tables, shared_by_hosts
 from pblas.backends.nvshmem.kernels.arguments import MAX_RANKS
 from pblas.backends.nvshmem.shared import EngineResources
 from pblas.backends.nvshmem.startup import join
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.dtypes import Array, Dtype, Order
-    from pblas.backends.host_ranks import Location
+    from pblas.backends.host_ranks import HostScratch, Location
     from pblas.backends.local_step import AgreedError
     from pblas.backends.transport import Transport
 
@@ -111,6 +111,10 @@ class NvshmemBackend(GpuBackend):
 
     def allocate(self, nbytes: int) -> Any:
         return self.arena.allocate(nbytes, call_site)
+
+    def host_scratch(self, nbytes: int) -> HostScratch:
+        memory = shared_by_hosts(self.agreement, nbytes, "make staging memory") if nbytes else None
+        return HostScratch(memory, {} if memory is None else dict(enumerate(memory)))
 
     def location_table(self) -> Location:
         """**Collective.** A line of host memory in which every rank stores the address of one of its arrays.

@@ -150,6 +150,14 @@ def exhausted(nbytes: int, used: int, pool: int) -> errors.WorkspaceError:
     )
 
 
+def shared_by_hosts(agreement: Agreement, nbytes: int, step: str) -> Any:
+    """**Collective.** Zeros in host memory that the ranks of a node share: `nbytes` bytes of each rank."""
+    agreement.agree(step)
+    with LocalStep(agreement.agree, step):
+        memory = shared_memory(agreement, range(agreement.size), agreement.size * nbytes, step, reserve=True)
+    return np.frombuffer(memory, np.uint8).reshape(agreement.size, nbytes)
+
+
 _LINES, _WORDS = 4096, 4  # lines of a page; words of a line
 
 
@@ -169,12 +177,8 @@ class Tables:
 
     def _page(self) -> Any:
         """**Collective.** Zeros, ranks x lines x words."""
-        agreement, step = self._exchange, "make a table of the hosts"
-        agreement.agree(step)
-        with LocalStep(agreement.agree, step):
-            nbytes = 8 * agreement.size * _LINES * _WORDS
-            memory = shared_memory(agreement, range(agreement.size), nbytes, step, reserve=True)
-        return np.frombuffer(memory, np.int64).reshape(agreement.size, _LINES, _WORDS)
+        memory = shared_by_hosts(self._exchange, 8 * _LINES * _WORDS, "make a table of the hosts")
+        return memory.view(np.int64).reshape(-1, _LINES, _WORDS)
 
     def close(self) -> None:
         """Drop the tables (local)."""

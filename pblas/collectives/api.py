@@ -176,7 +176,7 @@ class Exchange(Kept):
     def lay_out(self, runtime: Runtime, name: str, x: Array) -> None:
         """Copy this rank's array to where peers read it; `name` of the call is for messages (local)."""
         staging = _staging(runtime)
-        if staging is not None and not self._is_direct(runtime):
+        if staging is not None and runtime.nprocs > 1:
             self._later = None
             self._gathering.lay_out(staging, name, x)
         else:
@@ -184,7 +184,7 @@ class Exchange(Kept):
 
     def stage(self) -> bool:
         """**Collective.** Lay out the array if there was no staging memory yet; then all ranks must agree once more."""
-        if self._later is None or self._is_direct(self._later[0]):
+        if self._later is None or self._later[0].nprocs == 1:
             return False
         (runtime, name, x), self._later = self._later, None
         self._gathering.lay_out(_new_staging(runtime), name, x)
@@ -194,13 +194,8 @@ class Exchange(Kept):
         """**Collective.** All ranks' elements, one after the other in a new array of one dimension."""
         if self._later is None:
             return self._gathering.run()
-        (runtime, _, x), self._later = self._later, None
-        return np.concatenate(runtime.backend.gather(x) if runtime.nprocs > 1 else (x.reshape(-1),))
-
-    @staticmethod
-    def _is_direct(runtime: Runtime) -> bool:
-        """Whether no memory of the hosts carries the elements (global)."""
-        return runtime.nprocs == 1 or runtime.backend.gpus
+        (_, _, x), self._later = self._later, None
+        return x.flatten()
 
 
 class Exchanging:

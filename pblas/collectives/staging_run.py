@@ -17,7 +17,7 @@ from pblas.plans.partition import padded
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype
-    from pblas.backends.host_ranks import HostRanks
+    from pblas.backends.host_ranks import HostRanks, HostScratch
     from pblas.backends.transport import Transfer
 
 
@@ -98,7 +98,6 @@ RELAYED = 2  # kind of messages: pieces from another node, sent on to the ranks 
 TAG = 1030
 _TAG_MEETING = TAG + 4
 _MAX_SLOTS = 1024
-_BYTE = np.dtype(np.uint8)
 
 
 class Staging:
@@ -116,17 +115,13 @@ class Staging:
         self.group_of: dict[int, range] = {rank: group for group in backend.groups for rank in group}
         """For each rank, the ranks among which data from other nodes arrives once (global)."""
         self._node = sorted([*self.near, backend.rank])
-        self._blocks: list[Any] = []
-        self._halves: list[dict[int, Array]] = []
+        self._regions: list[HostScratch] = []
         self._tables: list[Any] = []
         if backend.shared:
-            # A second result has memory of its own after the first.
-            self._blocks = [backend.allocate_scratch(2 * nbytes), backend.allocate_scratch(4 * nbytes)]
-            self._tables = [backend.location_table(), backend.location_table()]
-            self._halves = [
-                {peer: backend.peer_block(block, peer, 0, (block.nbytes, 1), _BYTE, "F") for peer in self._node}
-                for block in self._blocks
-            ]
+            # A second result has memory of its own after the first. Inputs of GPUs are added in their own memory.
+            self._regions = [backend.host_scratch(k * nbytes) for k in (0 if backend.gpus else 2, 4)]
+            if not backend.gpus:
+                self._tables = [backend.location_table(), backend.location_table()]
         self._buffers: dict[tuple[int, int], Array] = {}
         self._slots: dict[tuple[object, ...], Flat] = {}
         """Slots of recent calls: to make one takes longer than to copy a small array into it (local)."""
@@ -142,7 +137,7 @@ class Staging:
             if len(self._slots) >= _MAX_SLOTS:
                 self._slots.clear()
             offset = (half * (1 + region) + result) * self.nbytes + place * dtype.itemsize
-            elements = Flat(np.ndarray(span[1] - span[0], dtype, self._halves[region][peer], offset), span[0])
+            elements = Flat(np.ndarray(span[1] - span[0], dtype, self._regions[region].of[peer], offset), span[0])
             assert elements.line is not None, "staging memory is contiguous"
             self._slots[key] = elements
         return elements
@@ -166,11 +161,11 @@ class Staging:
 
     def send(self, x: Array, peer: int, kind: int) -> Transfer:
         """Start to send tight elements to a far rank (local)."""
-        return self.backend.channel.send(x[:, None], peer, TAG + kind)
+        return self.backend.host_channel.send(x[:, None], peer, TAG + kind)
 
     def receive(self, x: Array, peer: int, kind: int) -> Transfer:
         """Start to receive tight elements from a far rank (local)."""
-        return self.backend.channel.receive(x[:, None], peer, TAG + kind)
+        return self.backend.host_channel.receive(x[:, None], peer, TAG + kind)
 
     def meet(self, step: str) -> None:
         """Return when all ranks of the node have arrived and their earlier writes are visible (local to the node).
@@ -178,7 +173,7 @@ class Staging:
         Source: Hensgen, Finkel, Manber, "Two algorithms for barrier synchronization" (1988).
         """
         self.backend.sync()
-        channel, node = self.backend.channel, self._node
+        channel, node = self.backend.host_channel, self._node
         place, distance = node.index(self.backend.rank), 1
         while distance < len(node):
             heard = channel.await_signal(node[(place - distance) % len(node)], _TAG_MEETING)
@@ -190,4 +185,4 @@ class Staging:
 
     def detach(self) -> None:
         """Drop the memory, which the context is about to free (local)."""
-        self._blocks, self._halves, self._tables, self._buffers, self._slots = [], [], [], {}, {}
+        self._regions, self._tables, self._buffers, self._slots = [], [], {}, {}
