@@ -136,8 +136,12 @@ class DeviceCopies(DeviceLanes):
             array: Array = transfer.words(x).get(order="F" if by_columns(x) else "C").view(x.dtype)
         return array
 
-    def from_host(self, x: Array, z: Array) -> None:
-        if z.size:
+    def from_host(self, x: Array, z: GpuArray) -> None:
+        if z.size and z.flags.f_contiguous:
+            tight = np.asfortranarray(x)
+            runtime.memcpyAsync(z.data.ptr, tight.ctypes.data, tight.nbytes, runtime.memcpyHostToDevice, self.stream)
+            self._kept.append(tight)
+        elif z.size:
             target = transfer.words(z)
             with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
                 target[...] = cupy.asarray(np.asfortranarray(x).view(target.dtype))

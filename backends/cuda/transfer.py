@@ -138,8 +138,9 @@ def _move(
     rows, columns = places or (slice(None), slice(None))
     if abs(host.strides[0]) < abs(host.strides[1]):
         host, x, rows, columns = host.T, x.T, columns, rows
+    chosen = None if isinstance(rows, slice) else rows  # a list of rows
     if isinstance(rows, slice):
-        host, rows = host[rows], None
+        host = host[rows]
     if isinstance(columns, slice):
         host, columns = host[:, columns], slice(None)
     height = max(1, _PIECE_NBYTES // (x.itemsize * x.shape[1]))
@@ -147,14 +148,14 @@ def _move(
 
     if x.nbytes <= _DIRECT_NBYTES:
         with settled(x):
-            move(x, np.empty(x.shape, x.dtype), host, index_at((slice(None) if rows is None else rows, columns)))
+            move(x, np.empty(x.shape, x.dtype), host, index_at((slice(None) if chosen is None else chosen, columns)))
         return
 
     def move_rows(start: int) -> None:
         part = slice(start, start + height)
         with cupy.cuda.Device(device), _own.stream(device) as stream:
             piece = x[part]
-            move(piece, _own.buffer(piece), host, index_at((part if rows is None else rows[part], columns)))
+            move(piece, _own.buffer(piece), host, index_at((part if chosen is None else chosen[part], columns)))
             stream.synchronize()
 
     with settled(x):

@@ -436,6 +436,10 @@ class RunMatrixVector(Exchanging):
             elif plan.gathers or backend.gpus:
                 self._exchange = Exchange((plan.length,) * plan.nprocs, dtype, backend.rank)
         self._partial: Array | None = None
+        has_y = not operation.reads_y or (self._y_is_local and y is not None and not y.conjugated)
+        stays = plan.stays and self._multiplies and has_y and operation.kind == "gemv"
+        self._stays_there: bool = stays and _is_of_blas(operation, backend)
+        """Whether one call of a device that gets the vector gives this rank's part of the result (global)."""
 
     @cached_property
     def _local(self) -> LocalProduct:
@@ -449,7 +453,7 @@ class RunMatrixVector(Exchanging):
                 assert x.y is not None, "it is read"
                 columns.append(x.y)
             self._vectors.lay_out(x.runtime, x.opname, columns)
-        elif self._multiplies:
+        elif self._multiplies and not self._stays_there:
             self._multiply(x, self._sizes(x.x))
         return False
 
@@ -475,6 +479,10 @@ class RunMatrixVector(Exchanging):
         gathered = iter([] if self._vectors is None else self._vectors.collect())
         vector = self._sizes(next(gathered)) if self._gathers_x else self._sizes(x.x) if self._multiplies else None
         old = next(gathered, None)
+        if self._stays_there:
+            assert vector is not None, "it is multiplied"
+            self._multiply_there(x, vector)
+            return None
         if self._multiplies and self._vectors is not None:
             assert vector is not None, "it is multiplied"
             # y_r = op(A_r) x   (this rank's elements of A)
@@ -509,6 +517,20 @@ class RunMatrixVector(Exchanging):
         if self._exchange is not None:
             self._exchange.lay_out(x.runtime, x.opname, partial)
 
+    def _multiply_there(self, x: _Operands, vector: Array) -> None:
+        """out_r = alpha op(A_r) x + beta y_r: this rank's part of the result, on its device (local)."""
+        assert x.result is not None, "the result is a matrix"
+        assert isinstance(x.put, Scaling), "there are no absolute values"
+        if not x.result.size:
+            return
+        arrays = x.runtime.backend.arrays
+        column = arrays.array(arrays.empty(vector.nbytes), (len(vector), 1), vector.dtype)
+        arrays.from_host(vector[:, None], column)
+        old = (x.put.beta, x.y) if x.y is not None else (0, None)
+        arrays.multiply_whole(
+            *("gemv", x.put.alpha, x.a, column, *old, x.result), uplo="L", trans=self._operation.trans, unit=False
+        )
+
     def _total(self, x: _Operands, vector: Array | None) -> Array:
         """**Collective.** op(A) x without alpha, on all ranks, or if it stays this rank's elements of it."""
         plan, dtype = self._plan, np.dtype(self._plan.partial_dtype)
@@ -536,8 +558,7 @@ class RunMatrixVector(Exchanging):
         part, backend = x.result, x.runtime.backend
         if part is None or not part.size:
             return
-        rows, out = self._rows, backend.reading(part)
-        out = out if out is part else out.copy()
+        rows, out = self._rows, np.empty(part.shape, part.dtype) if backend.gpus else part
         if self._y_is_local:
             assert x.y is not None, "it is read"
             assert self._operation.y is not None, "it is read"
@@ -552,12 +573,18 @@ class RunMatrixVector(Exchanging):
 
 def _takes_whole(operation: MatrixVector, plan: MatrixVectorPlan, backend: HostRanks) -> bool:
     """Whether one call of a device that has whole matrices and vectors gives the result (global)."""
-    if plan.nprocs > 1 or "multiply_whole" in backend.arrays.traits.lacks or operation.dtype.char not in "fdFD":
+    vectors = [operation.x, *([operation.y] if operation.y and operation.reads_y else [])]
+    is_there = all(v.column is not None and not v.conjugated for v in vectors)
+    return plan.nprocs == 1 and is_there and _is_of_blas(operation, backend)
+
+
+def _is_of_blas(operation: MatrixVector, backend: HostRanks) -> bool:
+    """Whether BLAS has the operation, on a device that has its matrix and writes its result (global)."""
+    if "multiply_whole" in backend.arrays.traits.lacks or operation.dtype.char not in "fdFD":
         return False
-    target, vectors = operation.target, [operation.x, *([operation.y] if operation.y and operation.reads_y else [])]
-    if target is None or target.column is None or any(v.column is None or v.conjugated for v in vectors):
+    if operation.target is None or operation.target.column is None or not operation.reads_x:
         return False
-    if operation.absolute or operation.conjugated or not operation.reads_x or 0 in operation.matrix.shape:
+    if operation.absolute or operation.conjugated or 0 in operation.matrix.shape:
         return False
     conjugates = operation.kind == "hemv" or operation.trans == "C"
     return operation.matrix.order == "F" or operation.dtype.kind != "c" or not conjugates
