@@ -94,7 +94,8 @@ def copy_from_host(host: Array, x: GpuArray, of: Places | None = None) -> None:
         if target.flags.c_contiguous:
             target.set(buffer.view(target.dtype))
             return
-        tight = cupy.asarray(buffer.view(target.dtype))
+        tight = cupy.empty(buffer.shape, target.dtype)
+        tight.set(buffer.view(target.dtype))  # from page-locked memory, which CuPy's own copies pass through another one
         if abs(target.strides[0]) < abs(target.strides[1]):  # turned here, since writes to peers must be long
             turned = cupy.empty(tight.shape, tight.dtype, "F")
             turned[...] = tight
@@ -117,9 +118,11 @@ def on_gpu(host: Array) -> Any:
 
 
 def on_host(x: Any) -> Array:
-    """A copy of a short contiguous CuPy array in host memory, after all work on the default stream (local)."""
+    """A copy of a short contiguous CuPy array in host memory, after the work of the current stream (local)."""
     host: Array = np.empty(x.shape, x.dtype)
-    runtime.memcpy(host.ctypes.data, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost)
+    stream = cupy.cuda.get_current_stream().ptr
+    runtime.memcpyAsync(host.ctypes.data, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, stream)
+    runtime.streamSynchronize(stream)
     return host
 
 
