@@ -43,14 +43,14 @@ class Header:
 
 
 class Part(NamedTuple):
-    """The elements of a matrix in a file that a rank owns, which are copied and converted to its dtype."""
+    """The elements of a matrix in a file that a rank owns, and its memory for them."""
 
     path: str | os.PathLike[str]  # of the file (global)
     header: Header  # of the matrix there (global)
     desc: MatrixDescriptor  # of the matrix in memory (global)
-    rank: int  # that reads (local)
-    local: Array  # its memory for the elements (local)
-    report: StageReport = None  # is told how much has been read (local)
+    rank: int  # that reads or writes (local)
+    local: Array  # its elements, converted to the dtype of the matrix (local)
+    report: StageReport = None  # is told how much has been moved (local)
 
 
 def checked_path(opname: str, path: object) -> str:

@@ -282,8 +282,9 @@ class Creation:
     ) -> DistMatrix:
         """**Collective.** A matrix from a .npy, .h5, .zarr, .mtx or .bin file; every rank reads the elements it owns.
 
-        An array of one dimension is read as n x 1. Memory for the elements of this rank and for 4 MiB suffices, however
-        large the file is; only arrays in chunks take the chunks of 16 MiB, or of a row of chunks.
+        An array of one dimension is read as n x 1. Memory for the elements of this rank and for 4 MiB of each of at
+        most 8 threads suffices, however large the file is; only arrays in chunks take the chunks of 16 MiB, or of a row
+        of chunks.
 
         Args:
             path: path of a file that all ranks can read; HDF5, read by h5py (the extra `hdf5`), if it ends in .h5 or
@@ -365,9 +366,10 @@ class Creation:
         largest = self.runtime.agree(opname, arguments, maxima=(self.runtime.nelements(desc),))[0]
         local = self._memory(opname, desc, wanted, largest)
         with Progress(opname, self.runtime, progress) as reports:
-            with self.runtime.local_step("load: read the parts"), self.runtime.backend.writing(local) as part:
+            with self.runtime.local_step("load: read the parts"):
                 if self.runtime.backend.dry is None:
-                    files.read_part(Part(path, header, desc, self.runtime.rank, part, reports.stage("read")))
+                    part = Part(path, header, desc, self.runtime.rank, local, reports.stage("read"))
+                    files.read_part(part, self.runtime.backend)
             self.runtime.agree("load: read the parts", {})
         matrix = DistMatrix(desc, local, self.runtime)
         log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)

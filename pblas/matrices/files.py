@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
@@ -17,8 +19,8 @@ from pblas.matrices.complete_files import Header, Part, begin, reading
 from pblas.matrices.scatter_gather import global_indices, holds_first_copy
 
 if TYPE_CHECKING:
+    from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
-    from pblas.runtime.progress import StageReport
 
 _HDF5 = (".h5", ".hdf5")
 _RAW = ".bin"
@@ -27,7 +29,8 @@ _ZARR = ".zarr"
 _WRITTEN_NBYTES = 64 << 20
 """Elements that are written between two reports of the progress."""
 _PANEL_NBYTES = 4 << 20
-"""Memory for the elements that are read at a time, unless one line is longer."""
+"""Memory of a thread for the elements that it reads at a time, unless one line is longer."""
+_MOST_THREADS = 8  # that read
 _GAP_NBYTES = 1 << 14
 """Elements of other ranks are read too where they are fewer between two of this rank: a call takes as long."""
 
@@ -95,14 +98,15 @@ def read_header(path: str | os.PathLike[str], dataset: str | None = None, raw: R
     return hdf5.read_header(path, dataset) if Path(path).suffix.lower() in _HDF5 else _read_npy_header(path)
 
 
-def read_part(part: Part) -> None:
-    """Copy the elements that the rank owns from the file."""
+def read_part(part: Part, backend: HostRanks) -> None:
+    """Copy the elements that the rank owns from the file to the memory of a backend."""
     suffix, header = Path(part.path).suffix.lower(), part.header
-    if suffix in (_TEXT, _ZARR):
-        read = matrix_market.read_part if suffix == _TEXT else zarr_folders.read_part
+    if suffix in (_TEXT, _ZARR) or (header.dataset and header.offset is None):
+        read = {_TEXT: matrix_market.read_part, _ZARR: zarr_folders.read_part}.get(suffix, hdf5.read_part)
+        with backend.writing(part.local) as host:
+            read(part._replace(local=host))
     else:
-        read = hdf5.read_part if header.dataset and header.offset is None else _read_boxes
-    read(part)
+        _read_boxes(part, backend)
     if part.report is not None and not part.local.size:
         part.report(1.0)
 
@@ -214,8 +218,8 @@ def _write_npy_header(file: BinaryIO, shape: tuple[int, int], dtype: Dtype, orde
     return Header(shape, stored, order, file.tell())
 
 
-def _read_boxes(part: Part) -> None:
-    """Copy the elements that the rank owns from a file in which they are one contiguous piece.
+def _read_boxes(part: Part, backend: HostRanks) -> None:
+    """Copy the elements that the rank owns from a file in which they are one contiguous piece, by several threads.
 
     A memory map would do it in one line, but a file that shrinks meanwhile would then end the process by SIGBUS.
     """
@@ -223,7 +227,7 @@ def _read_boxes(part: Part) -> None:
     if not local.size:
         return
     assert header.offset is not None, "the elements are one contiguous piece"
-    by_columns = header.order == "F"  # a line is contiguous in the file: a column in this order, else a row
+    offset, by_columns = header.offset, header.order == "F"  # a line is contiguous in the file: a column, or a row
     ranges = [
         [(start + first, stop + first) for start, stop in runs]
         for runs, first in zip(desc.global_ranges(rank), header.first, strict=True)
@@ -235,21 +239,33 @@ def _read_boxes(part: Part) -> None:
     length, itemsize = header.shape[0 if by_columns else 1], header.dtype.itemsize
     spans = [(0, length)] if length * itemsize <= _GAP_NBYTES else _joined(along, _GAP_NBYTES // itemsize)
     height = max(1, _PANEL_NBYTES // (length * itemsize))
-    with reading(path) as file:
-        for first, stop in _joined(lines, _GAP_NBYTES // (length * itemsize)):
-            for start in range(first, stop, height):
-                end = min(stop, start + height)
-                ours = slice(*np.searchsorted(mine, (start, end)))
-                for low, high in spans:
-                    inside = slice(*np.searchsorted(own, (low, high)))
-                    box = np.empty((end - start, high - low), header.dtype)
-                    places = [header.offset + (line * length + low) * itemsize for line in range(start, end)]
-                    for place, line in [(places[0], box)] if high - low == length else zip(places, box, strict=True):
-                        _read_at(path, file, place, line)
-                    box = box[_chosen(mine[ours] - start)][:, _chosen(own[inside] - low)]
-                    target[ours, inside] = box.view(local.dtype) if header.is_raw else box
-                if report is not None:
-                    report(int(ours.stop) / len(mine))
+    panels = [
+        (start, min(stop, start + height))
+        for first, stop in _joined(lines, _GAP_NBYTES // (length * itemsize))
+        for start in range(first, stop, height)
+    ]
+
+    def read(panel: tuple[int, int]) -> int:
+        """Read some lines; the number of this rank's lines up to the last of them."""
+        start, end = panel
+        ours = slice(*np.searchsorted(mine, panel))
+        for low, high in spans:
+            inside = slice(*np.searchsorted(own, (low, high)))
+            box = np.empty((end - start, high - low), header.dtype)
+            places = [offset + (line * length + low) * itemsize for line in range(start, end)]
+            for place, line in [(places[0], box)] if high - low == length else zip(places, box, strict=True):
+                _read_at(path, file, place, line)
+            box = box[_chosen(mine[ours] - start)][:, _chosen(own[inside] - low)]
+            box = box.view(local.dtype) if header.is_raw else box
+            with np.errstate(all="ignore"):  # threads have error states of their own
+                backend.copy(box, target[ours, inside])
+        return int(ours.stop)
+
+    threads = min(backend.threads, _MOST_THREADS, len(panels))
+    with reading(path) as file, ThreadPoolExecutor(threads) as pool:
+        for done in map(read, panels) if threads == 1 else pool.map(read, panels):
+            if report is not None:
+                report(done / len(mine))
 
 
 def _joined(ranges: list[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
@@ -283,14 +299,18 @@ def _read_at(path: str | os.PathLike[str], file: BinaryIO, place: int, target: A
         left, place = left[count:], place + count
 
 
-def write_part(
-    path: str, header: Header, desc: MatrixDescriptor, rank: int, local: Array, report: StageReport = None
-) -> None:
-    """Write the elements of `rank` into a file; of replicated elements the first copy only."""
+def write_part(part: Part, backend: HostRanks, *, conj: bool = False) -> None:
+    """Write the elements of a rank, or their conjugates, into a file; of replicated elements the first copy only."""
+    path, header, desc, rank, local, report = part
     if not local.size or not holds_first_copy(desc, rank):
         return
+
+    def on_host(x: Array) -> Array:
+        host = backend.reading(x)
+        return np.conj(host) if conj else host
+
     if header.is_folder:
-        zarr_folders.write_part(path, header, desc, rank, local, report)
+        zarr_folders.write_part(part._replace(local=on_host(local)))
         return
     assert header.offset is not None, "the elements are one contiguous piece"
     by_columns, itemsize = header.order == "F", header.dtype.itemsize  # as in `_read_boxes`
@@ -300,14 +320,15 @@ def write_part(
     is_direct = isinstance(inside, slice) and len(own) * itemsize >= _GAP_NBYTES
     try:
         with Path(path).open("r+b", buffering=0) as file:
-            for start in range(0, len(mine), step):
-                part, places = source[start : start + step], mine[start : start + step]
+            starts = range(0, len(mine), step)
+            for start, lines in zip(starts, _ahead(lambda k: on_host(source[k : k + step]), starts), strict=True):
+                places, elements = mine[start : start + step], lines
                 if header.dtype.kind == "S":
-                    part = matrix_market.lines(part)
+                    elements = matrix_market.lines(lines)
                 elif header.is_raw:
-                    part = part.view(header.dtype)
+                    elements = lines.view(header.dtype)
                 if is_direct:
-                    box = np.ascontiguousarray(part, header.dtype)
+                    box = np.ascontiguousarray(elements, header.dtype)
                     is_whole = len(own) == length and isinstance(_chosen(places), slice)
                     for place, line in [(places[0], box)] if is_whole else zip(places, box, strict=True):
                         _write_at(file, header.offset + (int(place) * length + int(own[0])) * itemsize, line)
@@ -317,7 +338,7 @@ def write_part(
                     )
                     index = _chosen(places)
                     is_slice = isinstance(index, slice) or isinstance(inside, slice)
-                    stored[(index, inside) if is_slice else np.ix_(places, own)] = part
+                    stored[(index, inside) if is_slice else np.ix_(places, own)] = elements
                     stored.flush()
                 if report is not None:
                     report((start + len(places)) / len(mine))
@@ -325,6 +346,18 @@ def write_part(
                 os.fsync(file.fileno())
     except OSError as error:
         raise FileFormatError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def _ahead(function: Callable[[int], Array], items: Iterable[int]) -> Iterator[Array]:
+    """The results of a function, which a thread computes while the one before is used (local)."""
+    with ThreadPoolExecutor(1) as pool:
+        pending: Future[Array] | None = None
+        for item in items:
+            last, pending = pending, pool.submit(function, item)
+            if last is not None:
+                yield last.result()
+        if pending is not None:
+            yield pending.result()
 
 
 def _write_at(file: BinaryIO, place: int, source: Array) -> None:

@@ -11,7 +11,7 @@ from pblas import errors
 from pblas.backends import log
 from pblas.matrices import files, indexing, zarr_folders
 from pblas.matrices import scatter_gather as transfer
-from pblas.matrices.complete_files import Header, checked_path, write
+from pblas.matrices.complete_files import Header, Part, checked_path, write
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
 from pblas.runtime.progress import Progress, ProgressTarget
@@ -340,9 +340,9 @@ class DistMatrix(Operators):
             name, header = runtime.backend.broadcast_object(made, 0)
             with Progress("save", runtime, progress) as reports:
                 with runtime.local_step("save: write the parts"):
-                    part = runtime.backend.reading(source.stored("save"))
-                    part = np.conj(part) if source.conjugated else part
-                    files.write_part(name, header, source.desc, runtime.rank, part, reports.stage("write"))
+                    local = source.stored("save")
+                    part = Part(name, header, source.desc, runtime.rank, local, reports.stage("write"))
+                    files.write_part(part, runtime.backend, conj=source.conjugated)
                 runtime.agree("save: write the parts", {})
             with runtime.local_step("save: finish"):
                 if runtime.rank == 0:

@@ -25,9 +25,8 @@ from pblas.matrices.complete_files import Header, Part
 from pblas.matrices.hdf5 import read_panels
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Dtype
     from pblas.layouts.split import Split
-    from pblas.runtime.progress import StageReport
 
 _MOST, _FEWEST = 1024, 64  # rows and columns of a chunk that are cut out of a longer block
 _SHOWN = 5  # names of arrays in a message
@@ -168,10 +167,9 @@ def _opens(kind: Callable[..., object], folder: Path) -> bool:
     return False
 
 
-def write_part(
-    path: str, header: Header, desc: MatrixDescriptor, rank: int, local: Array, report: StageReport = None
-) -> None:
-    """Write the chunks of `rank`."""
+def write_part(part: Part) -> None:
+    """Write the chunks of a rank."""
+    path, header, desc, rank, local, report = part
     assert header.is_folder, "made by `create`"
     with _translated(path, "cannot be written"):
         array = library().open_array(path, mode="r+")

@@ -332,7 +332,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_other(
         with monkeypatch.context() as patch:
             if ctx.rank in ranks:
 
-                def fail(*_: Any) -> None:
+                def fail(*_: Any, **__: Any) -> None:
                     raise FileFormatError("the cable was pulled")
 
                 patch.setattr(files, "write_part", fail)
@@ -454,12 +454,12 @@ def test_a_rank_touches_its_own_part_of_the_file_only(ctx: Context, folder: Path
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     part = np.empty((n, 128), order="F")
     first = MatrixDescriptor(n, wide, n, 128, Grid.row(wide // 128))  # as one of many ranks
-    files.read_part(Part(path, header, first, COMM.rank, part))
+    files.read_part(Part(path, header, first, COMM.rank, part), ctx.runtime.backend)
     assert np.all(part == 3.0)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident
     assert grown < 1 << 16, f"{grown} KiB more for a part of 64 KiB"
     COMM.Barrier()
-    files.write_part(str(path), header, first, COMM.size + COMM.rank, part)
+    files.write_part(Part(path, header, first, COMM.size + COMM.rank, part), ctx.runtime.backend)
     COMM.Barrier()
     assert path.stat().st_blocks * 512 < 1 << 24, "holes stay holes"
 
@@ -614,9 +614,9 @@ def test_the_unfinished_file_is_as_private_as_the_old_one(
     seen: list[int] = []
     usual = files.write_part
 
-    def write_part(name: str, *arguments: Any) -> None:
-        seen.append(mode_of(Path(name)))
-        usual(name, *arguments)
+    def write_part(part: Part, *arguments: Any, **options: Any) -> None:
+        seen.append(mode_of(Path(part.path)))
+        usual(part, *arguments, **options)
 
     monkeypatch.setattr(files, "write_part", write_part)
     a.save(path)
