@@ -62,12 +62,9 @@ def cases(ctx: pblas.Context, n: int) -> Iterator[tuple[str, Plan, Callable[[], 
     b = ctx.random(grid)
     solved = pblas.blas.plan_trsm(spd, b)
     yield "trsm", solved.plan, partial(solved.execute, spd, b)
-    for name, plan_of, call in (
-        ("Cholesky", linalg.plan_cholesky, linalg.cho_factor),
-        ("LU", linalg.plan_lu, linalg.lu_factor),
-        ("QR", linalg.plan_qr, linalg.qr_factor),
-    ):
-        yield name, plan_of(grid, dtype="float64", nprocs=p).plan, partial(call, spd)
+    for name, plan_of in (("Cholesky", linalg.plan_cholesky), ("LU", linalg.plan_lu), ("QR", linalg.plan_qr)):
+        factored = plan_of(spd)
+        yield name, factored.plan, partial(factored.execute, spd)
 
 
 def measured(ctx: pblas.Context, call: Callable[[], Any], repeats: int) -> float:
