@@ -155,16 +155,16 @@ class Search(Generic[PlanT]):
 
     def consider(self, *plans: PlanT) -> None:
         """Take a plan if it is quicker than the best one, and fits; those that may be the quickest are tried first."""
-        machine, completed = self._context.machine, [self._neutral.complete(plan) for plan in plans]
-        bounds = [least(plan, machine) for plan in completed]
-        for i in sorted(range(len(plans)), key=bounds.__getitem__):
-            if not self.improves(bounds[i]):
+        machine, neutral = self._context.machine, self._neutral
+        bounds = [least(neutral.complete(plan, outline=True), machine) for plan in plans]
+        for bound, plan in sorted(zip(bounds, plans, strict=True), key=lambda pair: pair[0]):
+            if not self.improves(bound):
                 return
-            if self.improves(seconds := predict(completed[i], machine, self._below)):
-                if self._context.fits(plans[i]):
-                    self.best, self.seconds, self._below = plans[i], seconds, self._alike * seconds
+            if self.improves(seconds := predict(neutral.complete(plan), machine, self._below)):
+                if self._context.fits(plan):
+                    self.best, self.seconds, self._below = plan, seconds, self._alike * seconds
                 else:
-                    self.large.append(plans[i])
+                    self.large.append(plan)
 
 
 @lru_cache(_LAYOUTS)

@@ -89,15 +89,22 @@ class PlanningContext:
     def transport(self) -> Transport:
         return self.topology.transport(self.nprocs)
 
-    def complete(self, plan: ProductPlan) -> ProductPlan:
-        """The plan with its transport, chunks or panels, and algorithm, ready to be executed."""
+    def complete(self, plan: ProductPlan, *, outline: bool = False) -> ProductPlan:
+        """The plan with its transport, chunks or panels, and algorithm, ready to be executed.
+
+        In `outline` shards are whole, and panels as wide as they may be if memory is not short: the bounds of such a
+        plan hold for the complete one, which takes longer to make.
+        """
         transport, transposed = self.transport, plan.transposed
         if transport == "push" and (self.reproducible or not plan.is_pushed):
             transport = "shared"
         if transport == "push":
             transposed = plan.pushed_transposed(self.orders)
         lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard can be cut into more
-        wanted = _chunks(plan, transport, self.machine) if self.chunks is None else min(self.chunks, lines)
+        if self.chunks is None:
+            wanted = 1 if outline else _chunks(plan, transport, self.machine)
+        else:
+            wanted = min(self.chunks, lines)
         known, pushed, sends = self.topology, transport == "push" and plan.travels, transport in ("message", "mixed")
         plan = replace(
             plan,
@@ -115,7 +122,8 @@ class PlanningContext:
             bandwidth=known.bandwidth if sends and self.overlap and plan.travels else 0.0,
         )
         if isinstance(plan, Summa):
-            return self._with_panels(plan)
+            plan = replace(plan, width=_width(plan, self.chunks))
+            return plan if outline else self._with_panels(plan)
         if not pushed:
             return plan
         if self.known:
@@ -159,8 +167,8 @@ class PlanningContext:
         return self._limit is None or needed_nbytes(self.complete(plan)) <= self._limit
 
     def _with_panels(self, plan: Summa) -> ProductPlan:
-        """The plan with panels of the best width, or of the largest width that fits into memory."""
-        plan, limit, least = replace(plan, width=_width(plan, self.chunks)), self._limit, _LEAST_PANEL
+        """The plan with the widest panels, of those not wider than its own, that fit into memory."""
+        limit, least = self._limit, _LEAST_PANEL
         if plan.reproducible and isinstance(plan, SummaC):
             least = plan.k_pieces.width
         while self.chunks is None and limit is not None and plan.width > least and needed_nbytes(plan) > limit:
@@ -212,8 +220,12 @@ def _chunks(plan: ProductPlan, transport: Transport, machine: Hardware) -> int:
     if transport in ("shared", "push") or most < 2:
         return 1
     plan = replace(plan, transport=transport)
-    counts = sorted({min(count, most) for count in (1, 2, 4, _MAX_CHUNKS)})
-    return min(counts, key=lambda chunks: predict(replace(plan, chunks=chunks), machine))
+    best, seconds = 1, math.inf
+    for chunks in sorted({min(count, most) for count in (1, 2, 4, _MAX_CHUNKS)}):
+        predicted = predict(replace(plan, chunks=chunks), machine, seconds)
+        if predicted < seconds:
+            best, seconds = chunks, predicted
+    return best
 
 
 def _width(plan: Summa, chunks: int | None) -> int:
@@ -224,7 +236,7 @@ def _width(plan: Summa, chunks: int | None) -> int:
         return plan.k_pieces.panels(plan.cuboids.k.nprocs, wanted)
     if chunks is not None:
         return max(1, -(-extent // chunks))
-    wanted = max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
+    wanted = panel_width(extent, gpus=gpus)
     if not isinstance(plan, SummaC):
         return wanted
     if plan.nprocs == 1:
@@ -237,6 +249,11 @@ def _width(plan: Summa, chunks: int | None) -> int:
         wanted = -(-whole // max(1, -(-whole // wanted)))
         wanted += -wanted % 64 if gpus else 0
     return max(MIN_PANEL, wanted)
+
+
+def panel_width(extent: int, *, gpus: bool = False) -> int:
+    """Width of a panel of a dimension that is cut into several, if no block borders interfere."""
+    return max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
 
 
 def _depth_on_gpus(plan: SummaC) -> int:

@@ -8,20 +8,34 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
+from pblas.matmul.choose_granularity import panel_width
 from pblas.matmul.product_plan import Distribution, Product
-from pblas.matmul.summa_plan import PANEL, STARTING, Cuboids, Summa, SummaA, SummaC, placed
+from pblas.matmul.summa_plan import (
+    STARTING,
+    Cuboids,
+    Summa,
+    SummaA,
+    SummaC,
+    are_by_owner,
+    contention,
+    peers,
+    placed,
+    share,
+    traffic,
+)
 from pblas.simulation.hardware import Hardware
+from pblas.simulation.phase import Phase, Traffic, View
+from pblas.simulation.simulate import bound
 
 _TRIPLES = 128  # largest number of sizes p1 x p2 x p3 for which layouts are made
 _ARRANGEMENTS = 64  # largest number of arrangements over all ranks of which plans are made
-_AT_A_TIME = 8
-_SURE = 0.6  # part of the least seconds of an arrangement that its plans take at any rate
+_SURE = 0.95  # part of the bound of an arrangement in outline that its plans take at any rate
 
 
 def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:
@@ -54,10 +68,9 @@ def over_all_ranks(
     promises: Callable[[float], bool],
     most: int = _ARRANGEMENTS,
 ) -> Iterator[list[Summa]]:
-    """Plans over p1 x p2 x p3 = nprocs ranks, a few at a time: of the `most` that promise to take least."""
+    """Plans over p1 x p2 x p3 = nprocs ranks, those of an arrangement at a time: of the `most` with the least bounds."""
     a, b, d = (placed(spread) for spread in (product.a, product.b, product.d))
     why = f"of all arrangements of {product.nprocs} ranks this is predicted to be the fastest"
-    held = _held(a), _held(b), _held(d)
     arrangements = []
     for sizes in triples(product.nprocs):
         natural = natural_cuboids(product.m, product.n, product.k, sizes)
@@ -67,32 +80,40 @@ def over_all_ranks(
             _options(sizes[2], natural.k, a.columns, b.rows),
         )
         for sums in _sum_placements(product, sizes[2]):
-            own = held[2] if sums is None else -(-product.m * product.n // product.nprocs)
+            owners = sums or d
+            outline = _Outline(product, machine, a, b, owners.rows.max_count * owners.columns.max_count)
             for splits in itertools.product(options[0], options[1], options[2]):
-                parts = _parts(product, (held[0], held[1], own), splits, machine)
-                if promises(_SURE * parts[0]):
-                    arrangements.append((parts, natural.strides, splits, sums))
-    arrangements.sort(key=lambda arrangement: arrangement[0][1])
-    for start in range(0, min(most, len(arrangements)), _AT_A_TIME):
+                least = outline.least(splits)
+                if promises(_SURE * least):
+                    arrangements.append((least, natural.strides, splits, sums))
+    arrangements.sort(key=lambda arrangement: arrangement[0])
+    for least, natural_strides, splits, sums in arrangements[:most]:
+        if not promises(_SURE * least):
+            return
         yield [
             SummaC(product, why, cuboids=Cuboids(*splits, strides), sum_placement=sums, misfits=misfits)
-            for (least, _), natural_strides, splits, sums in arrangements[start : min(most, start + _AT_A_TIME)]
-            if promises(_SURE * least)
-            for strides in _numberings(splits, natural_strides)
+            for strides in _numberings(splits, natural_strides, machine)
         ]
 
 
-def _numberings(splits: tuple[Split, Split, Split], natural: tuple[int, int, int]) -> Iterator[tuple[int, int, int]]:
-    """The strides with which ranks are numbered: first along m, k and n, then along m, n and k if that differs."""
+def _numberings(
+    splits: tuple[Split, Split, Split], natural: tuple[int, int, int], machine: Hardware
+) -> Iterator[tuple[int, int, int]]:
+    """The strides with which ranks are numbered: first along m, k and n, then along m, n and k if that differs.
+
+    The numbers say which ranks share a node, so they have no effect where all do, or none.
+    """
     p1, p2, p3 = (split.nprocs for split in splits)
     yield natural
-    if min(p2, p3) > 1:  # the stride of a dimension over one rank has no effect
+    if min(p2, p3) > 1 < machine.ranks_per_node < p1 * p2 * p3:  # the stride of a dimension over one rank is not used
         yield 1, p1, p1 * p2
 
 
-def _held(place: Placement) -> int:
-    """Elements on the rank that has most."""
-    return place.rows.max_count * place.columns.max_count
+def _held(place: Placement, nprocs: int) -> int:
+    """Elements on the rank that has most; 0 if most ranks have none, so that some with a largest cuboid have none."""
+    rows, columns = place.rows, place.columns
+    holders = min(rows.nprocs, rows.nblocks) * min(columns.nprocs, columns.nblocks) * place.copies
+    return rows.max_count * columns.max_count if 2 * holders > nprocs else 0
 
 
 def free_layouts(
@@ -106,12 +127,10 @@ def free_layouts(
     most: int = _TRIPLES,
 ) -> Iterator[tuple[tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor], tuple[int, int, int]]]:
     """Layouts of op(A), op(B) and D, with the arrangement for which they are made: first one-dimensional ones."""
-    whole = Distribution("all")
-    even = -(-m * k // nprocs), -(-k * n // nprocs), -(-m * n // nprocs)
-    promising = _promising(Product(m, n, k, dtype, nprocs, whole, whole, whole), machine, even)
-    linear = [(least, sizes) for least, sizes in promising if nprocs in sizes]
+    promising = _promising(m, n, k, dtype, nprocs, machine)
+    linear = [entry for entry in promising if nprocs in entry[1]]
     for least, sizes in dict.fromkeys((*linear, *promising[:most])):
-        if nprocs in sizes or promises(_SURE * least):  # a node gathers less than the bound for each of its ranks
+        if nprocs in sizes or promises(_SURE * least):
             if sizes[2] == 1:
                 yield conforming_layouts(m, n, k, sizes[:2]), sizes
             if nprocs not in sizes[:2]:
@@ -125,49 +144,108 @@ def natural_plan(product: Product, sizes: tuple[int, int, int]) -> Summa:
 
 
 def _promising(
-    product: Product, machine: Hardware, held: tuple[int, int, int]
+    m: int, n: int, k: int, dtype: str, nprocs: int, machine: Hardware
 ) -> list[tuple[float, tuple[int, int, int]]]:
-    """Arrangements with the least seconds that a product takes there; first those with the least work of all parts."""
-    even = held[0], held[1], min(held[2], -(-product.m * product.n // product.nprocs))
-    parts = []
-    for sizes in triples(product.nprocs):
-        splits = [Split(n, -(-n // p) or 1, p) for n, p in zip((product.m, product.n, product.k), sizes, strict=True)]
-        parts.append((_parts(product, even, splits, machine, any_panels=True), sizes))
-    return [(least, sizes) for (least, _), sizes in sorted(parts, key=lambda part: (part[0][1], part[1]))]
+    """Arrangements for which layouts can be made, each with a lower bound of their seconds; first those with the least.
 
-
-def _parts(
-    product: Product,
-    held: tuple[int, int, int],
-    splits: Sequence[Split],
-    machine: Hardware,
-    *,
-    any_panels: bool = False,
-) -> tuple[float, float]:
-    """About the least seconds of an arrangement that cuts m, n and k in this way, and about the sum of its parts.
-
-    The parts are those of the core, which multiplies panels, and packs them and adds partial products unless it reads
-    them in place; of the elements that arrive from other nodes; and of those from the own one. A rank has at most
-    `held` elements of op(A), of op(B), and of the sums. Panels are cut from K, or with `any_panels` from the shortest
-    dimension.
+    With such layouts the arrangement itself is one plan; in the others op(A) or op(B) stays.
     """
-    (m, n, k), node = (split.max_count for split in splits), machine.ranks_per_node
-    layers = max(1, min(splits[2].nprocs, splits[2].nblocks))
-    needed = (m * k, held[0]), (k * n, held[1])
-    partial = (layers - 1) * held[2]
-    near, far = float(sum(max(0, count - own) for count, own in needed) + partial), 0.0
-    if node < product.nprocs:
-        far = sum(max(0, count - node * own) for count, own in needed) + partial * max(0, layers - node) / layers
-    near, far = product.itemsize * (near - far), product.itemsize * far
-    in_place = product.nprocs <= (node if machine.shared else 1)
-    steps = 1 if in_place else max(1, -(-(min(m, n, k) if any_panels else k) // PANEL))
-    core = machine.gemm_seconds(m, n, k, product.dtype) + (steps - 1) * machine.call + steps * machine.step
-    if not in_place:
-        core += 2 * product.itemsize * k * (m + n) / machine.memory_bandwidth
-    core += STARTING * machine.step
-    partials = 3 * product.itemsize * partial / machine.memory_bandwidth
-    links = near / machine.near.bandwidth, far / machine.far.bandwidth
-    return max(core + partials, *links), core + partials + sum(links)
+    bounds, staying, own = {}, {}, -(-m * n // nprocs)
+    for p1, p2, p3 in triples(nprocs):
+        cuboids = natural_cuboids(m, n, k, (p1, p2, p3))
+        product = Product(m, n, k, dtype, nprocs, *[Distribution("grid", None, cuboids.d)] * 3)
+        operands = [_natural_operands(cuboids)]
+        if p3 == 1:
+            operands.append(_conforming_operands(cuboids))
+        outlines = [_Outline(product, machine, a, b, own) for a, b in operands]
+        bounds[p1, p2, p3] = min(outline.least((cuboids.m, cuboids.n, cuboids.k)) for outline in outlines)
+        if p2 == 1:
+            staying["A", p1] = outlines[0].least_staying((cuboids.m, cuboids.n, cuboids.k))
+        if p1 == 1:
+            outline = _Outline(product.T, machine, operands[0][1].T, operands[0][0].T, own)
+            staying["B", p2] = outline.least_staying((cuboids.n, cuboids.m, cuboids.k))
+    return sorted((min(least, staying["A", at[0]], staying["B", at[1]]), at) for at, least in bounds.items())
+
+
+def _natural_operands(cuboids: Cuboids) -> tuple[Placement, Placement]:
+    """The placements of op(A) and op(B) in `natural_layouts`."""
+    (p1, p2, p3), k = cuboids.extents, cuboids.k
+    left, right = Split(k.n, k.nb, p3 * p2), Split(k.n, max(1, k.nb // p1), p1 * p3)
+    return Placement(cuboids.m, left, (1, p1, 1)), Placement(right, cuboids.n, (1, p1 * p3, 1))
+
+
+def _conforming_operands(cuboids: Cuboids) -> tuple[Placement, Placement]:
+    """The placements of op(A) and op(B) in `conforming_layouts`."""
+    (p1, p2, _), k = cuboids.extents, cuboids.k.n
+    kb = max(1, -(-k // math.lcm(p1, p2)))
+    return Placement(cuboids.m, Split(k, kb, p2), (1, p1, 1)), Placement(Split(k, kb, p1), cuboids.n, (1, p1, 1))
+
+
+class _Outline:
+    """Arrangements of a product in outline, of which plans are made only if their bounds are short.
+
+    `a` and `b` are the placements of op(A) and op(B); the busiest rank adds `own` elements of D.
+    """
+
+    def __init__(self, product: Product, machine: Hardware, a: Placement, b: Placement, own: int) -> None:
+        self._product, self._machine, self._own = product, machine, own
+        nprocs, node = product.nprocs, machine.ranks_per_node
+        self._view = View(0, nprocs, node, machine.topology.transport(nprocs))
+        self._operands = [(place, _held(place, nprocs), share(place, self._view)) for place in (a, b.T)]
+
+    def least(self, splits: tuple[Split, Split, Split]) -> float:
+        """Lower bound of the predicted seconds of an arrangement that cuts m, n and k in this way."""
+        ranks = self._product.nprocs, self._view.transport
+        return bound(self._phases(*splits), self._machine, self._product.dtype, *ranks)
+
+    def least_staying(self, splits: tuple[Split, Split, Split]) -> float:
+        """Lower bound of the predicted seconds of an arrangement in which op(A) stays, and N is cut into panels."""
+        m, n, k = (split.max_count for split in splits)
+        view, itemsize, layers = self._view, self._product.itemsize, splits[2].nprocs
+        place, held, near = self._operands[1]
+        steps = max(1, -(-n // panel_width(n)))
+        arriving = itemsize * max(0, k * n - held) // steps
+        leaving = self._product.d_itemsize * (layers - 1) * self._own // steps
+        messages = peers(place.columns, splits[2], place.rows, panel_width(n))
+        # D[i, j] += op(A)[i, k] op(B)[k, j]   (the sums leave for their owners)
+        panels = Phase(
+            steps,
+            (m, n // steps, k),
+            before=traffic(view, arriving, near, messages),
+            after=traffic(view, leaving, min(1.0, self._machine.ranks_per_node / layers), layers),
+            copied=2 * itemsize * (n // steps) * k + 3 * leaving,
+        )
+        ranks = self._product.nprocs, view.transport
+        return bound((Phase(STARTING), panels), self._machine, self._product.dtype, *ranks)
+
+    def _phases(self, m: Split, n: Split, k: Split) -> Iterator[Phase]:
+        """Those of a rank with the largest cuboid, which holds as much of it as any rank may hold."""
+        rows, columns, inner = m.max_count, n.max_count, k.max_count
+        product, view, itemsize = self._product, self._view, self._product.itemsize
+        is_shared = view.transport == "shared"
+        width = max(1, inner) if is_shared else panel_width(inner)
+        steps = max(1, -(-inner // width))
+        (a, *_), (b, *_) = self._operands
+        by_owner = are_by_owner(a.columns, b.columns, k)
+        is_skewed = by_owner and k.is_whole and a.rows.equivalent(m) and b.rows.equivalent(n)
+        yield Phase(STARTING)
+        before, waiting, total = Traffic(), 0.0, 0
+        for (place, held, near), split, count in zip(self._operands, (m, n), (rows, columns), strict=True):
+            fits = place.rows.equivalent(split) and place.columns.equivalent(k)
+            if nbytes := itemsize * max(0, count * inner - (place.rows.max_count * place.columns.max_count if fits else held)):
+                run = place.columns.max_count if by_owner else place.columns.nb
+                ranks = 1.0 if is_skewed else contention(product.nprocs, place, place.columns, (width, run), k.nprocs)
+                waiting, total = waiting + ranks * nbytes, total + nbytes
+                before += traffic(view, nbytes // steps, near, peers(place.rows, split, place.columns, width))
+        # D[i, j] += op(A)[i, k] op(B)[k, j]   (read in place, or packed)
+        depth = inner // steps
+        copied = 0 if is_shared else 2 * itemsize * depth * (rows + columns)
+        yield Phase(steps, (rows, columns, depth), before, copied=copied, slow=waiting / total if total else 1.0)
+        layers = max(1, min(k.nprocs, k.nblocks))
+        if nbytes := product.d_itemsize * (layers * self._own - min(self._own, rows * columns)):
+            near = min(1.0, self._machine.ranks_per_node / layers)
+            yield Phase(1, after=traffic(view, nbytes, near, layers))
+            yield Phase(1, copied=3 * nbytes, waits="sent")
 
 
 def triples(nprocs: int) -> Iterator[tuple[int, int, int]]:

@@ -37,7 +37,7 @@ STARTING = 6
 """Steps whose time a general plan takes in addition to its panels, to set out and to end: against one-dimensional plans
 0.3 ms on 4 ranks, at 50 us for a step (benchmarks/results/cpu_thin_4_ranks.json)."""
 _FEW = 8  # number of ranks of which `typical_ranks` takes all
-_ASKED = 32  # largest number of ranks of which `typical_ranks` takes a few
+_LAYERS = 24  # number of layers that are examined to find those with most panels
 _ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
@@ -121,7 +121,7 @@ def row_of(place: Placement, r: int) -> Placement:
 
 
 @lru_cache(64)
-def _are_by_owner(a: Split, b: Split, k: Split) -> bool:
+def are_by_owner(a: Split, b: Split, k: Split) -> bool:
     """`SummaC.by_owner`, for the splits of K in op(A), op(B) and over the layers."""
     narrow = a.max_count < _LEAST_PANEL <= a.n // 2
     return min(a.nprocs, a.nblocks) > 1 and a.equivalent(b) and (not narrow if k.nprocs == 1 else k.equivalent(a))
@@ -176,8 +176,8 @@ def _stretch(split: Split, g0: int, g1: int, width: int) -> tuple[int, int]:
     first = split.nb if split.inb is None else split.inb
     unit = split.nb
     if split.nprocs == 1 or unit < min(_LEAST_PANEL, width):
-        first, unit = 0, width
-    elif unit <= width:  # a piece has several blocks
+        return min(g0 + width, g1), width
+    if unit <= width:  # a piece has several blocks
         first, unit = first + unit * (width // unit - 1), unit * (width // unit)
     return min(first if g0 < first else first + (1 + (g0 - first) // unit) * unit, g1), unit
 
@@ -284,21 +284,16 @@ class Summa(ProductPlan):
 
     def _slow(self, place: Placement, across: Split, width: int) -> float:
         """`Phase.slow` of an operand cut along `across`: ranks that need a panel over those that have it."""
-        p1, p2, p3 = self.cuboids.extents
         if self.is_skewed:
             return 1.0
         run = across.max_count if self.by_owner else across.nb
-        # The next panel is in flight at the same time, sometimes from the next owner.
-        owners = -(-min(width, across.n) // run) + min(1.0, width / run)
-        holders = min(across.nprocs, across.nblocks, owners * self.panel_layers)
-        holders *= min(place.rows.nblocks, place.rows.nprocs)
-        return max(1.0, p1 * p2 * p3 / max(1.0, holders * place.copies))
+        return contention(prod(self.cuboids.extents), place, across, (width, run), self.panel_layers)
 
     def _delivery(self, view: View) -> Iterator[Phase]:
         """Partial products travel to the ranks that add them; no GEMM is left to hide this."""
         nbytes = self.delivered_nbytes(view.rank)
         if nbytes:
-            yield Phase(1, after=_traffic(view, nbytes, _share(self.cuboids.d, view), self._summed_layers))
+            yield Phase(1, after=traffic(view, nbytes, share(self.cuboids.d, view), self._summed_layers))
             yield Phase(1, copied=3 * nbytes, waits="sent")
 
     @property
@@ -357,28 +352,32 @@ class Summa(ProductPlan):
 
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
         """Of several ranks those that wait for most bytes or steps, that with the largest cuboid, and the last one."""
-        nprocs, some = self.product.nprocs, sorted(self.extreme_ranks())
+        nprocs = self.product.nprocs
         if nprocs <= _FEW:
-            return (self.busy_rank, *(rank for rank in some if rank != self.busy_rank))
-        if len(some) > _ASKED:  # those with the fewest peers on their nodes, and some of the others
-            views = {rank: View(rank, nprocs, ranks_per_node, "message") for rank in some}
-            places = self.a, self.b, self.cuboids.d
-            some.sort(key=lambda rank: sum(_share(place, views[rank]) for place in places))
-            half = _ASKED // 2
-            some = [*some[:half], *some[half :: -(-len(some) // half)]]
+            return (self.busy_rank, *(rank for rank in range(nprocs) if rank != self.busy_rank))
+        last = nprocs // ranks_per_node * ranks_per_node
+        edges = {edge + side for edge in (ranks_per_node, last) for side in (-1, 0)}  # of the first and last nodes
+        some = sorted(self._corners() | {rank for rank in edges if rank < nprocs})
         slow = self._slow_a, self._slow_b
         arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message"), slow) for rank in some}
         far, near = (sorted(some, key=lambda rank: arriving[rank][link]) for link in (0, 1))
         stepping = max(some, key=lambda rank: (self._panel_count(rank), *arriving[rank]))
         return list(dict.fromkeys((*far[:-3:-1], near[-1], stepping, self.busy_rank, nprocs - 1)))
 
+    def _corners(self) -> set[int]:
+        """Ranks at the ends of each dimension of the cuboids, and of the sums, from two corners of these on."""
+        cuboids, sums = self.cuboids, self.sums
+        longest = {self._longest_layer}
+        ranks = set(_along(cuboids.d, (cuboids.m, cuboids.n, cuboids.k), [set(), set(), longest]))
+        return ranks | set(_along(sums, (sums.rows, sums.columns), [set(), set()])) | {self.nprocs - 1}
+
     @property
     def busy_rank(self) -> int:
         """The rank with the largest cuboid, or the one with the largest share of D if D is on few ranks."""
         cuboids, sums = self.cuboids, self.sums
         if not self.in_place and sums.rows.max_count * sums.columns.max_count * self.nprocs >= 2 * prod(sums.shape):
-            return sums.rank(sums.rows.src, sums.columns.src)
-        return cuboids.d.rank(cuboids.m.src, cuboids.n.src, cuboids.k.src)
+            return sums.rank(_busy(sums.rows), _busy(sums.columns))
+        return cuboids.d.rank(_busy(cuboids.m), _busy(cuboids.n), _busy(cuboids.k))
 
     def _awaited_nbytes(self, view: View, slow: tuple[float, float]) -> tuple[float, float]:
         """Bytes that a rank waits for, times `Phase.slow`: from other nodes if there are several, and from its own."""
@@ -389,13 +388,18 @@ class Summa(ProductPlan):
         parts = [(place, slow * count * self.itemsize) for (place, slow), count in arriving]
         for place, nbytes in (*parts, (self.cuboids.d, float(self.delivered_nbytes(view.rank)))):
             if nbytes:
-                share = own * _share(place, view)
-                far, near = far + (1 - share) * nbytes, near + share * nbytes
+                near_share = own * share(place, view)
+                far, near = far + (1 - near_share) * nbytes, near + near_share * nbytes
         return far, near
 
     def _panel_count(self, rank: int) -> int:
         """Number of panels that a rank multiplies, if ranks differ."""
         return 1
+
+    @property
+    def _longest_layer(self) -> int:
+        """Of the first layers that with most panels."""
+        return 0
 
     @property
     def _slow_a(self) -> float:
@@ -459,7 +463,7 @@ Panel(start=2, stop=4, owner=1)], 256)
         shares of K that are long enough for a GEMM.
         """
         # With reproducible sums panels are ranges of K in its order.
-        return not self.reproducible and _are_by_owner(self.a.columns, self.b.rows, self.cuboids.k)
+        return not self.reproducible and are_by_owner(self.a.columns, self.b.rows, self.cuboids.k)
 
     @property
     def is_read_in_place(self) -> bool:  # type: ignore[override]  # a class attribute in the base
@@ -546,10 +550,10 @@ Panel(start=2, stop=4, owner=1)], 256)
             steps, width = self._panels_of_layer(position[2]), self.width
             # Some ranks hold parts of both panels, and send both.
             slow = (self._slow_a * arrives[0] + self._slow_b * arrives[1]) / max(1, sum(arrives))
-            kept_a, kept_b = (_share(place, view) for place in (a, b))
-            peers = _peers(a.rows, cuboids.m, a.columns, width), _peers(b.columns, cuboids.n, b.rows, width)
+            kept_a, kept_b = (share(place, view) for place in (a, b))
+            messages = peers(a.rows, cuboids.m, a.columns, width), peers(b.columns, cuboids.n, b.rows, width)
             for many, depth, left, right in even(steps, k, *arrives):
-                before = _traffic(view, left, kept_a, peers[0]) + _traffic(view, right, kept_b, peers[1])
+                before = traffic(view, left, kept_a, messages[0]) + traffic(view, right, kept_b, messages[1])
                 copied = 2 * (before.near + before.far)
                 if not (view.transport == "shared" and self.is_read_in_place):
                     copied = 2 * itemsize * depth * (m + n)
@@ -573,6 +577,10 @@ Panel(start=2, stop=4, owner=1)], 256)
     def _panel_count(self, rank: int) -> int:
         position = self.cuboids.d.coordinates(rank)
         return 0 if position is None else self._panels_of_layer(position[2])
+
+    @property
+    def _longest_layer(self) -> int:
+        return max(range(min(_LAYERS, self.cuboids.k.nprocs)), key=self._panels_of_layer)
 
     def _panels_of_layer(self, layer: int) -> int:
         """Number of panels of a layer; panels cut by owner are counted once for all owners with equal shares."""
@@ -685,13 +693,14 @@ class SummaA(Summa):
         brought = itemsize * received_count(a, cuboids.a, view.rank)
         if brought:
             yield Phase(
-                1, before=_traffic(view, brought, _share(a, view), _peers(a.rows, cuboids.m, a.columns, a.columns.n))
+                1, before=traffic(view, brought, share(a, view), peers(a.rows, cuboids.m, a.columns, a.columns.n))
             )
             yield Phase(1, copied=2 * brought)
         m, k = (0, 0) if position is None else (cuboids.m.count(position[0]), cuboids.k.count(position[1]))
         arrives, leaves = itemsize * received_count(b, cuboids.b, view.rank), self.delivered_nbytes(view.rank)
         slow = self._slow_b
-        kept, peers, sums = _share(b, view), _peers(b.rows, cuboids.k, b.columns, self.width), self._summed_layers
+        kept, sums = share(b, view), self._summed_layers
+        messages = peers(b.rows, cuboids.k, b.columns, self.width)
         n = cuboids.n.n
         for many, width, arriving, leaving in even(
             max(1, cut_count(self.cut_at, 0, n, self.width)), n, arrives, leaves
@@ -700,8 +709,8 @@ class SummaA(Summa):
             yield Phase(
                 many,
                 (m, width, k),
-                before=_traffic(view, arriving, kept, peers),
-                after=_traffic(view, leaving, _share(cuboids.d, view), sums),
+                before=traffic(view, arriving, kept, messages),
+                after=traffic(view, leaving, share(cuboids.d, view), sums),
                 copied=2 * itemsize * width * k + 3 * leaving + self.added_nbytes(m, width, k),
                 waits="queue" if self.overlap else "sent",
                 slow=slow,
@@ -734,13 +743,45 @@ class SummaA(Summa):
         return text if self.stays else f"op({stays}) to its ranks, then {text}"
 
 
-def _peers(held: Split, needed: Split, across: Split, width: int) -> int:
+def _busy(split: Split) -> int:
+    """A coordinate with the largest share: of several the last one, at which operands often have other borders."""
+    last = (split.src + max(split.n // split.nb, 1) - 1) % split.nprocs
+    return last if split.count(last) == split.max_count else split.src
+
+
+def _ends(split: Split) -> set[int]:
+    """The first two coordinates, the last one of the busiest, that with the last block, and the one before the first."""
+    last = split.src + max(split.nblocks - 1, 0)
+    return {split.src, _busy(split), *(p % split.nprocs for p in (split.src + 1, last, split.src - 1))}
+
+
+def _along(place: Placement, splits: Sequence[Split], others: Sequence[set[int]]) -> Iterator[int]:
+    """Ranks from two corners of a placement on, at the ends of one dimension and at its `others`."""
+    for corner in ([split.src for split in splits], [_busy(split) for split in splits]):
+        for axis, (split, more) in enumerate(zip(splits, others, strict=True)):
+            for end in _ends(split) | more:
+                yield place.rank(*corner[:axis], end, *corner[axis + 1 :])
+
+
+def contention(ranks: int, place: Placement, across: Split, widths: tuple[int, int], layers: int) -> float:
+    """Ranks that need a panel of an operand at the same time, over those that have it, at least 1.
+
+    The panel is cut along `across`, from columns of which `widths[1]` are together on a rank.
+    """
+    width, run = widths
+    # The next panel is in flight at the same time, sometimes from the next owner.
+    owners = -(-min(width, across.n) // run) + min(1.0, width / run)
+    holders = min(across.nprocs, across.nblocks, owners * layers) * min(place.rows.nblocks, place.rows.nprocs)
+    return max(1.0, ranks / max(1.0, holders * place.copies))
+
+
+def peers(held: Split, needed: Split, across: Split, width: int) -> int:
     """Approximate number of messages per panel: the ranks over which its rows and columns are distributed."""
     down = 1 if held.equivalent(needed) else min(held.nprocs, held.nblocks, needed.max_count // held.nb + 1)
     return max(1, down * min(across.nprocs, -(-min(width, across.n) // across.nb)))
 
 
-def _share(place: Placement, view: View) -> float:
+def share(place: Placement, view: View) -> float:
     """Approximate fraction of a rank's received elements of an operand that comes from its own node."""
     first = view.rank - view.rank % view.ranks_per_node
     stop = min(first + view.ranks_per_node, view.nprocs)
@@ -757,7 +798,7 @@ def _share(place: Placement, view: View) -> float:
     return near / others if others else (stop - first - 1) / (view.nprocs - 1)
 
 
-def _traffic(view: View, nbytes: int, near_share: float, messages: int) -> Traffic:
+def traffic(view: View, nbytes: int, near_share: float, messages: int) -> Traffic:
     """Traffic of `nbytes` bytes in `messages` messages; a fraction `near_share` of it comes from the own node."""
     if not nbytes:
         return Traffic()
@@ -765,7 +806,8 @@ def _traffic(view: View, nbytes: int, near_share: float, messages: int) -> Traff
         return Traffic(read=nbytes)
     near_nbytes = int(nbytes * near_share)
     far_nbytes = nbytes - near_nbytes
-    traffic = Traffic(far=far_nbytes, far_messages=messages if far_nbytes else 0)
+    far_messages = messages if far_nbytes else 0
     if view.transport == "mixed":
-        return replace(traffic, read=near_nbytes)
-    return replace(traffic, near=near_nbytes, near_messages=messages if near_nbytes else 0)
+        return Traffic(far=far_nbytes, far_messages=far_messages, read=near_nbytes)
+    near_messages = messages if near_nbytes else 0
+    return Traffic(near_nbytes, far_nbytes, near_messages=near_messages, far_messages=far_messages)

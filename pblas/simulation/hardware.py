@@ -189,8 +189,8 @@ class Hardware:
 
     def rounds_seconds(self, near: float, far: float, steps: float) -> float:
         """Seconds of short messages, one after the other, on a node and between nodes, and of steps of an executor."""
-        messages = sum(count * (link.latency + link.overhead) for count, link in ((near, self.near), (far, self.far)))
-        return messages + steps * self.step
+        near *= self.near.latency + self.near.overhead
+        return near + far * (self.far.latency + self.far.overhead) + steps * self.step
 
 
 def _check_positive(where: str, **values: object) -> None:

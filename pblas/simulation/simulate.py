@@ -126,7 +126,7 @@ def simulate(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Simulatio
     """Predict time, bytes and memory of a plan on a machine."""
     p, ranks = plan.nprocs, sorted(ranks)
     simulated = list(_simulated(plan, hardware, ranks))
-    seconds = agreeing(plan, hardware) + max(rank.end for rank in simulated)
+    seconds = agreeing(p, plan.transport, hardware) + max(rank.end for rank in simulated)
     return Simulation(
         plan=plan.name,
         hardware=hardware.name,
@@ -150,7 +150,7 @@ def predict(plan: _Plan, hardware: Hardware, enough: float = math.inf) -> float:
     The planner compares plans by it. It has the same model and the same rates as `simulate`, which takes more ranks.
     If the plan takes at least `enough` seconds, the result may be any number from `enough` on.
     """
-    agreements = agreeing(plan, hardware)
+    agreements = agreeing(plan.nprocs, plan.transport, hardware)
     ranks = plan.typical_ranks(hardware.ranks_per_node)
     seconds = 0.0
     for rank in _simulated(plan, hardware, ranks):
@@ -165,8 +165,12 @@ def least(plan: _Plan, hardware: Hardware) -> float:
     rank = plan.busy_rank
     if rank is None:
         return 0.0
-    costs = _Rank(hardware, plan.dtype)
-    return agreeing(plan, hardware) + costs.least(plan.phases(*_views(plan, hardware, [rank])))
+    return bound(plan.phases(*_views(plan, hardware, [rank])), hardware, plan.dtype, plan.nprocs, plan.transport)
+
+
+def bound(phases: Iterable[Phase], hardware: Hardware, dtype: str, nprocs: int, transport: Transport) -> float:
+    """Lower bound of the predicted seconds of a plan one of whose ranks takes these phases, or longer ones."""
+    return agreeing(nprocs, transport, hardware) + _Rank(hardware, dtype).least(phases)
 
 
 def _simulated(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> Iterator[_Rank]:
@@ -192,11 +196,11 @@ def _views(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> list[View]:
     return [View(rank, plan.nprocs, hardware.ranks_per_node, plan.transport) for rank in ranks]
 
 
-def agreeing(plan: _Plan, hardware: Hardware) -> float:
+def agreeing(nprocs: int, transport: Transport, hardware: Hardware) -> float:
     """Seconds of the agreements of a call."""
-    link = hardware.near if plan.nprocs <= hardware.ranks_per_node else hardware.far
-    agreements = 0 if plan.transport == "push" else 1 if plan.transport == "message" else 2
-    return agreements * (plan.nprocs - 1).bit_length() * (link.latency + link.overhead)
+    link = hardware.near if nprocs <= hardware.ranks_per_node else hardware.far
+    agreements = 0 if transport == "push" else 1 if transport == "message" else 2
+    return agreements * (nprocs - 1).bit_length() * (link.latency + link.overhead)
 
 
 Clocks = tuple[float, ...]
@@ -257,7 +261,7 @@ class _Rank:
             copies += hardware.step
         elif phase.launch == "none" and gemm:
             gemm -= hardware.call
-        return gemm + hardware.panel_seconds(phase.panel, self._dtype), copies
+        return gemm + (hardware.panel_seconds(phase.panel, self._dtype) if phase.panel else 0.0), copies
 
     def _moved(self, phase: Phase) -> float:
         """Seconds in which the core itself moves the messages of a step."""

@@ -151,7 +151,7 @@ def test_panels_end_where_blocks_do() -> None:
         *((150 + 200 * i, min(350 + 200 * i, 1000)) for i in range(5)),
     ]
     assert list(cut(Split(2000, 1000, 2), 500, 1500, 300)) == [(500, 750), (750, 1000), (1000, 1250), (1250, 1500)]
-    assert list(cut(Split(100, 1, 2), 10, 100, 64)) == [(10, 64), (64, 100)]
+    assert list(cut(Split(100, 1, 2), 10, 100, 64)) == [(10, 74), (74, 100)]
 
 
 def test_pieces_are_counted_without_making_them() -> None:
