@@ -34,7 +34,7 @@ _HIDDEN = 0.05  # part of the time of a message that the core may take as if it 
 def measured_hardware(ctx: Context) -> Hardware:
     """**Collective.** A machine of nodes as this one; each time is that of the slowest rank, the least of some rounds.
 
-    Links between nodes that there are not are those of the preset "laptop".
+    Its nodes have as many ranks as the largest one here, numbered node by node, in whatever order they are here. Links between nodes that there are not are those of the preset "laptop".
 
     Raises:
         BackendError: the ranks are on GPUs.
@@ -54,11 +54,13 @@ def measured_hardware(ctx: Context) -> Hardware:
         i = node.index(ctx.rank)
         near = _link(ctx, node[(i + 1) % len(node)], node[i - 1])
     if most < ctx.nprocs:
-        far = _link(ctx, (ctx.rank + most) % ctx.nprocs, (ctx.rank - most) % ctx.nprocs)
-    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // len(backend.near)
+        order = _by_node(ctx, node[0])
+        i = order.index(ctx.rank)
+        far = _link(ctx, order[(i + most) % ctx.nprocs], order[i - most])
+    memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // most
     return Hardware(
         name=processor(),
-        ranks_per_node=backend.ranks_per_node,
+        ranks_per_node=most,
         near=near,
         far=far,
         float64=_rounded(rate),
@@ -72,6 +74,13 @@ def measured_hardware(ctx: Context) -> Hardware:
         step=_rounded(_step(ctx)),
         panel=_rounded(_panel(ctx) * rate),
     )
+
+
+def _by_node(ctx: Context, first: int) -> list[int]:
+    """**Collective.** All ranks, node after node; `first` is the lowest rank on the own node."""
+    firsts = np.zeros(ctx.nprocs)
+    firsts[ctx.rank] = first
+    return sorted(range(ctx.nprocs), key=np.asarray(ctx.allreduce(firsts)).tolist().__getitem__)
 
 
 def _rounded(value: float) -> float:

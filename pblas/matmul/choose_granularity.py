@@ -20,7 +20,7 @@ from pblas.matmul.product_plan import Product, ProductPlan
 from pblas.matmul.summa_plan import PANEL, Summa, SummaC
 from pblas.plans.algorithm import Algorithm, Times
 from pblas.plans.partition import MAX_PIECES
-from pblas.simulation.hardware import NVLINK, Hardware, Topology, Transport, flops
+from pblas.simulation.hardware import Hardware, Topology, Transport
 from pblas.simulation.simulate import predict
 
 _MAX_CHUNKS = 8
@@ -35,9 +35,8 @@ _MIN_PANELS = 4
 multiplied."""
 _PANEL_ON_GPUS = 2048
 """Width of a panel of N on GPUs: its GEMM takes several times as long as reading the other operand."""
-_ADDING = 1 / 64
-"""On GPUs, the largest time of adding a panel's product to D, as a fraction of the time of its GEMM, where no transfer
-waits for the panel."""
+_DEPTHS_ON_GPUS = (512, 1024, 2048, 4096, 8192)
+"""Depths of panels of K on GPUs."""
 
 TILE, CLUSTERS = 256, 66
 """Rows and columns of a tile of the pblas GEMM kernel, and clusters of two multiprocessors that form tiles at once."""
@@ -122,7 +121,7 @@ class PlanningContext:
             bandwidth=known.bandwidth if sends and self.overlap and plan.travels else 0.0,
         )
         if isinstance(plan, Summa):
-            plan = replace(plan, width=_width(plan, self.chunks))
+            plan = replace(plan, width=_width(plan, self.chunks, None if outline else self.machine))
             return plan if outline else self._with_panels(plan)
         if not pushed:
             return plan
@@ -228,8 +227,11 @@ def _chunks(plan: ProductPlan, transport: Transport, machine: Hardware) -> int:
     return best
 
 
-def _width(plan: Summa, chunks: int | None) -> int:
-    """Width of a panel: a whole shard where it is read in place, otherwise as wide as the GEMM needs."""
+def _width(plan: Summa, chunks: int | None, machine: Hardware | None) -> int:
+    """Width of a panel: a whole shard where it is read in place, otherwise as wide as the GEMM needs.
+
+    On GPUs it is the best one on `machine`, or with None a usual one.
+    """
     extent, gpus = plan.panelled, plan.gpus
     if plan.reproducible and isinstance(plan, SummaC):
         wanted = (1 if plan.nprocs == 1 else _MIN_PANELS) if chunks is None else chunks
@@ -244,7 +246,7 @@ def _width(plan: Summa, chunks: int | None) -> int:
     if plan.transport == "shared" and plan.is_read_in_place and not gpus:
         return max(1, extent)
     whole = plan.a.columns.max_count if plan.by_owner else extent
-    wanted = _depth_on_gpus(plan) if gpus else wanted
+    wanted = _depth_on_gpus(plan, machine) if gpus and machine else wanted
     if gpus or plan.by_owner:  # equal panels; on GPUs their rows start at multiples of 128 bytes at least
         wanted = -(-whole // max(1, -(-whole // wanted)))
         wanted += -wanted % 64 if gpus else 0
@@ -256,23 +258,18 @@ def panel_width(extent: int, *, gpus: bool = False) -> int:
     return max(MIN_PANEL, min(_PANEL_ON_GPUS if gpus else PANEL, -(-extent // _MIN_PANELS)))
 
 
-def _depth_on_gpus(plan: SummaC) -> int:
-    """The depth of a panel along K for which additions to D and the wait for the first panel take least time together.
+@lru_cache(256)
+def _depth_on_gpus(plan: SummaC, machine: Hardware) -> int:
+    """The depth of a panel along K with which the plan is predicted to take the least time.
 
-    A GPU reads and writes D once for every panel, so deep panels spend less time on it. Where a panel is one
-    block of a peer, it is multiplied while it arrives: no rank waits for the first panel, and narrower panels take
-    less memory.
+    Deep panels take fewer steps, but ranks wait longer for the first one.
     """
-    product, (m, n, k) = plan.oriented, (split.max_count for split in (plan.cuboids.m, plan.cuboids.n, plan.cuboids.k))
-    if not m * n * k:
-        return 1
-    adding = 2 * m * n * max(4, product.itemsize) / NVLINK.memory_bandwidth
-    if plan.transport == "shared" and plan.is_read_in_place:
-        multiplying = flops(m, n, 1, product.dtype) / NVLINK.flops_per_second(product.dtype)
-        return math.ceil(adding / (_ADDING * multiplying))
-    link = NVLINK.near if plan.transport == "shared" else NVLINK.far
-    arriving = (m + n) * product.itemsize / link.bandwidth
-    return math.ceil(math.sqrt(k * adding / arriving))
+    best, seconds = _PANEL_ON_GPUS, math.inf
+    for depth in _DEPTHS_ON_GPUS:
+        predicted = predict(replace(plan, width=depth), machine, seconds)
+        if predicted < seconds:
+            best, seconds = depth, predicted
+    return best
 
 
 def doubling(nprocs: int, count: int) -> tuple[int, ...]:

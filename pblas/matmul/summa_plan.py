@@ -38,6 +38,7 @@ STARTING = 6
 0.3 ms on 4 ranks, at 50 us for a step (benchmarks/results/cpu_thin_4_ranks.json)."""
 _FEW = 8  # number of ranks of which `typical_ranks` takes all
 _LAYERS = 24  # number of layers that are examined to find those with most panels
+_NODES = 32  # number of nodes whose first and last ranks are examined
 _ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
@@ -289,6 +290,10 @@ class Summa(ProductPlan):
         run = across.max_count if self.by_owner else across.nb
         return contention(prod(self.cuboids.extents), place, across, (width, run), self.panel_layers)
 
+    def _copied(self, view: View) -> View:
+        """The view of a rank that copies what peers have, as GPUs do, if it could read that in place."""
+        return replace(view, transport="message") if self.gpus and view.transport == "shared" else view
+
     def _delivery(self, view: View) -> Iterator[Phase]:
         """Partial products travel to the ranks that add them; no GEMM is left to hide this."""
         nbytes = self.delivered_nbytes(view.rank)
@@ -355,14 +360,22 @@ class Summa(ProductPlan):
         nprocs = self.product.nprocs
         if nprocs <= _FEW:
             return (self.busy_rank, *(rank for rank in range(nprocs) if rank != self.busy_rank))
-        last = nprocs // ranks_per_node * ranks_per_node
-        edges = {edge + side for edge in (ranks_per_node, last) for side in (-1, 0)}  # of the first and last nodes
-        some = sorted(self._corners() | {rank for rank in edges if rank < nprocs})
+        some = sorted(self._corners() | self._edges(ranks_per_node))
         slow = self._slow_a, self._slow_b
         arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message"), slow) for rank in some}
         far, near = (sorted(some, key=lambda rank: arriving[rank][link]) for link in (0, 1))
         stepping = max(some, key=lambda rank: (self._panel_count(rank), *arriving[rank]))
         return list(dict.fromkeys((*far[:-3:-1], near[-1], stepping, self.busy_rank, nprocs - 1)))
+
+    def _edges(self, ranks_per_node: int) -> set[int]:
+        """The first and last ranks of the first node and of the last one, and of others one with few peers near it."""
+        nprocs, place = self.nprocs, self.cuboids.d
+        starts = range(0, nprocs, ranks_per_node)
+        some = [rank for start in starts[1 : _NODES + 1] for rank in (start - 1, start)]
+        views = [View(rank, nprocs, ranks_per_node, "message") for rank in some]
+        fewest = min(views, key=lambda view: share(place, view), default=None)
+        ends = {edge + side for edge in (starts[min(1, len(starts) - 1)], starts[-1]) for side in (-1, 0)}
+        return {rank for rank in ends if rank >= 0} | ({fewest.rank} if fewest else set())
 
     def _corners(self) -> set[int]:
         """Ranks at the ends of each dimension of the cuboids, and of the sums, from two corners of these on."""
@@ -535,11 +548,11 @@ Panel(start=2, stop=4, owner=1)], 256)
         """Panels of op(A) and op(B) along K, then the partial product if its owner did not form it."""
         yield Phase(STARTING)
         yield from self._panel_phases(view)
-        yield from self._delivery(view)
+        yield from self._delivery(self._copied(view))
 
     def _panel_phases(self, view: View, rows: int | None = None, gemms: int = 1) -> Iterator[Phase]:
         """Panels along K, each in `gemms` GEMMs; `rows`: rows of D that they multiply on average, None for all."""
-        cuboids, itemsize = self.cuboids, self.product.itemsize
+        view, cuboids, itemsize = self._copied(view), self.cuboids, self.product.itemsize
         position = cuboids.d.coordinates(view.rank)
         m = n = k = 0
         if position is not None:
@@ -563,8 +576,10 @@ Panel(start=2, stop=4, owner=1)], 256)
                 yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap, gemms=gemms)
 
     def _added_to_d_nbytes(self, m: int, n: int) -> int:
-        """Bytes that a core reads and writes to add the sum of a panel to those of all of D."""
-        return 3 * max(self.d_itemsize, 4) * m * n if self.reproducible else 0
+        """Bytes that are read and written to add the sum of a panel to those of all of D; caches of CPUs hide GEMMs'."""
+        if self.reproducible:
+            return 3 * max(self.d_itemsize, 4) * m * n
+        return 2 * max(self.d_itemsize, 4) * m * n if self.gpus else 0
 
     @property
     def _slow_a(self) -> float:
@@ -687,7 +702,7 @@ class SummaA(Summa):
     def phases(self, view: View) -> Iterator[Phase]:
         """op(A) in one step if it moves, then panels of op(B) along N, each followed by its partial products."""
         yield Phase(STARTING)
-        cuboids, itemsize = self.cuboids, self.product.itemsize
+        view, cuboids, itemsize = self._copied(view), self.cuboids, self.product.itemsize
         position = cuboids.a.coordinates(view.rank)
         a, b = self.a, self.b
         brought = itemsize * received_count(a, cuboids.a, view.rank)
