@@ -567,10 +567,10 @@ Panel(start=2, stop=4, owner=1)], 256)
             messages = peers(a.rows, cuboids.m, a.columns, width), peers(b.columns, cuboids.n, b.rows, width)
             for many, depth, left, right in even(steps, k, *arrives):
                 before = traffic(view, left, kept_a, messages[0]) + traffic(view, right, kept_b, messages[1])
-                copied = 2 * (before.near + before.far)
-                if not (view.transport == "shared" and self.is_read_in_place):
+                copied = 0
+                if not (self.transport == "shared" and self.is_read_in_place):
                     copied = 2 * itemsize * depth * (m + n)
-                copied += self.added_nbytes(m, n, depth) + self._added_to_d_nbytes(m, n)
+                copied += self.added_nbytes(m, n, depth) + self._added_to_d_nbytes(m, n) * (steps - 1) // steps
                 # D[i, j] += op(A)[i, k] op(B)[k, j]   (panels k have arrived)
                 gemm = (m if rows is None else rows, -(-n // gemms), depth)
                 yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap, gemms=gemms)
