@@ -50,7 +50,7 @@ def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_larger_matrices(ctx: pblas.Context, name: str) -> None:  # noqa: F811
     """A second call gives the same bits; one rank takes no second matrix for V."""
-    n, dtype = 700, dtype_of(name)
+    n, dtype = 260, dtype_of(name)  # NumPy takes 20 times longer to check 700 columns in extended precision
     a = hermitian(n, dtype)
     A = ctx.from_global(a)
     results = [linalg.eigh(A) for _ in range(2)]
