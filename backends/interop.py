@@ -54,6 +54,8 @@ def tensor_dtype(x: Any) -> Dtype:
 
 _WORDS = {BFLOAT16: "<i2"} | dict.fromkeys(FLOAT8, "|u1")
 """Types by which NumPy reads elements that it does not know."""
+_TYPES: dict[Any, tuple[str, Dtype | None]] = {}
+"""For torch's dtypes, the type by which NumPy reads the elements, and the dtype of a view of them if that differs."""
 
 
 class _Memory:
@@ -65,16 +67,29 @@ class _Memory:
     __slots__ = ("__array_interface__", "_tensor")
 
     def __init__(self, x: Any, typestr: str) -> None:
-        nbytes = x.element_size()
-        strides = tuple(step * nbytes for step in x.stride())
+        strides = None
+        if not x.is_contiguous():
+            nbytes = x.element_size()
+            strides = tuple(step * nbytes for step in x.stride())
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "typestr": typestr,
-            "data": (x.data_ptr() if x.numel() else _NOWHERE, False),
+            "data": (x.data_ptr() or _NOWHERE, False),
             "shape": tuple(x.shape),
             "strides": strides,
         }
         self._tensor = x
+
+
+def _array_on(x: Any) -> Array:
+    """A NumPy array on the memory of a tensor on the CPU (local)."""
+    types = _TYPES.get(x.dtype)
+    if types is None:
+        dtype = tensor_dtype(x)
+        types = _TYPES[x.dtype] = _WORDS.get(dtype, dtype.str), dtype if dtype in _WORDS else None
+    typestr, viewed = types
+    array: Array = np.asarray(_Memory(x, typestr))
+    return array if viewed is None else array.view(viewed)
 
 
 _NOWHERE = np.empty(1).ctypes.data
@@ -87,17 +102,15 @@ def _unknown(x: Any) -> errors.DTypeError:
 
 def host_array(x: Any) -> Array:
     """A NumPy array on the memory of an array, a tensor or a DLPack object; otherwise np.asarray(x)."""
-    if isinstance(x, np.ma.MaskedArray):
-        raise errors.ArgumentError("elements of a masked array have no value; pass x.filled(0), or x.data")
     if isinstance(x, np.ndarray):
+        if isinstance(x, np.ma.MaskedArray):
+            raise errors.ArgumentError("elements of a masked array have no value; pass x.filled(0), or x.data")
         return np.asarray(x)  # no subclass: slices of np.matrix always have two dimensions
     if is_tensor(x):
         check_tensor(x)
         if not x.is_cpu:
             raise errors.ArgumentError(f"the tensor is on {x.device}; pass x.cpu()")
-        dtype = tensor_dtype(x)
-        array: Array = np.asarray(_Memory(x, _WORDS.get(dtype, dtype.str)))
-        return array.view(dtype) if dtype in _WORDS else array
+        return _array_on(x)
     if hasattr(x, "__dlpack__"):
         try:
             return np.from_dlpack(x)

@@ -101,7 +101,7 @@ def _linear(
     keep = activation is not None and torch.is_grad_enabled()
     keep = keep and any(z is not None and z.requires_grad for z in (x, weight, bias))
     sizes = rows, tokens, features, group
-    return torch.ops.pblas.linear(x, weight, bias, residual, kind, activation or "", keep, float8, *sizes)[0]
+    return operators.linear(x, weight, bias, residual, kind, activation or "", keep, float8, *sizes)[0]
 
 
 def local(x: Any) -> Any:
@@ -256,7 +256,7 @@ class ColumnParallelLinear(ParallelLinear):
         """
         y = self._activated(x, local(self.weight), local(self.bias), activation, tokens)
         y = y.squeeze(0) if x.ndim == 1 else y
-        return torch.ops.pblas.gather_features(y, self.out_features, self._ranks[0]) if self.gather_output else y
+        return operators.gather_features(y, self.out_features, self._ranks[0]) if self.gather_output else y
 
     def _activated(self, x: Any, weight: Any, bias: Any, activation: str | None, tokens: int | None) -> Any:
         """**Collective.** This rank's features of y, before they are gathered."""
@@ -294,7 +294,7 @@ class RowParallelLinear(ParallelLinear):
             residual: added to y while ranks' sums are added; has the shape of y (local).
         """
         if self.split_input:
-            x = torch.ops.pblas.split_features(x, self.weight.to_local().shape[1], self._ranks[0])
+            x = operators.split_features(x, self.weight.to_local().shape[1], self._ranks[0])
         weight, bias = local(self.weight), local(self.bias)
         kinds: tuple[Kind, Kind] = "reduce_scatter", "allreduce"
         y = self._product(x, weight, bias, kinds, self.in_features, residual=residual)

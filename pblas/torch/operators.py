@@ -3,11 +3,13 @@
 `torch.ops.pblas.linear` is one of the layers of `pblas.tp`, by its kind. Contexts are known to it by the names of their
 groups, and the lengths of axes that are cut are arguments, so that shapes of results follow without communication.
 
-`torch.library.custom_op` would do the same, but its wrappers take longer than a product of few tokens.
+`torch.library.custom_op` would do the same, but its wrappers take longer than a product of few tokens. So does torch's
+dispatcher: the functions of this module, as `linear`, pass it by where nothing would see the operator in it.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,34 +44,66 @@ def _define(
     fake: Callable[..., Any],
     keep: Callable[..., None] | None = None,
     gradients: Callable[..., Any] | None = None,
-) -> None:
-    """An operator `torch.ops.pblas.NAME`; `keep` and `gradients` are forward and backward of its autograd.Function."""
+) -> Callable[..., Any]:
+    """An operator `torch.ops.pblas.NAME`; `keep` and `gradients` are forward and backward of its autograd.Function.
+
+    The result calls the operator, or its kernel at once where that does the same.
+    """
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     _LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"pblas::{name}", fake, lib=_LIBRARY)
-    if keep is None or gradients is None:
-        return
-    operator, kept = getattr(torch.ops.pblas, name).default, keep
+    operator = getattr(torch.ops.pblas, name).default
+    recorded = kernel
+    if keep is not None and gradients is not None:
+        below = partial(_below_autograd, operator)
+        _LIBRARY.impl(name, _recorded(below, keep, gradients), "Autograd")
+        recorded = _recorded(kernel, keep, gradients)
 
-    def below(*arguments: Any) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as in the wrappers of torch.library
-            return operator(*arguments)
+    def call(*arguments: Any) -> Any:
+        return operator(*arguments) if _is_watched(arguments[0]) else recorded(*arguments)
+
+    return call
+
+
+def _below_autograd(operator: Any, *arguments: Any) -> Any:
+    with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - as in the wrappers of torch.library
+        return operator(*arguments)
+
+
+def _recorded(
+    compute: Callable[..., Any], keep: Callable[..., None], gradients: Callable[..., Any]
+) -> Callable[..., Any]:
+    """A function, recorded for its gradients where they are needed."""
 
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            results = below(*arguments)
-            kept(ctx, results, *arguments)
+            results = compute(*arguments)
+            keep(ctx, results, *arguments)
             return results
 
         backward = staticmethod(once_differentiable(gradients))
 
-    def dispatched(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         needed = torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in arguments)
-        return Recorded.apply(*arguments) if needed else below(*arguments)
+        return Recorded.apply(*arguments) if needed else compute(*arguments)
 
-    _LIBRARY.impl(name, dispatched, "Autograd")
+    return call
+
+
+def _is_watched(x: Any) -> bool:
+    """Whether something must see an operator of x in torch's dispatcher: a compiler, a profiler, a mode, a subclass."""
+    return (
+        torch.compiler.is_compiling()
+        or type(x) not in _PLAIN
+        or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 - the modes; torch has no public call
+        or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - torch.func, as vmap
+        or torch.autograd.profiler._is_profiler_enabled  # noqa: SLF001
+    )
+
+
+_PLAIN = torch.Tensor, torch.nn.Parameter
 
 
 def _options(kind: str, tokens: int, features: int, group: str) -> dict[str, Any]:
@@ -177,18 +211,18 @@ def _keep_linear(ctx: Any, results: Any, x: Any, weight: Any, bias: Any, _residu
 def _gradients(ctx: Any, dy: Any, _dz: Any) -> tuple[Any, ...]:
     x, weight, z = ctx.saved_tensors
     needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
-    computed = iter(torch.ops.pblas.linear_backward(dy, x, weight, z, ctx.kind, ctx.epilogue, needs, *ctx.sizes))
+    computed = iter(linear_backward(dy, x, weight, z, ctx.kind, ctx.epilogue, needs, *ctx.sizes))
     residual = dy if ctx.needs_input_grad[3] else None
     return *(next(computed) if is_needed else None for is_needed in needs), residual, *[None] * 8
 
 
 _SIZES = "SymInt tokens, SymInt features, str group"
-_define(
+linear = _define(
     "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str kind, str epilogue, bool keep, bool float8, "
     f"SymInt rows, {_SIZES}) -> (Tensor, Tensor)",
     *(_linear, _linear_fake, _keep_linear, _gradients),
 )
-_define(
+linear_backward = _define(
     "linear_backward(Tensor dy, Tensor x, Tensor weight, Tensor z, str kind, str epilogue, bool[] needs, "
     f"{_SIZES}) -> Tensor[]",
     *(_linear_backward, _linear_backward_fake),
@@ -199,17 +233,17 @@ def _keep_columns(ctx: Any, _results: Any, x: Any, *others: Any) -> None:
     ctx.columns, ctx.group = x.shape[-1], others[-1]
 
 
-_define(
+allreduce = _define(
     "allreduce(Tensor x, str group) -> Tensor",
     lambda x, group: context_named(group).allreduce(x.contiguous()),  # the sum of all ranks' x
     lambda x, _group: x.new_empty(x.shape),
 )
-_define(  # a copy of x, which is equal on all ranks; its gradient is the sum of those of all ranks
+sum_gradients = _define(  # a copy of x, which is equal on all ranks; its gradient is the sum of those of all ranks
     "sum_gradients(Tensor x, str group) -> Tensor",
     lambda x, _group: x.clone(),
     lambda x, _group: torch.empty_like(x),
     _keep_columns,
-    lambda ctx, dy: (torch.ops.pblas.allreduce(dy, ctx.group), None),
+    lambda ctx, dy: (allreduce(dy, ctx.group), None),
 )
 
 
@@ -228,17 +262,17 @@ def _split_features(x: Any, columns: int, group: str) -> Any:
     return x[..., tp.local_shard(x.shape[-1], ctx.rank, ctx.nprocs)].clone(memory_format=torch.contiguous_format)
 
 
-_define(
+gather_features = _define(
     "gather_features(Tensor x, SymInt features, str group) -> Tensor",
     _gather_features,
     lambda x, features, _group: x.new_empty(*x.shape[:-1], features),
     _keep_columns,
-    lambda ctx, dy: (torch.ops.pblas.split_features(dy, ctx.columns, ctx.group), None, None),
+    lambda ctx, dy: (split_features(dy, ctx.columns, ctx.group), None, None),
 )
-_define(
+split_features = _define(
     "split_features(Tensor x, SymInt columns, str group) -> Tensor",
     _split_features,
     lambda x, columns, _group: x.new_empty(*x.shape[:-1], columns),
     _keep_columns,
-    lambda ctx, dy: (torch.ops.pblas.gather_features(dy, ctx.columns, ctx.group), None, None),
+    lambda ctx, dy: (gather_features(dy, ctx.columns, ctx.group), None, None),
 )

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as torchs
 
 from pblas import errors
+from pblas.torch import operators
 from pblas.torch.layers import ColumnParallelLinear, ParallelLinear, RowParallelLinear, distributed
 from pblas.torch.mesh import context_of, group_of
 
@@ -166,7 +167,7 @@ def _shared(name: str) -> property:
         parameter = self._parameters[name]
         if parameter is None or not isinstance(parameter, DTensor):
             return parameter
-        return torch.ops.pblas.sum_gradients(parameter.to_local(), self._group)
+        return operators.sum_gradients(parameter.to_local(), self._group)
 
     return property(get)
 
