@@ -189,11 +189,12 @@ def empty(shape: tuple[int, ...], like: Any, dtype: Dtype | None = None) -> Any:
     """An uninitialised tensor on the device of the tensor `like`; None if `like` is no tensor (local)."""
     if not is_tensor(like):
         return None
-    torch = sys.modules["torch"]
-    theirs = like.dtype if dtype is None else _TORCHS.get(dtype)
-    if theirs is None and dtype is not None:
-        theirs = _TORCHS[dtype] = getattr(torch, dtype.name)
-    return torch.empty(shape, dtype=theirs, device=like.device)
+    if dtype is None or tensor_dtype(like) == dtype:
+        return like.new_empty(shape)
+    theirs = _TORCHS.get(dtype)
+    if theirs is None:
+        theirs = _TORCHS[dtype] = getattr(sys.modules["torch"], dtype.name)
+    return like.new_empty(shape, dtype=theirs)
 
 
 def to_library(result: Array, like: object) -> Any:

@@ -153,7 +153,7 @@ def _linear(
     applied: str | Epilogue | None = epilogue or None
     if residual is not None:
         applied = Epilogue("x + residual", residual=_uniform(residual))
-    z = x.new_empty((rows, *x.shape[1:-1], weight.shape[0]) if keep else 0)
+    z = x.new_empty((rows, *x.shape[1:-1], weight.shape[0])) if keep else x.new_empty(0)
     x = _uniform(x)
     if float8:
         (x, weight), scales = _eight_bits(options["ctx"], x, weight)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import FLOAT8, RESULTS, Array, Dtype, ProductDtypes, accumulator_dtype
-from pblas.backends.interop import Target, current_stream, has_memory, is_view, library_of, new_target
+from pblas.backends.interop import Target, current_stream, has_memory, is_tensor, is_view, library_of, new_target
 from pblas.backends.local_step import AgreedError, LocalStep
 from pblas.backends.push_engine import is_array
 from pblas.backends.settings import DRY_RUN
@@ -30,6 +30,7 @@ from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, fail_without_context, name_of, spelled
 from pblas.tp.partitioning import (
     ALONE,
+    AXES,
     PRODUCTS,
     REDUCE,
     WORDS,
@@ -289,7 +290,8 @@ class Caller:
             array = backend.new(shape, dtype)
             return Target(array, array, self._like)
         if out is None:
-            library_of(self._like)
+            if not is_tensor(self._like):
+                library_of(self._like)  # an error if it makes no arrays
             return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype), dtype=dtype)
         array = self.array(name, out, tokens=tokens)
         if not is_view(array, out, backend):
@@ -329,6 +331,11 @@ class Caller:
     def run(self, product: Product) -> None:
         """**Collective.** Compute a product of the call."""
         target, d = product.target, product.d
+        left, right, *_ = PRODUCTS[target]
+        if self.runtime.backend.push and not self.gathered.keys().isdisjoint((left, right)):
+            a, b = self.gathered.get(left, product.a), self.gathered.get(right, product.b)
+            self._run_planned(ALONE, product._replace(a=a, b=b))
+            return
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective transfers partial products in the matrices' dtype, and not in wire_dtype.
         rounded = travels == target and self.form.options.wire_dtype != name_of(self.form.dtype)
@@ -341,6 +348,21 @@ class Caller:
             self.ctx.allreduce(partial, d, epilogue=product.epilogue, stream=self.stream)
         else:
             self._run_apart(travels, product)
+
+    def gather(self, matrix: Matrix, shard: Array) -> None:
+        """**Collective.** On GPUs, gather a matrix whose tokens are cut, for all products of the call that take it.
+
+        The gradient by the weight adds over tokens: with shards that arrive one after the other it needs partial sums
+        in 32 bits and one more pass, a third more time than one product (70B, 2 H200).
+        """
+        runtime = self.runtime
+        if not runtime.backend.push or runtime.nprocs == 1 or runtime.reproducible or self.layer.cut(matrix) != "T":
+            return
+        counts = self.form.placed.counts
+        with self.checking():
+            whole = self.target("gathered", (sum(counts), shard.shape[1]), shard.dtype).array
+        self.ctx.allgather(shard, whole, counts=list(counts), stream=self.stream)
+        self.gathered[matrix] = whole
 
     def _run_apart(self, travels: Matrix | None, product: Product) -> None:
         """**Collective.** `run` on CPUs if `is_apart`; the collective's agreement compares the call's arguments too."""
@@ -407,8 +429,11 @@ class Caller:
     def _run_planned(self, layer: Layer, product: Product) -> None:
         """**Collective.** `run` by a cached plan; a plan for `ALONE` communicates nothing."""
         a, epilogue = product.a, product.epilogue
-        form = self.form
-        sizes = {**form.sizes, "I": a.shape[1]} if layer is ALONE else form.sizes
+        form, sizes = self.form, dict(self.form.sizes)
+        if layer is ALONE:
+            left, right, *_ = PRODUCTS[product.target]
+            for matrix, array in ((left, a), (right, product.b)):
+                sizes |= {axis: n for axis, n in zip(AXES[matrix], array.shape, strict=True) if axis != "T"}
         axes = (sizes[axis] for axis in "TIO")
         dtypes = a.dtype, product.b.dtype, product.d.dtype
         key: tuple[Any, ...] = (layer.name, product.target, *axes, self.batch, *dtypes, product.beta)

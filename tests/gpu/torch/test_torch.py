@@ -47,14 +47,26 @@ pytestmark = [
 ]
 
 
+def gather_through_hosts(patch: pytest.MonkeyPatch) -> None:
+    """Let DTensors gather in host memory: Gloo reads the addresses of tensors of GPUs as its own, and dies."""
+    collectives = torch.distributed._functional_collectives
+    for name in ("all_gather_tensor", "all_gather_single"):  # some versions of torch have both
+        gather = getattr(collectives, name, None)
+        if gather is not None:
+            patch.setattr(
+                collectives, name, lambda x, *args, gather=gather, **kwargs: gather(x.cpu(), *args, **kwargs).to(x.device)
+            )
+
+
 @pytest.fixture(scope="module")
 def contexts() -> Iterator[dict[str, pblas.Context]]:
     """A context on GPUs; torch's own collectives go through Gloo where ranks share a GPU, which NCCL refuses."""
     import cupy
 
-    with pblas.Context(backend="nvshmem", timeout=30) as ctx:
+    with pytest.MonkeyPatch.context() as patch, pblas.Context(backend="nvshmem", timeout=30) as ctx:
         torch.cuda.set_device(cupy.cuda.Device().id)
         if SHARED:
+            gather_through_hosts(patch)
             store = _store(ctx)
             torch.distributed.init_process_group("cpu:gloo,cuda:gloo", store=store, rank=RANK, world_size=P)
         yield {"shared": ctx}
