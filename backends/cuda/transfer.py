@@ -115,18 +115,22 @@ def on_gpu(host: Array) -> Any:
     """
     tight = np.ascontiguousarray(host)
     copy = cupy.empty(host.shape, tight.dtype)
-    runtime.memcpy(copy.data.ptr, tight.ctypes.data, tight.nbytes, runtime.memcpyHostToDevice)
-    runtime.streamSynchronize(0)  # the copy may return before the elements arrive
+    _copy_and_wait(copy.data.ptr, tight.ctypes.data, tight.nbytes, runtime.memcpyHostToDevice)
     return copy
 
 
 def on_host(x: Any) -> Array:
     """A copy of a short contiguous CuPy array in host memory, after the work of the current stream (local)."""
     host: Array = np.empty(x.shape, x.dtype)
-    stream = cupy.cuda.get_current_stream().ptr
-    runtime.memcpyAsync(host.ctypes.data, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost, stream)
-    runtime.streamSynchronize(stream)
+    _copy_and_wait(host.ctypes.data, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost)
     return host
+
+
+def _copy_and_wait(target: int, source: int, nbytes: int, kind: int) -> None:
+    """Copy on the current stream, whose memory pool may have the GPU's side (local)."""
+    stream = cupy.cuda.get_current_stream().ptr
+    runtime.memcpyAsync(target, source, nbytes, kind, stream)
+    runtime.streamSynchronize(stream)
 
 
 def _move(
