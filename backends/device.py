@@ -149,14 +149,19 @@ class Memory(Protocol):
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
         """X[rows[i], columns[i]] := value, after all earlier operations of both lanes; done on return.
 
-        The row and column numbers are in host memory.
+        In an execution that is `in_order` it is not awaited. The row and column numbers are in host memory.
         """
+
+    @traced("copy", "fill", "x")
+    def fill_whole(self, x: Array, value: complex) -> None:
+        """X := value, as X's dtype holds it (local)."""
 
     @traced("copy", "random numbers", "x")
     def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
         """X := the random numbers at global rows and columns, with the same bits on every device; done on return.
 
-        They are uniform in [-1, 1), or normal. The row and column numbers are in host memory.
+        In an execution that is `in_order` it is not awaited. The numbers are uniform in [-1, 1), or normal. The row and
+        column numbers are in host memory.
         """
 
     @traced("copy", "download", "x")

@@ -172,7 +172,19 @@ def _nothing(*args: object, **options: object) -> None:
 
 
 for _name in (
-    *("fill", "randomize", "assign", "scale", "add_scaled", "conjugate", "evaluate", "finish", "add_rows", "largest"),
+    *(
+        "fill",
+        "fill_whole",
+        "randomize",
+        "assign",
+        "scale",
+        "add_scaled",
+        "conjugate",
+        "evaluate",
+        "finish",
+        "add_rows",
+        "largest",
+    ),
     *("gemm", "multiply_add", "add_product", "subtract_square", "trsm", "syrk", "syr2k", "solve_factored", "lower"),
     *("unit_lower", "swap_rows", "from_host", "multiply_q", "block_of_reflectors", "fix_signs"),
 ):

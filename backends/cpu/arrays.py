@@ -109,6 +109,10 @@ class HostArrays(Device):
         elements: Array = x[rows, columns]
         return elements
 
+    def fill_whole(self, x: Array, value: complex) -> None:
+        with np.errstate(all="ignore"):
+            x[...] = value
+
     def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
         random.fill(x, rows, columns, seed, normal=normal)
 

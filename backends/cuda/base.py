@@ -98,7 +98,8 @@ class GpuBackend(HostRanks):
 
     def fill(self, x: Array, value: complex = 0) -> None:
         if value and x.size:
-            self.arrays.fill_whole(x, value)
+            with transfer.settled(x):
+                self.arrays.fill_whole(x, value)
         else:
             transfer.fill(x, value)
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _VALUE = Name("value")
+_MOST_STEPS = 64
+_known_steps: dict[int, tuple[Array, int | None]] = {}
+"""Places that are kept for later calls, and their distance, by the places of their arrays."""
 
 
 class DeviceCopies(DeviceLanes):
@@ -46,6 +49,9 @@ class DeviceCopies(DeviceLanes):
         conj: bool = False,
     ) -> None:
         if isinstance(x, np.ndarray):
+            if x.size and not any(x.strides):
+                self._fill_places(x[0, 0].conj() if conj else x[0, 0], z, rows, columns, x.shape)
+                return
             x = self._uploaded(x)
         shape: Any = x.shape if of is None else tuple(numbers.size for numbers in of)
         source, target = self._places(x, *(of or ())), self._places(z, rows, columns)
@@ -55,6 +61,15 @@ class DeviceCopies(DeviceLanes):
             reductions.copy_places(self.stream, shape, source, target, z.dtype)
         else:  # tiles are turned in shared memory
             self.strided_copy.copy(self.stream, z.dtype, shape, source, target)
+
+    def _fill_places(
+        self, element: Any, z: Array, rows: Array | None, columns: Array | None, shape: tuple[int, ...]
+    ) -> None:
+        """Z[rows, columns] := an element."""
+        if rows is columns is None:
+            self.fill_whole(z, element)
+        else:
+            reductions.fill_places(self.stream, shape, np.asarray(element), self._places(z, rows, columns))
 
     def _uploaded(self, host: Array) -> Array:
         """The elements of a host array in GPU memory, where those that are repeated are stored once."""
@@ -98,7 +113,9 @@ class DeviceCopies(DeviceLanes):
         return places, transfer.on_host(values).view(x.dtype)
 
     def fill(self, x: Array, rows: Array, columns: Array, value: float) -> None:
-        self.synchronize()
+        waits = not self.is_in_order
+        if waits:
+            self.synchronize()
         if rows.size:
             words, line = transfer.words(x), _line(x, rows, columns)
             bits = np.array([value], x.dtype).view(words.dtype)
@@ -106,18 +123,27 @@ class DeviceCopies(DeviceLanes):
                 line.fill(bits[0])
             else:
                 words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = bits[0]
-            cupy.cuda.get_current_stream().synchronize()
+            if waits:
+                cupy.cuda.get_current_stream().synchronize()
 
-    def fill_whole(self, x: Array, value: complex) -> None:
-        """X := value, as its dtype holds it, after all work of the GPU; done on return (local)."""
-        with transfer.settled(x), np.errstate(all="ignore"):
-            element = complex(np.array(value).astype(x.dtype))
-            self.pointwise.evaluate(0, _VALUE, x, {"value": element}, x, accumulator_dtype(x.dtype))
+    def fill_whole(self, x: GpuArray, value: complex) -> None:
+        if not x.size:
+            return
+        with np.errstate(all="ignore"):
+            element = np.array(value).astype(x.dtype)
+        if not any(element.tobytes()) and transfer.span(x) == x.nbytes:
+            runtime.memsetAsync(x.data.ptr, 0, x.nbytes, self.stream)
+        else:
+            compute = accumulator_dtype(x.dtype)
+            self.pointwise.evaluate(self.stream, _VALUE, x, {"value": complex(element)}, x, compute)
 
     def randomize(self, x: Array, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
-        self.synchronize()
+        waits = not self.is_in_order
+        if waits:
+            self.synchronize()
         random.fill(x, rows, columns, seed, normal=normal)
-        cupy.cuda.get_current_stream().synchronize()
+        if waits:
+            cupy.cuda.get_current_stream().synchronize()
 
     # Host memory, for naive collectives
 
@@ -155,8 +181,17 @@ def _step(places: Array) -> int | None:
     """
     if places.size < 2:
         return 0
-    step = int(places[1] - places[0])
-    return step if step >= 0 and (places[1:] - places[:-1] == step).all() else None
+    kept, known = _known_steps.get(id(places), (None, None))
+    if kept is places:
+        return known
+    step: int | None = int(places[1] - places[0])
+    if step is None or step < 0 or not (places[1:] - places[:-1] == step).all():
+        step = None
+    if not places.flags.writeable:
+        if len(_known_steps) >= _MOST_STEPS:
+            _known_steps.clear()
+        _known_steps[id(places)] = places, step
+    return step
 
 
 def _line(x: GpuArray, rows: Array, columns: Array) -> Any:

@@ -160,6 +160,11 @@ class DeviceLanes(Device):
 
     # Order
 
+    @property
+    def is_in_order(self) -> bool:
+        """Whether the execution that is under way runs in the caller's stream (local)."""
+        return self.stream not in (self._main.ptr, self._side.ptr)
+
     def begin(
         self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False, in_order: bool = False
     ) -> None:
@@ -171,7 +176,8 @@ class DeviceLanes(Device):
             )
         self._modes, self._autotune = modes, autotune
         try:
-            self.settle(caller_stream)
+            if self._pending is not None:
+                self.settle(caller_stream)
             self.stream = caller_stream if in_order else self._main.ptr
             if in_order:
                 return

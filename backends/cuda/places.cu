@@ -19,3 +19,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_places(
             if (start + l < slow) z[(z_slows ? z_slows[start + l] : start + l) * z_slow] = loaded[l];
     }
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS) fill_places(
+    unsigned long long first, unsigned long long second, W* z, long long z_fast, long long z_slow,
+    const long long* z_fasts, const long long* z_slows, long long fast, long long slow) {
+    const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
+    if (i >= fast) return;
+    const unsigned long long bits[2] = {first, second};
+    W value;
+    memcpy(&value, bits, sizeof(W));
+    z += (z_fasts ? z_fasts[i] : i) * z_fast;
+    for (long long j = blockIdx.y; j < slow; j += gridDim.y) z[(z_slows ? z_slows[j] : j) * z_slow] = value;
+}

@@ -318,6 +318,10 @@ class Pointwise:
         self._launch(function, stream, words, min(rows, _ROWS_PER_SM * self._sms), early=self._early)
 
     def _launch(self, function: int, stream: Stream, words: list[int], ctas: int, *, early: bool = False) -> None:
+        if not early and isinstance(stream, int):
+            self._words.launch(function, stream, (ctas, 1), _THREADS, words)
+            return
+
         def start(handle: int) -> None:
             if not early:
                 self._words.launch(function, handle, (ctas, 1), _THREADS, words)

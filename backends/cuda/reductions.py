@@ -132,6 +132,22 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
 
 
+def fill_places(stream: int, shape: tuple[int, ...], element: Array, z: StridedRegion) -> None:
+    """Z := an element, which is in host memory, at places."""
+    if 0 in shape:
+        return
+    places = [(z.down, z.across), (z.rows, z.columns), shape]
+    if not z.by_columns:
+        places = [pair[::-1] for pair in places]
+    strides, lists, (fast, slow) = places
+    bits = np.zeros(2, np.int64)
+    bits.view(np.uint8)[: element.itemsize] = np.frombuffer(element.tobytes(), np.uint8)
+    ctas = -(-fast // _THREADS), min(-(-slow // _LINES), _MOST_PARTS)
+    words = *map(int, bits), z.address, *strides, *lists, fast, slow
+    kernel = _place_kernel("fill_places", element.dtype.itemsize, element.dtype.kind == "c")
+    _words().launch(kernel.kernel.ptr, stream, ctas, _THREADS, words)
+
+
 def copy_places(stream: int, shape: tuple[int, ...], x: StridedRegion, z: StridedRegion, dtype: Dtype) -> None:
     """Z := X at their places, for matrices of one storage order."""
     if 0 in shape:
@@ -142,16 +158,22 @@ def copy_places(stream: int, shape: tuple[int, ...], x: StridedRegion, z: Stride
     strides_x, strides_z, lists_x, lists_z, (fast, slow) = places
     ctas = -(-fast // _THREADS), min(-(-slow // _LINES), _MOST_PARTS)
     words = x.address, z.address, *strides_x, *strides_z, *lists_x, *lists_z, fast, slow
-    _words().launch(_copy(dtype.itemsize, dtype.kind == "c").kernel.ptr, stream, ctas, _THREADS, words)
+    kernel = _place_kernel("copy_places", dtype.itemsize, dtype.kind == "c")
+    _words().launch(kernel.kernel.ptr, stream, ctas, _THREADS, words)
 
 
 @cache
-def _copy(itemsize: int, is_complex: bool) -> Any:
-    return Program(copy_source(itemsize, is_complex=is_complex)).get_function("copy_places")
+def _place_kernel(name: str, itemsize: int, is_complex: bool) -> Any:
+    return _place_kernels(itemsize, is_complex).get_function(name)
 
 
-def copy_source(itemsize: int, *, is_complex: bool) -> str:
-    """CUDA C++ of the kernel that copies elements of a size; those of complex numbers are aligned to their parts."""
+@cache
+def _place_kernels(itemsize: int, is_complex: bool) -> Any:
+    return Program(places_source(itemsize, is_complex=is_complex))
+
+
+def places_source(itemsize: int, *, is_complex: bool) -> str:
+    """CUDA C++ of the kernels for elements of a size; those of complex numbers are aligned to their parts."""
     words = f"struct W {{ {_WORDS[itemsize // 2]} re, im; }};" if is_complex else f"typedef {_WORDS[itemsize]} W;"
     return f"{words}\n" + (Path(__file__).parent / "places.cu").read_text(encoding="utf-8")
 

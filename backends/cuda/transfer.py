@@ -20,7 +20,7 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, GpuArray, Order, Places, index_at
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype, GpuArray, Order, Places, address_of, index_at
 from pblas.backends.interop import check_tensor, is_tensor, tensor_dtype
 
 _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
@@ -122,7 +122,7 @@ def on_gpu(host: Array) -> Any:
 def on_host(x: Any) -> Array:
     """A copy of a short contiguous CuPy array in host memory, after the work of the current stream (local)."""
     host: Array = np.empty(x.shape, x.dtype)
-    _copy_and_wait(host.ctypes.data, x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost)
+    _copy_and_wait(address_of(host), x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost)
     return host
 
 

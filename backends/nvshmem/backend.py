@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import cupy
 from nvmath.bindings import cublasLt
 
 from pblas import errors
 from pblas.backends.allocator import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
+from pblas.backends.cuda.transfer import new_array
 from pblas.backends.nvshmem.collective_launch import CollectiveLaunch
 from pblas.backends.nvshmem.heap import Heap, Tables, shared_by_hosts
 from pblas.backends.nvshmem.kernels.arguments import MAX_RANKS
@@ -68,7 +70,9 @@ class NvshmemBackend(GpuBackend):
     # Arrays
 
     def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
-        array: Array = self.arena.array(memory, 0, shape, strides, dtype)
+        block: Any = memory
+        place = cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(block.address, block.nbytes, block, self.device), 0)
+        array: Array = new_array(shape, dtype, place, strides)
         return array
 
     # Executions

@@ -107,6 +107,8 @@ class PreparedReduction:
         places = plan.a.local_index(g, g)
         if self._keeps and g.size <= _KEPT:
             self._diagonal = places
+            for numbers in places:
+                numbers.flags.writeable = False  # kept for later calls
         return places
 
     def close(self) -> None:

@@ -67,6 +67,7 @@ class Reduced(Operation[Any]):
 
     noun: ClassVar[str] = "reduction"
     needs_agreement: ClassVar[bool] = True
+    uses_lanes: ClassVar[bool] = False
     reproducible: bool = False  # sums are exact and rounded once (global)
 
     @property

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _TAG = 1012
 _READ = "DistMatrix[...]"
 _WRITE = "DistMatrix[...] = value"
+_LEAST_SPARSE = 16  # indices up to this many times their number are numbered in an array of all, without sorting
 
 
 def is_mask(key: object) -> bool:
@@ -159,9 +160,9 @@ def _place(
 ) -> None:
     """Some of this rank's elements of A := a part of the value (local)."""
     arrays = runtime.backend.arrays
-    arrays.begin()
+    arrays.begin(in_order=True)
     arrays.place(part, a.stored(_WRITE), i_loc, j_loc, conj=a.conjugated)
-    arrays.synchronize()
+    arrays.hand_over()
 
 
 class _Value(NamedTuple):
@@ -204,7 +205,13 @@ def _last(indices: Array) -> Array:
     >>> _last(np.array([3, 0, 3]))
     array([1, 2])
     """
-    return indices.size - 1 - np.unique(indices[::-1], return_index=True)[1]
+    if indices.size < 2 or (indices[1:] > indices[:-1]).all():
+        return np.arange(indices.size)
+    if indices.max() > _LEAST_SPARSE * indices.size:
+        return indices.size - 1 - np.unique(indices[::-1], return_index=True)[1]
+    last = np.full(int(indices.max()) + 1, -1)
+    last[indices] = np.arange(indices.size)  # the last assignment to an element remains
+    return last[last >= 0]
 
 
 def _held(split: Split, indices: Array, p: int, *, first_copy: bool = False) -> Array:
@@ -213,7 +220,8 @@ def _held(split: Split, indices: Array, p: int, *, first_copy: bool = False) -> 
         owner: Any = max(p, 0)
     else:
         owner = 0 if split.is_whole else split.owner(indices)
-    return np.broadcast_to(owner == p, indices.shape)
+    held = owner == p
+    return np.full(indices.shape, held) if isinstance(held, bool | np.bool_) else held
 
 
 def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Lists) -> None:

@@ -94,6 +94,8 @@ class Operation(ABC, Generic[ResultT]):
     may_overlap: ClassVar[bool] = False  # whether out may share memory with an operand
     keeps_workspace: ClassVar[bool] = False
     """Whether a kept plan keeps its workspace between calls, instead of freeing its buffers after each."""
+    uses_lanes: ClassVar[bool] = True
+    """Whether an execution may use the device's lanes; otherwise its work is in the caller's stream."""
     needs_agreement: ClassVar[bool] = False
     """Whether peers read what `publish` lays out in memory of the context, though the executor has none that is shared:
     each rank makes it without the others, and an agreement starts each execution."""

@@ -284,7 +284,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     def begin(self, opname: str, runtime: Runtime, bound: Bound[ResultT]) -> Begun:
         """Make a new result if there is no `out`, and publish the arrays (local; provisional)."""
-        if self.in_order:
+        if self.in_order or not self.operation.uses_lanes:
             runtime.backend.arrays.begin(in_order=True)
         elif runtime.backend.dry is None:
             self.operation.begin(runtime.backend.arrays, bound)
@@ -318,7 +318,10 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
             backend.agree(f"{opname}: staged")
         with backend.progressing() if self._overlaps else nullcontext():
             value = executor.run(begun.x)
-            backend.arrays.synchronize()
+            if self.operation.uses_lanes:
+                backend.arrays.synchronize()
+            else:
+                backend.arrays.hand_over()
         if executor.peers_read and backend.shared and runtime.nprocs > 1:
             self._read_since = runtime.next_number()
             if not bound.is_temporary:

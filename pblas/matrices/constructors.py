@@ -85,12 +85,10 @@ class Constructors(Creation):
 
         shape: Any = (desc, desc) if isinstance(desc, int | np.integer) else desc
         matrix = self._new("eye", shape, dtype, checked)
-        backend = self.runtime.backend
-        with self.runtime.local_step("eye"):
-            backend.fill(matrix.local)
+        with self.runtime.local_step("eye"), self._in_order() as arrays:
+            arrays.fill_whole(matrix.local, 0)
             if matrix.local.size:
-                places = diagonal_places(matrix.desc, self.runtime.rank, int(k))
-                backend.arrays.fill(matrix.local, *places, 1.0)
+                arrays.fill(matrix.local, *diagonal_places(matrix.desc, self.runtime.rank, int(k)), 1.0)
         self.runtime.agree("eye: fill", {})
         return matrix
 
@@ -113,7 +111,8 @@ class Constructors(Creation):
             if not isinstance(a, DistMatrix):
                 raise errors.ArgumentError(f"zeros_like: expected a DistMatrix, got {type(a).__name__}")
         matrix = self._new("zeros_like", a.desc, a.dtype if dtype is None else dtype)
-        self.runtime.backend.fill(matrix.local)
+        with self._in_order() as arrays:
+            arrays.fill_whole(matrix.local, 0)
         return matrix
 
     @collective
@@ -242,8 +241,8 @@ class Constructors(Creation):
 
         matrix = self._new(opname, desc, dtype, checked)
         runtime = self.runtime
-        with runtime.local_step(opname):
-            runtime.backend.fill(matrix.local, value)
+        with runtime.local_step(opname), self._in_order() as arrays:
+            arrays.fill_whole(matrix.local, value)
         runtime.agree(f"{opname}: fill", {})
         return matrix
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from pblas.backends.device import Device
     from pblas.backends.host_ranks import HostRanks
 
 
@@ -212,7 +213,8 @@ class Creation:
     def zeros(self, desc: Layout, dtype: DTypeLike = np.float64) -> DistMatrix:
         """**Collective.** A matrix of zeros; see `empty`."""
         matrix = self._new("zeros", desc, dtype)
-        self.runtime.backend.fill(matrix.local)
+        with self._in_order() as arrays:
+            arrays.fill_whole(matrix.local, 0)
         return matrix
 
     @collective
@@ -261,7 +263,8 @@ class Creation:
         with runtime.local_step("random"):
             if matrix.local.size:
                 indices = transfer.global_indices(matrix.desc, runtime.rank)
-                runtime.backend.arrays.randomize(matrix.local, *indices, seed, normal=distribution == "normal")
+                with self._in_order() as arrays:
+                    arrays.randomize(matrix.local, *indices, seed, normal=distribution == "normal")
         runtime.agree("random: make the entries", {})
         return matrix
 
@@ -413,6 +416,14 @@ class Creation:
         largest = self.runtime.agree(opname, call_args, maxima=(self.runtime.nelements(desc),))[0]
         return DistMatrix(desc, self._memory(opname, desc, checked, largest), self.runtime)
 
+    @contextmanager
+    def _in_order(self) -> Iterator[Device]:
+        """A with block of work on the arrays of this rank, which is done on return, or is in the caller's stream."""
+        arrays = self.runtime.backend.arrays
+        arrays.begin(in_order=True)
+        yield arrays
+        arrays.hand_over()
+
     def _memory(self, opname: str, desc: MatrixDescriptor, dtype: Dtype, nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""
         if desc.m * desc.n * dtype.itemsize >= _LARGE_NBYTES and not self.runtime.backend.gpus:
@@ -549,9 +560,9 @@ def _fill(backend: HostRanks, local: Array, desc: MatrixDescriptor, entries: Any
             for panel, values in _panels(local, on_gpu[0], on_gpu[1], entries, _GPU_PANEL):
                 if backend.is_here(values):  # by rows, where the panel may be by columns
                     x = np.broadcast_to(values.astype(panel.dtype, copy=False), panel.shape)
-                    backend.arrays.begin()
+                    backend.arrays.begin(in_order=True)  # after the function's kernels
                     backend.arrays.place(x, panel)
-                    backend.arrays.synchronize()
+                    backend.arrays.hand_over()
                 else:
                     panel[...] = values
             return

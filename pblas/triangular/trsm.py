@@ -143,6 +143,9 @@ class TriangularSolve(Operation[DistMatrix]):
             return bound
         return bound._replace(local=_overwrites_b(opname, bound.reads["A"], bound.reads["B"], bound.out))
 
+    def in_order(self, executor: Any) -> bool:
+        return isinstance(executor, RunTrsm) and executor.is_whole
+
     def arrays(
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
     ) -> TrsmOperands:

@@ -40,6 +40,8 @@ class RunTrsm:
         self._plan, self._backend, self._arrays, operands = plan, backend, backend.arrays, plan.operands
         self.peers_read: bool = plan.reads and plan.stays
         """Whether peers read this rank's arrays until the closing agreement, not until X leaves (global)."""
+        self.is_whole: bool = plan.reads and plan.is_whole
+        """Whether an execution is one call of the device (global)."""
         if not plan.reads:
             return
         order_t, order_b, order_x = orders
@@ -59,7 +61,7 @@ class RunTrsm:
         if not plan.reads:
             arrays.scale(0, x.result)
             return
-        if plan.is_whole:
+        if self.is_whole:
             if x.conj[1] or not x.in_place:
                 arrays.place(x.right, x.result, conj=x.conj[1])
             arrays.scale(x.alpha, x.result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -236,7 +237,7 @@ def test_a_context_over_all_ranks_adds_memory_that_stays() -> None:
 def test_memory_is_used_again_once_all_ranks_report_it() -> None:
     heaps = Job(2, 256 * MIB).heaps((0, 1))
     first, second = allocate(heaps, 1000), allocate(heaps, 1000)
-    place = first[0].offset
+    places = {block.offset for block in (*first, *second)}
     del second
     last_block = first.pop()
     first.clear()
@@ -253,7 +254,25 @@ def test_memory_is_used_again_once_all_ranks_report_it() -> None:
     del last_block
     reports(1)
     assert [heap.live_nbytes for heap in heaps] == [0, 0]
-    assert {block.offset for block in allocate(heaps, 1000)} == {place}
+    again = allocate(heaps, 1000), allocate(heaps, 1000)
+    assert all(len({block.offset for block in blocks}) == 1 for blocks in again)
+    assert {block.offset for blocks in again for block in blocks} == places
+
+
+def test_ranks_allocate_alike_after_an_error_before_which_only_one_has_allocated() -> None:
+    heaps = Job(2, 256 * MIB).heaps((0, 1))
+    for nbytes in (1000, 3000):  # each leaves an interval that is found by its size
+        allocate(heaps, nbytes).clear()
+    for heap in heaps:
+        heap.reclaim(0, heap.marked_bits(0))
+    kept = []
+    for rank, heap in enumerate(heaps):
+        with suppress(WorkspaceError), heap.provisional:
+            if rank == 0:
+                kept.append(heap.allocate(1000))
+            raise WorkspaceError("as on every rank")
+    for nbytes in (5000, 3000, 1000):
+        assert len({block.offset for block in allocate(heaps, nbytes)}) == 1
 
 
 def test_an_allocation_of_one_rank_before_a_common_error_is_undone() -> None:
