@@ -50,7 +50,11 @@ class DeviceCopies(DeviceLanes):
     ) -> None:
         if isinstance(x, np.ndarray):
             if x.size and not any(x.strides):
-                self._fill_places(x[0, 0].conj() if conj else x[0, 0], z, rows, columns, x.shape)
+                element = x[:1, :1].conj() if conj and x.dtype.kind == "c" else x[:1, :1]
+                if rows is columns is None:
+                    self.fill_whole(z, element[0, 0])
+                else:
+                    reductions.fill_places(self.stream, x.shape, element, self._places(z, rows, columns))
                 return
             x = self._uploaded(x)
         shape: Any = x.shape if of is None else tuple(numbers.size for numbers in of)
@@ -61,15 +65,6 @@ class DeviceCopies(DeviceLanes):
             reductions.copy_places(self.stream, shape, source, target, z.dtype)
         else:  # tiles are turned in shared memory
             self.strided_copy.copy(self.stream, z.dtype, shape, source, target)
-
-    def _fill_places(
-        self, element: Any, z: Array, rows: Array | None, columns: Array | None, shape: tuple[int, ...]
-    ) -> None:
-        """Z[rows, columns] := an element."""
-        if rows is columns is None:
-            self.fill_whole(z, element)
-        else:
-            reductions.fill_places(self.stream, shape, np.asarray(element), self._places(z, rows, columns))
 
     def _uploaded(self, host: Array) -> Array:
         """The elements of a host array in GPU memory, where those that are repeated are stored once."""

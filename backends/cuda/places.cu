@@ -25,9 +25,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) fill_places(
     const long long* z_fasts, const long long* z_slows, long long fast, long long slow) {
     const long long i = blockIdx.x * static_cast<long long>(THREADS) + threadIdx.x;
     if (i >= fast) return;
-    const unsigned long long bits[2] = {first, second};
-    W value;
-    memcpy(&value, bits, sizeof(W));
+    union {
+        unsigned long long bits[2];
+        W value;
+    } element = {{first, second}};
     z += (z_fasts ? z_fasts[i] : i) * z_fast;
-    for (long long j = blockIdx.y; j < slow; j += gridDim.y) z[(z_slows ? z_slows[j] : j) * z_slow] = value;
+    for (long long j = blockIdx.y; j < slow; j += gridDim.y) z[(z_slows ? z_slows[j] : j) * z_slow] = element.value;
 }

@@ -205,6 +205,17 @@ def fill(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 
 
 @case(*STORED)
+def fill_whole(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    for value in (0, -0.0, 3.0):
+        x = on.put(entries((m, N), dtype, 1), order)
+        on.device.fill_whole(x[:, 1:], value)
+        expected = entries((m, N), dtype, 1)
+        expected[:, 1:] = value
+        same(on.get(x), expected)
+        assert (np.signbit(on.get(x)[:, 1:].real.astype(np.float64)) == (str(value)[0] == "-")).all()
+
+
+@case(*STORED)
 def randomize(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     rows, columns = 3 * np.arange(m) + (1 << 40), np.arange(N)[::-1]
     for normal in (False, True):

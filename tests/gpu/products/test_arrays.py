@@ -10,7 +10,7 @@ import pytest
 
 import pblas
 from pblas import blas
-from pblas.backends.cuda import lanes
+from pblas.backends.cuda import copies, lanes
 from tests.gpu.products.general import context
 from tests.gpu.products.products import Placed
 from tests.mpi.matrices.test_constructors import (  # noqa: F401 - pytest runs the imported tests on GPUs
@@ -134,8 +134,11 @@ def test_a_chain_in_one_layout_waits_for_nothing(
         counting = Counting(cupy.cuda.runtime)
         with monkeypatch.context() as patch, streams[0]:
             C = abs(2 * (A + B) - A)
-            patch.setattr(lanes, "runtime", counting)
-            C = abs(2 * (C - B) + A)
+            for module in (lanes, copies):
+                patch.setattr(module, "runtime", counting)
+            C = abs(2 * (C - B) + A) + ctx.zeros(A.shape) * ctx.eye(A.shape)
+            C[:] = C * ctx.full(A.shape, 1.0)
+            (C * 0)[2:, :7] = 3
             if ctx.nprocs == 1:
                 blas.gemv(C, v, y, beta=2.0, out=y)
                 blas.ger(y, v, C)
