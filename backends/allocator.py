@@ -194,7 +194,7 @@ class Blocks(ABC, Generic[W, B]):
 
     def reclaim(self, turn: int, common: int) -> None:
         """Free the slots that all ranks reported as marked (global)."""
-        first = self._first_slot(turn) if common else 0
+        first = self._first_slot(turn)
         while common:
             lowest = common & -common
             self._free(first + lowest.bit_length() - 1)

@@ -189,7 +189,8 @@ class HostRanks(ABC):
         number = self.agreement.ncalls
         self.arena.frozen = None
         agreed = self.agreement.agree(call, error, maxima=maxima, bits=self.arena.marked_bits(number))
-        self.arena.reclaim(number, agreed.bits)
+        if agreed.bits:
+            self.arena.reclaim(number, agreed.bits)
         return agreed
 
     def wait(self, arrived: Callable[[], bool], step: str) -> None:

@@ -265,8 +265,8 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         """
         if self._executor is None or self._shared != runtime.backend.shared:
             return False
-        if bound.fact or self._is_read(runtime):  # the largest fact of all ranks is not known yet
-            return False
+        if bound.fact or self._read_since == runtime.backend.agreement.ncalls:
+            return False  # the largest fact of all ranks is not known yet, or peers may still look up arrays
         if bound.out is not None or not self._has_result:
             return True
         nbytes = max(self._place.nbytes, bound.nelements * self._dtype.itemsize)
