@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from pblas.errors import LayoutError
@@ -244,8 +245,7 @@ class MatrixDescriptor:
         >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).local_shape(3)
         (2, 3)
         """
-        myrow, mycol = self.grid.coordinates(rank)
-        return self.rows.count(myrow), self.columns.count(mycol)
+        return _local_shape(self, rank)
 
     @property
     def max_local_nelements(self) -> int:
@@ -546,3 +546,10 @@ def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
         blocks.append((max(1, -(-length // split.nprocs)), None) if is_even else given)
     (mb, imb), (nb, inb) = blocks
     return MatrixDescriptor(*shape, mb, nb, desc.grid, desc.rsrc, desc.csrc, desc.order, imb=imb, inb=inb)
+
+
+@lru_cache(1024, typed=True)  # the types, so that 1.0 is no rank after 1 was one
+def _local_shape(desc: MatrixDescriptor, rank: int) -> tuple[int, int]:
+    """See `MatrixDescriptor.local_shape`; kept, because each new matrix asks for it several times."""
+    myrow, mycol = desc.grid.coordinates(rank)
+    return desc.rows.count(myrow), desc.columns.count(mycol)

@@ -269,7 +269,8 @@ class Runtime:
                 f"{opname}: the grid is {desc.grid.nprow} x {desc.grid.npcol}, the context has {self.nprocs} "
                 f"rank{'s' * (self.nprocs > 1)}; use a smaller grid"
             )
-        desc.check_lld(self.rank, name)
+        if desc.lld is not None:
+            desc.check_lld(self.backend.rank, name)
 
     def nelements(self, desc: MatrixDescriptor) -> int:
         """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
