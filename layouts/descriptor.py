@@ -417,14 +417,7 @@ lld=None takes the least.
         >>> view.shape, (view.imb, view.inb), (view.rsrc, view.csrc)
         ((2, 4), (1, 2), (1, 1))
         """
-        rows, columns = self.rows.part(i0, i1), self.columns.part(j0, j1)
-        return MatrixDescriptor(
-            *(rows.n, columns.n, rows.nb, columns.nb, self.grid, rows.src, columns.src),
-            order=self.order,
-            lld=self.lld,
-            imb=rows.inb,
-            inb=columns.inb,
-        )
+        return _submatrix(self, self.lld, i0, i1, j0, j1)
 
     @property
     def T(self) -> MatrixDescriptor:
@@ -433,13 +426,7 @@ lld=None takes the least.
         >>> MatrixDescriptor.row_wise(10, 4, 2).T == MatrixDescriptor.column_wise(4, 10, 2, order="C")
         True
         """
-        return MatrixDescriptor(
-            *(self.n, self.m, self.nb, self.mb, self.grid.T, self.csrc, self.rsrc),
-            order="C" if self.order == "F" else "F",
-            lld=self.lld,
-            imb=self.inb,
-            inb=self.imb,
-        )
+        return _transposed(self, self.lld)
 
     @property
     def is_row_wise(self) -> bool:
@@ -548,8 +535,37 @@ def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
     return MatrixDescriptor(*shape, mb, nb, desc.grid, desc.rsrc, desc.csrc, desc.order, imb=imb, inb=inb)
 
 
+# What follows from a descriptor is kept, because calls and views ask for it again and again. A descriptor is equal to
+# one with another lld, which is therefore an argument of its own.
+
+
 @lru_cache(1024, typed=True)  # the types, so that 1.0 is no rank after 1 was one
 def _local_shape(desc: MatrixDescriptor, rank: int) -> tuple[int, int]:
-    """See `MatrixDescriptor.local_shape`; kept, because each new matrix asks for it several times."""
+    """See `MatrixDescriptor.local_shape`."""
     myrow, mycol = desc.grid.coordinates(rank)
     return desc.rows.count(myrow), desc.columns.count(mycol)
+
+
+@lru_cache(256, typed=True)
+def _submatrix(desc: MatrixDescriptor, lld: int | None, i0: int, i1: int, j0: int, j1: int) -> MatrixDescriptor:
+    """See `MatrixDescriptor.submatrix`."""
+    rows, columns = desc.rows.part(i0, i1), desc.columns.part(j0, j1)
+    return MatrixDescriptor(
+        *(rows.n, columns.n, rows.nb, columns.nb, desc.grid, rows.src, columns.src),
+        order=desc.order,
+        lld=lld,
+        imb=rows.inb,
+        inb=columns.inb,
+    )
+
+
+@lru_cache(256)
+def _transposed(desc: MatrixDescriptor, lld: int | None) -> MatrixDescriptor:
+    """See `MatrixDescriptor.T`."""
+    return MatrixDescriptor(
+        *(desc.n, desc.m, desc.nb, desc.mb, desc.grid.T, desc.csrc, desc.rsrc),
+        order="C" if desc.order == "F" else "F",
+        lld=lld,
+        imb=desc.inb,
+        inb=desc.imb,
+    )
