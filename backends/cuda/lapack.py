@@ -52,8 +52,9 @@ class DtypeKernels:
     def __init__(self, name: str, **macros: int) -> None:
         folder = Path(__file__).parent
         names = "scalars.cuh", *(["exchange.cuh"] if name in _EXCHANGING else []), f"{name}.cu"
-        self._code = "".join((folder / name).read_text(encoding="utf-8") for name in names)
-        self._macros, self._cooperative = tuple(macros.items()), name in _COOPERATIVE
+        self._code = "".join([f"#define {key} {value}\n" for key, value in macros.items()])
+        self._code += "".join((folder / name).read_text(encoding="utf-8") for name in names)
+        self._cooperative = name in _COOPERATIVE
         self._names = tuple(_KERNELS.findall(self._code))
         self._programs: dict[str, Future[Program]] = {}
         self._functions: dict[tuple[str, str], Any] = {}
@@ -61,7 +62,7 @@ class DtypeKernels:
     def programs(self, letter: str, *kernels: str) -> dict[str, Program]:
         """The programs of kernels by their instances; without names, of all that have no argument but the dtype."""
         instances = [_instance(name, letter) for name in kernels or self._names]
-        return {x: Program(self._code, (x,), self._macros, cooperative=self._cooperative) for x in instances}
+        return {x: Program(self._code, (x,), cooperative=self._cooperative) for x in instances}
 
     def start(self, letter: str, *kernels: str) -> None:
         """Begin to compile the `programs` of kernels."""

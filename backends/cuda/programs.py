@@ -2,7 +2,7 @@
 
 CuPy keeps what NVRTC has made on disk, under a hash of the source, the options and the versions. Ranks may share its
 folder: CuPy renames finished files into place and checks their digest. A wheel may bring machine code for Hopper in the
-folder `cubins` (see `pblas.backends.nvshmem.cubins`), under a hash of the source and the options alone.
+folder `cubins` (see `pblas.backends.nvshmem.cubins`), under a hash of the source alone.
 """
 
 from __future__ import annotations
@@ -33,19 +33,11 @@ class Program:
     Args:
         code: CUDA C++.
         instances: the kernels that are instances of templates, as `lower<double>`; others have C's names.
-        macros: definitions with integers.
         cooperative: whether all CTAs of a launch are resident at a time, or it fails.
     """
 
-    def __init__(
-        self,
-        code: str,
-        instances: Sequence[str] = (),
-        macros: Sequence[tuple[str, int]] = (),
-        *,
-        cooperative: bool = False,
-    ) -> None:
-        self.code, self.instances, self.macros = code, tuple(instances), tuple(macros)
+    def __init__(self, code: str, instances: Sequence[str] = (), *, cooperative: bool = False) -> None:
+        self.code, self.instances = code, tuple(instances)
         self._cooperative = cooperative
         self._module: Any = None
         self._symbols: dict[str, str] = {}
@@ -54,10 +46,10 @@ class Program:
     def key(self) -> str:
         """The name of its file among those of a wheel.
 
-        >>> Program("a").key == Program("a").key != Program("a", macros=[("WIDTH", 32)]).key
+        >>> Program("a").key == Program("a").key != Program("a", ["f<double>"]).key
         True
         """
-        return hashlib.sha256(repr((self.code, self.instances, self.macros)).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr((self.code, self.instances)).encode()).hexdigest()[:32]
 
     def compile(self) -> None:
         """Compile the kernels for the current GPU, or read them from the wheel or CuPy's cache, and load them."""
@@ -67,10 +59,9 @@ class Program:
             return
         symbols = _shipped(cupy.cuda.Device().id).get(self.key)
         if symbols is None:
-            options = f"--std={STANDARD}", *(f"-D{name}={value}" for name, value in self.macros)
             module = cupy.RawModule(
                 code=self.code,
-                options=options,
+                options=(f"--std={STANDARD}",),
                 name_expressions=self.instances or None,
                 enable_cooperative_groups=self._cooperative,
             )

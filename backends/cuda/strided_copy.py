@@ -45,14 +45,14 @@ def _combinations(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {f"combine_{x}_{z}": f"move<Combine, {_ALL[x]}, {_ALL[z]}>" for x, z in pairs}
 
 
-PROGRAMS: tuple[dict[str, str], ...] = (
+_KERNELS = (
     {f"copy_{nbytes}": f"move<Copy, {word}, {word}>" for nbytes, word in _WORDS.items()}
-    | {"transpose_2": "transpose_pairs<half_word, word>"},
-    _combinations((name, name) for name in _TYPES),
-    _combinations([*((name, name) for name in _HALVES), *_MIXED]),
-    {f"convert_{x}_{z}": f"convert<{_ALL[x]}, {_ALL[z]}>" for x, z in _MIXED},
+    | {"transpose_2": "transpose_pairs<half_word, word>"}
+    | _combinations([*((name, name) for name in _ALL), *_MIXED])
+    | {f"convert_{x}_{z}": f"convert<{_ALL[x]}, {_ALL[z]}>" for x, z in _MIXED}
 )
-"""The kernels of strided_copy.cu by their names, instances of its templates, in programs that threads compile."""
+"""The kernels of strided_copy.cu by their names, instances of its templates."""
+_TOGETHER = 3  # kernels of a program: threads compile programs at the same time
 LINES = struct.Struct("=6q")  # LinesArguments of strided_copy.cu
 
 _TILE = 32
@@ -104,11 +104,11 @@ class StridedCopy:
 
         self._driver, self._runtime = driver, cupy.cuda.runtime
         self._most_ctas: int = _CTAS_PER_SM * cupy.cuda.Device().attributes["MultiProcessorCount"]
-        self._programs = compiling(programs())
+        self._programs = [future.result() for future in compiling(programs())]
+        program_of = {instance: program for program in self._programs for instance in program.instances}
         self._functions = {
-            name: driver.CUfunction(program.result().get_function(expression).kernel.ptr)
-            for program, kernels in zip(self._programs, PROGRAMS, strict=True)
-            for name, expression in kernels.items()
+            name: driver.CUfunction(program_of[instance].get_function(instance).kernel.ptr)
+            for name, instance in _KERNELS.items()
         }
         self._memory = ctypes.create_string_buffer(FIELDS.size)
         self._pointer = ctypes.c_void_p(ctypes.addressof(self._memory))
@@ -204,9 +204,9 @@ class StridedCopy:
 
 
 def programs() -> list[Program]:
-    """Those of the kernels of `PROGRAMS`. Includes are expanded: NVRTC finds no headers without a CUDA toolkit."""
-    code = expanded(Path(__file__).parent / "strided_copy.cu")
-    return [Program(code, tuple(kernels.values())) for kernels in PROGRAMS]
+    """Those of all kernels. Includes are expanded: NVRTC finds no headers without a CUDA toolkit."""
+    code, kernels = expanded(Path(__file__).parent / "strided_copy.cu"), [*_KERNELS.values()]
+    return [Program(code, kernels[i : i + _TOGETHER]) for i in range(0, len(kernels), _TOGETHER)]
 
 
 _PACKED: Final = 1

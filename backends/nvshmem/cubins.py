@@ -67,7 +67,6 @@ def write(folder: Path, programs: Iterable[Program]) -> None:
         options = ProgramOptions(
             arch=f"sm_{''.join(map(str, CAPABILITY))}",
             std=STANDARD,
-            define_macro=[(name, str(value)) for name, value in program.macros] or None,
             ftz=True,  # this and the next as CuPy
             device_as_default_execution_space=True,
         )

@@ -21,11 +21,11 @@ from pblas.backends.nvshmem import cubins  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-CODE = "template <class T> __global__ void fill(T* x) { x[threadIdx.x] = NUMBER; }"
+CODE = "template <class T> __global__ void fill(T* x) { x[threadIdx.x] = %d; }"
 
 
 def program(number: int) -> Program:
-    return Program(CODE, ["fill<float>", "fill<double>"], [("NUMBER", number)])
+    return Program(CODE % number, ["fill<float>", "fill<double>"])
 
 
 @pytest.fixture
