@@ -71,12 +71,15 @@ def measured(ctx: pblas.Context, call: Callable[[], Any], repeats: int) -> float
     """Seconds of a call on the slowest rank, the median of some rounds."""
     from mpi4py import MPI
 
+    synchronize = ctx.runtime.backend.arrays.synchronize
+    if ctx.runtime.backend.gpus:  # products run in the stream of the caller
+        from cupy.cuda.runtime import deviceSynchronize as synchronize
     times = []
     for _ in range(repeats + 1):  # the first one makes plans and workspace
         MPI.COMM_WORLD.Barrier()
         start = time.perf_counter()
         call()
-        ctx.runtime.backend.arrays.synchronize()
+        synchronize()
         times.append(MPI.COMM_WORLD.allreduce(time.perf_counter() - start, op=MPI.MAX))
     return statistics.median(times[1:])
 

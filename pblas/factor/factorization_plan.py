@@ -25,9 +25,12 @@ _DIAGONAL = 350
 on one core of an AMD EPYC, float64)."""
 _PANEL, _NARROW = 1.6, 192
 """Time of LU of a panel of up to _NARROW columns, over that of a GEMM of as many multiplications (there too)."""
-PIVOTS_ON_GPUS = 2.5
-"""Time of a panel of LU of cuSOLVER over that of a panel of Cholesky with as much of this work (H200, float64, 1024
-columns: docs/performance/gpu.md)."""
+MICROSECOND_ON_GPUS = 22e6
+"""Multiplications of a panel that take a microsecond on the preset "nvlink"."""
+_FACTORED, _SOLVED, _PIVOTED = 0.46, 0.37, 2.9
+"""Microseconds of each column of a panel on GPUs in addition to its multiplications: of a diagonal block of Cholesky, of
+the solve with it, and of LU (H200, float64: benchmarks/results/gpu_factor_panels.json and gpu_factor.json)."""
+_NARROW_ON_GPUS = 4700  # columns for which LU takes twice as long on GPUs as its multiplications would (the same files)
 _LINE = 64  # bytes of a cache line
 _PIECE = 512  # rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
@@ -370,8 +373,11 @@ class CholeskyPlan(FactorizationPlan):
 
     def rows_multiplications(self, panel: Panel, rows: int) -> float:
         """`panel_multiplications` of a diagonal block, and of a solve with it for some rows."""
-        width = panel.width
-        return width**2 * (width + _DIAGONAL) / 6 + rows * width * solve_rows(width)
+        width, solve = panel.width, rows * panel.width * solve_rows(panel.width)
+        if self.library == "LAPACK":
+            return width**2 * (width + _DIAGONAL) / 6 + solve
+        waiting = _FACTORED + (_SOLVED if rows else 0.0)
+        return width**3 / 6 + solve + waiting * width * MICROSECOND_ON_GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,9 +418,15 @@ class LuPlan(FactorizationPlan):
 
     def rows_multiplications(self, rows: float, width: int) -> float:
         """`panel_multiplications` of some rows."""
-        slow = 1 + (_PANEL - 1) * min(1.0, _NARROW / width)
-        slow *= 1.0 if self.library == "LAPACK" else PIVOTS_ON_GPUS
-        return slow * _lu_multiplications(rows, width)
+        work = _lu_multiplications(rows, width)
+        if self.library == "LAPACK":
+            return (1 + (_PANEL - 1) * min(1.0, _NARROW / width)) * work
+        return pivoted_on_gpus(work, width)
+
+
+def pivoted_on_gpus(work: float, width: int) -> float:
+    """The multiplications `work` of LU of a panel on a GPU, weighted as `panel_multiplications`."""
+    return (1 + _NARROW_ON_GPUS / max(1, width)) * work + _PIVOTED * width * MICROSECOND_ON_GPUS
 
 
 def _lu_multiplications(m: float, n: float) -> float:

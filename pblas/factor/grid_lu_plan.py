@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from pblas.factor.factorization_plan import PIVOTS_ON_GPUS, LuPlan, Panel
+from pblas.factor.factorization_plan import LuPlan, Panel, pivoted_on_gpus
 from pblas.factor.grid_plan import GridPlan, Step, blocks_of, dealt, in_messages, levels
 from pblas.simulation.phase import Phase, Traffic, View, even, solve_rows
 
@@ -165,9 +165,10 @@ class GridLuPlan(GridPlan, LuPlan):
         width = step.panel.width
         rows = step.rows + step.above * width
         if self.pivoting == "partial":
+            if self.library == "cuSOLVER":
+                return pivoted_on_gpus(rows * width**2 / 2, width)
             inner = min(INNER, width) / width
-            slow = 1.0 if self.library == "LAPACK" else PIVOTS_ON_GPUS
-            return slow * rows * width**2 / 2 * (_OTHERS + (_COLUMNS - _OTHERS) * inner)
+            return rows * width**2 / 2 * (_OTHERS + (_COLUMNS - _OTHERS) * inner)
         # candidates, their merges, and L21 = A21 U11^-1
         merges = levels(self.w.grid.nprow) * self.rows_multiplications(2 * width, width)
         return self.rows_multiplications(rows, width) + merges + rows * width * solve_rows(width)

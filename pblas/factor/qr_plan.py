@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from pblas.factor.factorization_plan import FactorizationPlan, Panel, panels
+from pblas.factor.factorization_plan import MICROSECOND_ON_GPUS, FactorizationPlan, Panel, panels
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import described
@@ -23,6 +23,9 @@ PASSES = 3  # Gram matrices of CholeskyQR at most
 _VECTORS, _NARROW = 4.0, 64
 """Work of a panel of up to _NARROW columns over that of a GEMM of as many multiplications: half of it are products with
 vectors, which read the panel each time (assumed)."""
+_NARROW_ON_GPUS, _REFLECTED = 3900, 5.7
+"""On GPUs, columns for which a panel takes twice as long as its multiplications would, and microseconds of each column in
+addition (H200, float64: benchmarks/results/gpu_factor_panels.json)."""
 
 
 def multiplications(m: int, n: int) -> float:
@@ -68,8 +71,10 @@ class QrPlan(FactorizationPlan):
 
     def panel_multiplications(self, panel: Panel) -> float:
         """A panel of the rows from the diagonal on, half of it multiplied by vectors."""
-        slow = 1 + (_VECTORS - 1) * min(1.0, _NARROW / panel.width)
-        return slow * multiplications(self.a.m - panel.start, panel.width)
+        width, work = panel.width, multiplications(self.a.m - panel.start, panel.width)
+        if self.library == "LAPACK":
+            return (1 + (_VECTORS - 1) * min(1.0, _NARROW / width)) * work
+        return (1 + _NARROW_ON_GPUS / width) * work + _REFLECTED * width * MICROSECOND_ON_GPUS
 
     def rows(self, panel: Panel) -> tuple[int, int]:
         """The rows from the diagonal on, and those of T."""

@@ -11,6 +11,7 @@ Source: van de Geijn, Watts, SUMMA (1997); Solomonik, Demmel, 2.5D (2011) for p3
 
 from __future__ import annotations
 
+import operator
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -363,9 +364,10 @@ class Summa(ProductPlan):
         some = sorted(self._corners() | self._edges(ranks_per_node))
         slow = self._slow_a, self._slow_b
         arriving = {rank: self._awaited_nbytes(View(rank, nprocs, ranks_per_node, "message"), slow) for rank in some}
-        far, near = (sorted(some, key=lambda rank: arriving[rank][link]) for link in (0, 1))
+        far, near, slowest = (sorted(some, key=lambda rank: arriving[rank][key]) for key in range(3))
         stepping = max(some, key=lambda rank: (self._panel_count(rank), *arriving[rank]))
-        return list(dict.fromkeys((*far[:-3:-1], near[-1], stepping, self.busy_rank, nprocs - 1)))
+        most = *far[:-3:-1], near[-1], slowest[-1], stepping
+        return list(dict.fromkeys((*most, self._multiplying, self.busy_rank, nprocs - 1)))
 
     def _edges(self, ranks_per_node: int) -> set[int]:
         """The first and last ranks of the first node and of the last one, and of others one with few peers near it."""
@@ -387,23 +389,30 @@ class Summa(ProductPlan):
     @property
     def busy_rank(self) -> int:
         """The rank with the largest cuboid, or the one with the largest share of D if D is on few ranks."""
-        cuboids, sums = self.cuboids, self.sums
+        sums = self.sums
         if not self.in_place and sums.rows.max_count * sums.columns.max_count * self.nprocs >= 2 * prod(sums.shape):
             return sums.rank(_busy(sums.rows), _busy(sums.columns))
-        return cuboids.d.rank(_busy(cuboids.m), _busy(cuboids.n), _busy(cuboids.k))
+        return self._multiplying
 
-    def _awaited_nbytes(self, view: View, slow: tuple[float, float]) -> tuple[float, float]:
-        """Bytes that a rank waits for, times `Phase.slow`: from other nodes if there are several, and from its own."""
+    @property
+    def _multiplying(self) -> int:
+        """A rank with the largest cuboid."""
+        return self.cuboids.d.rank(*map(_busy, (self.cuboids.m, self.cuboids.n, self.cuboids.k)))
+
+    def _awaited_nbytes(self, view: View, slow: tuple[float, float]) -> tuple[float, float, float]:
+        """Bytes that a rank waits for, times `Phase.slow`: from other nodes if there are several, and from its own.
+
+        The last one is `Phase.slow` of its panels, the mean of those of its operands.
+        """
         far = near = 0.0
-        own = view.ranks_per_node < view.nprocs
-        sources = zip((self.a, self.b), slow, strict=True)
-        arriving = zip(sources, self.arriving_elements(view.rank), strict=True)
-        parts = [(place, slow * count * self.itemsize) for (place, slow), count in arriving]
+        own, arriving = view.ranks_per_node < view.nprocs, self.arriving_elements(view.rank)
+        mean = sum(map(operator.mul, slow, arriving)) / max(1, sum(arriving))
+        parts = [(place, mean * count * self.itemsize) for place, count in zip((self.a, self.b), arriving, strict=True)]
         for place, nbytes in (*parts, (self.cuboids.d, float(self.delivered_nbytes(view.rank)))):
             if nbytes:
                 near_share = own * share(place, view)
                 far, near = far + (1 - near_share) * nbytes, near + near_share * nbytes
-        return far, near
+        return far, near, mean
 
     def _panel_count(self, rank: int) -> int:
         """Number of panels that a rank multiplies, if ranks differ."""

@@ -267,7 +267,7 @@ FAT_TREE = Hardware(
 
 # 8 NVIDIA H200, one rank each. Measured on such nodes: GEMMs 1440 TFLOP/s in FP8, 720 in bfloat16, 45 in float32 and 58
 # in float64, 4 us per launch; copy engines 380 GB/s into each GPU, 6 us per copy; sums and copies in memory 3.8 TB/s;
-# panels of 1024 columns of Cholesky take 12 times as long as on CPUs, relative to GEMMs (benchmarks/gpu/panels.py).
+# solves with the triangle of a panel of Cholesky run at 1 / 1.55 of the rate of GEMMs (benchmarks/gpu/panels.py).
 # 141 GB of memory (data sheet). Between nodes: one 400 Gbit/s card per GPU (NDR InfiniBand, by its standard); a latency
 # of 5 us and 1 us per message are assumed.
 NVLINK = Hardware(
@@ -283,7 +283,7 @@ NVLINK = Hardware(
     call=4e-6,
     float8=1440e12,
     step=10e-6,
-    panel=12,
+    panel=1.3,
 )
 
 # A core of any machine, where the hardware is not described: messages at 3 GB/s, GEMMs at 48 GFLOP/s, memory
