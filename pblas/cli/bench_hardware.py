@@ -49,6 +49,8 @@ def measured_hardware(ctx: Context) -> Hardware:
     half = max(0.0, slow / (1 / _THIN + 2 / _LARGE))
     source, target = np.zeros(_COPIED // 8), np.ones(_COPIED // 8)
     memory = 2 * _COPIED / _least(ctx, lambda: np.copyto(target, source))
+    rows = MatrixDescriptor.row_wise(_COPIED // 8 // _LARGE * ctx.nprocs, _LARGE, ctx.nprocs)
+    new_memory = _COPIED / _least(ctx, lambda: ctx.zeros(rows))
     near, far, node, most = LAPTOP.near, LAPTOP.far, sorted(backend.near), backend.most_near
     if most > 1:  # a rank alone on its node sends to itself
         i = node.index(ctx.rank)
@@ -73,6 +75,7 @@ def measured_hardware(ctx: Context) -> Hardware:
         half=_rounded(half),
         step=_rounded(_step(ctx)),
         panel=_rounded(_panel(ctx) * rate),
+        new_memory=_rounded(new_memory),
     )
 
 

@@ -23,8 +23,9 @@ from pblas.simulation.phase import Phase, View, solve_rows
 _DIAGONAL = 350
 """Order of a matrix that LAPACK's Cholesky factors at half the rate of GEMMs (measured for orders 64 to 2048, OpenBLAS
 on one core of an AMD EPYC, float64)."""
-_PANEL, _NARROW = 1.6, 192
-"""Time of LU of a panel of up to _NARROW columns, over that of a GEMM of as many multiplications (there too)."""
+_PANEL, _NARROW = 1.6, 330
+"""Time of LU of a panel of up to _NARROW columns, over that of a GEMM of as many multiplications (there too): with 512,
+1024 and 2048 columns 1.45, 1.19 and 1.10."""
 MICROSECOND_ON_GPUS = 22e6
 """Multiplications of a panel that take a microsecond on the preset "nvlink"."""
 _FACTORED, _SOLVED, _PIVOTED = 0.46, 0.37, 2.9
@@ -211,6 +212,7 @@ class FactorizationPlan(Plan):
 
     def phases(self, view: View) -> Iterator[Phase]:
         """Each step multiplies a rank's columns with a panel, while the next panel is updated and factored."""
+        yield Phase(1, fresh=self.fresh_nbytes(view.rank), launch="graph")
         yield from self.copy.phases(view)
         steps, before = self.steps, (0, 0, 0)
         for s, panel in enumerate(steps):
@@ -230,6 +232,11 @@ class FactorizationPlan(Plan):
             before = self.multiplied_rows(self.w.m - panel.stop), self.panel_width or self.w.nb, panel.width
         if self.back is not None:
             yield from self.back.phases(view)
+
+    def fresh_nbytes(self, rank: int) -> int:
+        """Bytes of W and of the result on a rank, which are new matrices."""
+        w, a = prod(self.w.local_shape(rank)), prod(self.a.local_shape(rank))
+        return self.itemsize * (w + (a if self.returns else 0))
 
     def multiplied_rows(self, below: int) -> int:
         """Rows of the GEMM of a step with `below` rows below its panel, on average over the columns."""

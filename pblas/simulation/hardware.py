@@ -120,6 +120,8 @@ class Hardware:
         half: rows, columns or depth of a GEMM that runs at half the rate, if its other extents are large.
         panel: factor by which panels of factorizations take longer than with LAPACK, relative to the rate of GEMMs.
         step: seconds that an executor takes for each step in addition to its GEMM, copies and messages.
+        new_memory: bytes per second that a rank writes for the first time in new memory, while the system makes its
+            pages; infinite if memory is kept ready, as on GPUs.
 
     Raises:
         ArgumentError: a rate or the memory is not positive, a time is negative or infinite, or ranks_per_node is not an
@@ -141,6 +143,7 @@ class Hardware:
     half: float = 0.0
     step: float = 0.0
     panel: float = 1.0
+    new_memory: float = math.inf
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -154,7 +157,7 @@ class Hardware:
         rates = {"float64": self.float64, "float32": self.float32, "float16": self.float16}
         _check_positive("Hardware", **rates, float8=self.float16 if self.float8 is None else self.float8)
         _check_positive("Hardware", memory_bandwidth=self.memory_bandwidth, memory_nbytes=self.memory_nbytes)
-        _check_positive("Hardware", panel=self.panel)
+        _check_positive("Hardware", panel=self.panel, new_memory=self.new_memory)
         _check_times("Hardware", call=self.call, half=self.half, step=self.step)
 
     @property

@@ -68,6 +68,7 @@ class Phase:
     # traffic of the partial products that peers send to this rank in the same step (local)
     after: Traffic = field(default_factory=Traffic)
     copied: int = 0  # bytes that the core reads and writes in addition to the GEMM, to pack or to add (local)
+    fresh: int = 0  # bytes of new memory in which the step writes first (local)
     # which partial product must have left this rank before a step begins: that of two steps before ("queue", there are
     # two buffers), or that of the step before ("sent") (local)
     waits: Literal["queue", "sent"] = "queue"

@@ -254,7 +254,7 @@ class _Rank:
     def _costs(self, phase: Phase) -> tuple[float, float]:
         """Seconds of a step's GEMM, and of the core's other work in the step."""
         hardware = self._hardware
-        copies = phase.copied / hardware.memory_bandwidth + self._moved(phase)
+        copies = phase.copied / hardware.memory_bandwidth + phase.fresh / hardware.new_memory + self._moved(phase)
         gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
         copies += hardware.rounds_seconds(*phase.rounds)
         if phase.launch == "executor":
