@@ -232,7 +232,8 @@ class HostRanks(ABC):
         Less work than `_LEAST_WORK` multiplications is not worth the change.
         """
         threads = min(self.cores, self.threads * len(self.near))
-        return closing(BlasThreads(threads)) if threads > self.threads and work >= _LEAST_WORK else nullcontext()
+        is_worth_it = threads > self.threads and work >= _LEAST_WORK
+        return closing(BlasThreads(threads, again=True)) if is_worth_it else nullcontext()
 
     def form_alike(self) -> str:
         """Let later local products, solves and factorizations form all elements alike, where this backend can (local).

@@ -251,6 +251,27 @@ def stedc(d: Array, e: Array, z: Array) -> int:
     return info.value
 
 
+def stemr(d: Array, e: Array, numbers: range, values: Array, z: Array) -> int:
+    """VALUES := the eigenvalues with these numbers, from 0, of a real tridiagonal matrix; Z := their eigenvectors.
+
+    They ascend. Returns INFO, or -1 if fewer are found.
+
+    >>> values, z = np.zeros(1), np.zeros((2, 1), order="F")
+    >>> stemr(np.array([2.0, 2.0]), np.array([1.0]), range(1, 2), values, z), values.round(9).tolist()
+    (0, [3.0])
+    """
+    n, info, count, try_accurate = len(d), ctypes.c_int(), ctypes.c_int(), ctypes.c_int(1)
+    if not numbers:
+        return 0
+    bounds, found, work = np.zeros(1, d.dtype), np.empty(n, d.dtype), np.empty(18 * n, d.dtype)
+    supports, iwork = np.empty(2 * len(numbers), np.intc), np.empty(10 * n, np.intc)
+    what = b"V", b"I", n, d.copy(), np.append(e, d[:1]), bounds, bounds, numbers.start + 1, numbers.stop
+    sizes = len(numbers), supports, try_accurate, work, len(work), iwork, len(iwork)
+    _call(d, "stemr", *what, count, found, z, _lda(z), *sizes, info)
+    values[...] = found[: len(numbers)]
+    return info.value or -(count.value != len(numbers))
+
+
 def fix_signs(x: Array, *others: Array) -> None:
     """X := X with the first of each column's largest elements positive, of a complex one real and positive.
 

@@ -59,10 +59,14 @@ class BlasThreads:
     """
 
     _living: ClassVar[list[BlasThreads]] = []
+    _libraries: ClassVar[ThreadpoolController | None] = None
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, *, again: bool = False) -> None:
+        """Limit the libraries that are loaded; if `again`, those that the last limit found, which takes 2 ms less."""
         self.threads = threads
-        self._limits = ThreadpoolController().limit(limits=threads, user_api="blas")
+        if BlasThreads._libraries is None or not again:
+            BlasThreads._libraries = ThreadpoolController()
+        self._limits = BlasThreads._libraries.limit(limits=threads, user_api="blas")
         self._living.append(self)
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ T is torn into the rows of the ranks; the two halves of each merge differ from T
     z = [last row of S1, first row of S2]                 (vectors of both halves to all ranks of the merge)
     diag(D1, D2) + rho z z^T = U diag(w) U^T              (each rank some roots, then the vectors of its columns)
     S = [S1 0; 0 S2] U                                    (each rank its columns)
+
+A few of the vectors are found by `robust_vectors`, unless they are in clusters that these do not separate.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 
 from pblas.backends.cpu import lapack
 from pblas.backends.cpu.blas import gemm
+from pblas.spectral import robust
 from pblas.spectral.secular import Deflated, Roots, corrected, deflated, vectors
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ class Tridiagonal(NamedTuple):
 
 
 class RunDivideAndConquer:
-    """Runs divide and conquer of an EighPlan on one rank: Z := S, all eigenvalues in `values`."""
+    """Runs divide and conquer of an EighPlan on one rank: Z := the wanted columns of S."""
 
     peers_read = False
     workspace_nbytes = 0
@@ -51,7 +54,7 @@ class RunDivideAndConquer:
         self._dtype = np.zeros(0, dtype).real.dtype
         self.progress: Callable[[float], None] | None = None
         """Called with the done part of the work after each merge but the last; None for no calls (local)."""
-        self.values: Array  # the eigenvalues, ascending (global)
+        self.values: Array  # the wanted eigenvalues, ascending (global)
         self.info: int  # LAPACK's INFO of the first rank that has one (global)
 
     def publish(self, x: Tridiagonal) -> bool:
@@ -65,12 +68,18 @@ class RunDivideAndConquer:
 
     def run(self, x: Tridiagonal) -> None:
         """Z := S."""
-        plan, rank, n = self.plan, self._rank, len(x.d)
-        self.info, values = 0, np.zeros(0, self._dtype)
         # A power of 2 makes the largest element about 1
         size = float(max(np.abs(x.d).max(initial=0), np.abs(x.e).max(initial=0)))
         shift = int(np.frexp(size)[1]) if size else 0
-        d, e = np.ldexp(x.d, -shift), np.ldexp(x.e, -shift)
+        d, e, self.info = np.ldexp(x.d, -shift), np.ldexp(x.e, -shift), 0
+        values = robust.robust_vectors(self.plan, self._backend, d, e, x.wanted, x.z) if self.plan.is_robust else None
+        if values is None:
+            values = self._conquered(x, d, e)
+        self.values = np.ldexp(values, shift)
+
+    def _conquered(self, x: Tridiagonal, d: Array, e: Array) -> Array:
+        """The wanted eigenvalues by divide and conquer, of which D is overwritten; Z := their vectors."""
+        plan, rank, values = self.plan, self._rank, np.zeros(0, self._dtype)
         # T torn: d -= abs(e) on both sides of each cut
         for cut in [plan.rows(member)[0] for member in range(1, plan.members)]:
             d[cut - 1] -= abs(e[cut - 1])
@@ -90,8 +99,8 @@ class RunDivideAndConquer:
             x.z[...] = s if merges else s[:, slice(*x.wanted)]
         infos = self._backend.gather(self.info)
         self.info = next(filter(None, infos), 0)
-        self.values = np.ldexp(self._backend.broadcast_object(values, 0), shift)
-        assert len(self.values) == n, "all eigenvalues"
+        found: Array = self._backend.broadcast_object(values[slice(*x.wanted)], 0)
+        return found
 
     def _merge(
         self, merge: Merge, values: Array, s: Array, rho: float, wanted: tuple[int, int] | None
@@ -177,14 +186,19 @@ def _merged(problem: Deflated, roots: Roots, z: Array, numbers: Array, s1: Array
         i = int(problem.known[numbers[j] - k])
         result[:, j] = rotated[:, touched[i]] if i in touched else _of_both(i, s1, s2)
     # S := [S1 0; 0 S2] U for the others   (vectors that were rotated have elements in both halves)
-    u, kept = vectors(z, roots.distances(problem, numbers[is_root])), problem.kept
+    kept, columns = problem.kept, numbers[is_root]
+    wanted = range(int(columns[0]), int(columns[-1]) + 1) if columns.size else range(0)
+    assert len(wanted) == len(columns), "roots are ascending"
     is_rotated = np.isin(kept, list(touched))
-    both = rotated[:, [touched[i] for i in kept[is_rotated].tolist()]]
-    in_first, in_second = (np.flatnonzero(x & ~is_rotated) for x in (kept < n1, kept >= n1))
+    first, second, both = (
+        np.flatnonzero(x) for x in (~is_rotated & (kept < n1), ~is_rotated & (kept >= n1), is_rotated)
+    )
+    a, b = len(first), len(first) + len(second)
+    u = vectors(z, roots.distances(problem, wanted), np.concatenate((first, second, both)))
     product = result if is_root.all() else np.empty((n, u.shape[1]), s1.dtype, "F")
-    gemm(1, s1.T[kept[in_first]].T, u.T[:, in_first].T, 0, product[:n1])
-    gemm(1, s2.T[kept[in_second] - n1].T, u.T[:, in_second].T, 0, product[n1:])
-    gemm(1, both, u.T[:, is_rotated].T, 1, product)
+    gemm(1, s1.T[kept[first]].T, u[:a], 0, product[:n1])
+    gemm(1, s2.T[kept[second] - n1].T, u[a:b], 0, product[n1:])
+    gemm(1, rotated[:, [touched[number] for number in kept[both].tolist()]], u[b:], 1, product)
     if product is not result:
         result.T[is_root] = product.T
     return result

@@ -237,7 +237,7 @@ def _in_stages(
     if n > 1:
         below = z[1:]
         multiplied(opname, Reflectors(w[1:, : n - 1]), below, out=below, progress=stage("transform"))
-    return _scaled(values[first:last], reduction), z
+    return _scaled(values, reduction), z
 
 
 def _scaled(values: Array, reduction: Reduced) -> Array:

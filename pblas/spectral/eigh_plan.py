@@ -34,10 +34,14 @@ _STRIP = 64
 """Columns of a strip on each rank, at least: a product reads them twice, the second time from a cache."""
 
 
-_HOST_BAND, _HOST_BAND_FROM = 32, 4096
+_HOST_BAND, _HOST_BAND_FROM = 48, 4096
 """Diagonals below that of a band by way of which one host finds real eigenvalues without vectors, and the order from
 which that is faster: for 4096 columns, whose triangle is too large for the caches, it takes 0.73 of the time of xSYTRD
 in float64 and 0.93 in float32, for 3072 1.06 and 1.30 (AMD EPYC, 2 threads)."""
+_ROBUST_FROM = 5
+"""Least number of columns for each wanted vector with which these are found one by one: they then take a third of the
+time of divide and conquer for 1024 columns, half of it for 2048 (AMD EPYC, 2 ranks)."""
+_ROBUST = 6000  # multiplications of a product that takes the time of an element of a vector (AMD EPYC, one thread)
 
 
 class Merge(NamedTuple):
@@ -146,6 +150,11 @@ class EighPlan(Plan):
         """Number of ranks that divide and conquer (global)."""
         return self.z.nprocs
 
+    @property
+    def is_robust(self) -> bool:
+        """Whether vectors of T are found one by one, each rank some, without divide and conquer (global)."""
+        return self.vectors and not self.direct and not self.bandwidth and 0 < self.z.n * _ROBUST_FROM <= self.a.n
+
     def rows(self, rank: int) -> tuple[int, int]:
         """Rows (start, stop) of T with which a rank begins."""
         return self.a.n * rank // self.members, self.a.n * (rank + 1) // self.members
@@ -169,8 +178,13 @@ class EighPlan(Plan):
         return [(min(i * block, count), min((i + 1) * block, count)) for i in range(hi - lo)]
 
     def merged_elements(self, rank: int) -> int:
-        """Elements that a rank receives in merges: vectors of both halves. GPUs compute both by themselves."""
+        """Elements that a rank receives for vectors of T: those of both halves in merges, or all, found one by one.
+
+        GPUs compute both halves by themselves.
+        """
         total = 0
+        if self.is_robust:
+            return self.a.n * (self.z.n - self.z.local_shape(rank)[1])
         if self.bandwidth or not self.vectors:
             return total
         for lo, mid, hi in self.merges(rank):
@@ -253,6 +267,9 @@ class EighPlan(Plan):
         if self.bandwidth and rank < self.members:
             columns = -(-self.z.n // self.members) * self.vectors
             yield Phase(1, (n, n, _BAND * n // self.members + (_BAND_VECTORS - _BAND) * columns))
+        elif self.is_robust:
+            traffic = view.traffic(int(rank == 0), self.itemsize * self.merged_elements(rank))
+            yield Phase(1, (n, self.z.local_shape(rank)[1], _ROBUST + 2 * self.z.n), before=traffic)
         elif self.vectors:
             merges = self.merges(rank)
             total = self.itemsize * self.merged_elements(rank)
@@ -341,7 +358,7 @@ class EighPlan(Plan):
         if self.is_split:
             parts.append(f"panels and products of W with {'panels' if self.bandwidth else 'vectors'} to all ranks")
         if self.vectors and self.members > 1 and not self.bandwidth:
-            parts.append("vectors of both halves in each merge")
+            parts.append("vectors of T to all ranks" if self.is_robust else "vectors of both halves in each merge")
         if self.vectors and not self.direct and not self.bandwidth:
             parts.append("reflectors to every rank with columns of Z")
         if self.vectors:
@@ -378,7 +395,10 @@ class EighPlan(Plan):
         if self.vectors:
             depth = len(self.merges(0))
             merged = f", then {depth} level{'s' * (depth != 1)} of merges" if depth else ""
-            yield "T", f"divide and conquer on {ranks_text(self.members)}, each its rows by LAPACK{merged}"
+            how = f"divide and conquer on {ranks_text(self.members)}, each its rows by LAPACK{merged}"
+            if self.is_robust:
+                how = f"relatively robust representations (MRRR) on {ranks_text(self.members)}, each some vectors by LAPACK"
+            yield "T", how
             yield "back", f"block reflectors, each of {ranks_text(self.nprocs)} its columns of Z"
         else:
             yield "T", "QR iteration without vectors, by LAPACK on rank 0"

@@ -102,14 +102,18 @@ class Roots:
         self.values: Array = np.empty(len(numbers), poles.dtype)
         self.info: int = lapack.laed4(numbers, poles, weights, problem.rho, self.delta, self.values)
 
-    def distances(self, problem: Deflated, numbers: Array) -> Array:
+    def distances(self, problem: Deflated, numbers: range) -> Array:
         """The distances of all poles from the roots with these numbers; those that are not here are computed again."""
+        start, stop = max(numbers.start, self.numbers.start), min(numbers.stop, self.numbers.stop)
+        if start >= stop:
+            return Roots(problem, numbers).delta
+        here = self.delta[:, start - self.numbers.start : stop - self.numbers.start]
+        if stop - start == len(numbers):
+            return here
         delta = np.empty((len(problem.poles), len(numbers)), problem.poles.dtype, "F")
-        is_here = (numbers >= self.numbers.start) & (numbers < self.numbers.stop)
-        delta[:, is_here] = self.delta[:, numbers[is_here] - self.numbers.start]
-        for j in np.flatnonzero(~is_here):
-            number = int(numbers[j])
-            delta[:, j] = Roots(problem, range(number, number + 1)).delta[:, 0]
+        delta[:, start - numbers.start : stop - numbers.start] = here
+        for part in (range(numbers.start, start), range(stop, numbers.stop)):
+            delta[:, part.start - numbers.start : part.stop - numbers.start] = Roots(problem, part).delta
         return delta
 
     def product(self, problem: Deflated) -> Array:
@@ -131,10 +135,14 @@ def corrected(problem: Deflated, product: Array) -> Array:
     return z
 
 
-def vectors(z: Array, delta: Array) -> Array:
-    """The eigenvectors that belong to the columns of delta, which are z / delta, of length 1."""
-    if len(z) <= 2:  # LAPACK gives them instead of distances
-        return delta
-    x = z[:, None] / delta
-    x /= np.sqrt(np.einsum("ij,ij->j", x, x))
-    return x
+def vectors(z: Array, delta: Array, rows: Array) -> Array:
+    """These rows of the eigenvectors that belong to the columns of delta, which are z / delta, of length 1.
+
+    Delta is overwritten.
+    """
+    if len(z) > 2:  # else LAPACK gives the vectors instead of distances
+        for j, column in enumerate(delta.T):
+            x = z / column
+            delta[:, j] = x / np.sqrt(x @ x)
+    taken: Array = delta.T.take(rows, axis=1).T
+    return taken

@@ -266,7 +266,8 @@ class TridiagonalVectors(_Step[tuple["Array", DistMatrix]]):
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: DistMatrix
     ) -> tuple[Array, DistMatrix]:
         if runtime.backend.dry is not None:
-            return bound.local[1], result
+            _, d, _, wanted = bound.local
+            return d[slice(*wanted)], result
         executor.progress = None  # an exception in it keeps frames alive
         if executor.info:
             raise agreed(_not_converged(opname, executor.info))
@@ -276,7 +277,7 @@ class TridiagonalVectors(_Step[tuple["Array", DistMatrix]]):
 def solved_tridiagonal(
     opname: str, plan: EighPlan, t: Reduced, wanted: tuple[int, int], like: DistMatrix, progress: StageReport
 ) -> tuple[Array, DistMatrix]:
-    """**Collective.** All eigenvalues of T, and a new matrix of the wanted eigenvectors, of the dtype of `like`."""
+    """**Collective.** The wanted eigenvalues of T, and a new matrix of their vectors, of the dtype of `like`."""
     form, local = (plan, like.dtype), (progress, t.d, t.e, wanted)
     result = step(opname, like.runtime, lambda: Bound(TridiagonalVectors, form, {}, {}, None, new=plan.z, local=local))
     if progress is not None:

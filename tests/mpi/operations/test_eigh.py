@@ -15,7 +15,7 @@ from pblas import MatrixDescriptor, linalg
 from pblas.backends.cpu import lapack
 from pblas.backends.cpu.arrays import HostArrays as CpuArrays
 from pblas.backends.device import BandStages
-from pblas.spectral import choose, eigh
+from pblas.spectral import choose, eigh, robust
 from pblas.spectral.choose import choose_eigh
 from tests.common.factors import MOST, NAMES, general, norm1, positive, ratio
 from tests.common.gauge import Array, dtype_of
@@ -42,6 +42,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "choose._DIRECT": 4,
         "choose._SPLIT": 12,
         "eigh_plan._STRIP": 4,
+        "eigh_plan._ROBUST_FROM": 2,
         "eigh_plan._HOST_BAND": NB,
         "eigh_plan._HOST_BAND_FROM": 6,
         "tridiagonalization_run._ROWS": 5,
@@ -257,6 +258,46 @@ def check_spectrum(ctx: pblas.Context, n: int, kind: int | str, dtype: np.dtype[
         assert abs(eigenvalues.sum() - exact.trace().real) <= MOST_VALUES * n * lost * norm
 
 
+@pytest.mark.parametrize("name", ["float32", "complex128"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_few_vectors_of_spectra(ctx: pblas.Context, kind: int | str, name: str) -> None:
+    """Ranks find vectors one by one; those of a cluster that two ranks have by divide and conquer."""
+    n, dtype = 40, dtype_of(name)
+    a, size, _ = sample(kind, n, dtype)
+    A, limits = ctx.from_global(a), np.finfo(dtype)
+    wide: Any = np.clongdouble if dtype.kind == "c" else np.longdouble
+    exact = a.astype(wide) / size
+    all_values = np.linalg.eigvalsh(exact.astype("c16" if dtype.kind == "c" else "f8"))
+    lost, norm = float(limits.eps) + float(limits.smallest_subnormal) / size, float(np.abs(exact).sum(0).max())
+    for first, last in ((0, 11), (15, 32), (39, 39)):
+        w, v = linalg.eigh(A, subset_by_index=[first, last])
+        vectors, found = collected(v).astype(wide), w.astype(np.longdouble) / size
+        assert (np.diff(w) >= 0).all()
+        assert np.abs(found - all_values[first : last + 1]).max() <= MOST_VALUES * lost * norm
+        assert np.abs(exact @ vectors - vectors * found).sum(0).max() <= MOST * n * lost * norm
+        assert ratio(vectors.conj().T @ vectors - np.eye(last + 1 - first), n, dtype=dtype) <= MOST
+    same_on_all_ranks(w.tobytes())
+    assert "relatively robust" in linalg.plan_eigh(A, subset_by_index=[0, 11]).explain()
+
+
+def test_clusters_of_several_ranks(ctx: pblas.Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of a cluster that ranks found one by one are not used, on any rank."""
+    results, found = list[bool](), robust.robust_vectors
+
+    def recorded(*arguments: Any) -> Any:
+        values = found(*arguments)
+        results.append(values is not None)
+        return values
+
+    monkeypatch.setattr(robust, "robust_vectors", recorded)
+    for kind in (13, "two values"):  # random elements
+        a, *_ = sample(kind, 40, dtype_of("float64"))
+        w, v = linalg.eigh(ctx.from_global(a), subset_by_index=[0, 11])
+        check(a, w, collected(v))
+    same_on_all_ranks(results)
+    assert results == [True, P == 1]
+
+
 def tridiagonal(d: Array, e: Array) -> Array:
     return np.diag(d) + np.diag(e, 1) + np.diag(e, -1)
 
@@ -269,9 +310,12 @@ def test_tridiagonal_matrices(ctx: pblas.Context, algorithm: Any) -> None:
         glued[i, i - 1] = glued[i - 1, i] = 1e-8
     graded = tridiagonal(10.0 ** -np.arange(16), 10.0 ** -np.arange(0.5, 15))
     for a in (wilkinson, glued, graded, tridiagonal(np.full(30, 2.0), np.full(29, -1.0)), np.ones((17, 17))):
-        w, v = linalg.eigh(ctx.from_global(a), algorithm=algorithm)
+        A = ctx.from_global(a)
+        w, v = linalg.eigh(A, algorithm=algorithm)
         check(a, w, collected(v))
         check_values(a, w)
+        part = linalg.eigh(A, subset_by_index=[len(a) // 2, len(a) - 1], algorithm=algorithm)
+        check(a, part.eigenvalues, collected(part.eigenvectors))
 
 
 @pytest.mark.parametrize("kind", [1, 2, 3])

@@ -40,9 +40,10 @@ def test_the_eigenproblem(kind: str, n: int, dtype: str, sign: int) -> None:
     # the vectors of the rotated problem, then the rotations of its rows
     halves = [Roots(left, range(k // 2)), Roots(left, range(k // 2, k))]
     product = halves[0].product(left) * halves[1].product(left)
-    u = vectors(corrected(left, product) if k > 2 else left.weights, halves[1].distances(left, np.arange(k)))
+    numbers = np.arange(k)
+    u = vectors(corrected(left, product) if k > 2 else left.weights, halves[1].distances(left, range(k)), numbers[::-1])
     v, values = np.zeros((n, n), dtype), np.concatenate((halves[0].values, halves[1].values, left.values))
-    v[np.ix_(left.kept, np.arange(k))] = u
+    v[np.ix_(left.kept[::-1], numbers)] = u
     v[left.known, np.arange(k, n)] = 1
     basis = np.eye(n, dtype=dtype)
     for i, j, c, s in left.rotations:
