@@ -190,9 +190,8 @@ def _merged(problem: Deflated, roots: Roots, z: Array, numbers: Array, s1: Array
     wanted = range(int(columns[0]), int(columns[-1]) + 1) if columns.size else range(0)
     assert len(wanted) == len(columns), "roots are ascending"
     is_rotated = np.isin(kept, list(touched))
-    first, second, both = (
-        np.flatnonzero(x) for x in (~is_rotated & (kept < n1), ~is_rotated & (kept >= n1), is_rotated)
-    )
+    parts = ~is_rotated & (kept < n1), ~is_rotated & (kept >= n1), is_rotated
+    first, second, both = map(np.flatnonzero, parts)
     a, b = len(first), len(first) + len(second)
     u = vectors(z, roots.distances(problem, wanted), np.concatenate((first, second, both)))
     product = result if is_root.all() else np.empty((n, u.shape[1]), s1.dtype, "F")

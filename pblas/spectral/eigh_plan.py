@@ -397,7 +397,7 @@ class EighPlan(Plan):
             merged = f", then {depth} level{'s' * (depth != 1)} of merges" if depth else ""
             how = f"divide and conquer on {ranks_text(self.members)}, each its rows by LAPACK{merged}"
             if self.is_robust:
-                how = f"relatively robust representations (MRRR) on {ranks_text(self.members)}, each some vectors by LAPACK"
+                how = f"relatively robust representations on {ranks_text(self.members)}, each some vectors by LAPACK"
             yield "T", how
             yield "back", f"block reflectors, each of {ranks_text(self.nprocs)} its columns of Z"
         else:
