@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +10,18 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from pblas import errors, linalg
+from pblas.matrices.matrix import DistMatrix
 from pblas.spectral.many import explained
 from pblas.spectral.newton_schulz import MUON
 from pblas.torch.dtensor import descriptor, from_dtensor, is_strided, tensor_of, to_dtensor
-from pblas.torch.mesh import init_mesh
+from pblas.torch.mesh import context_of, init_mesh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from pblas.matrices.matrix import DistMatrix
+    from pblas.layouts.descriptor import MatrixDescriptor
 
 
 class Muon(torch.optim.Optimizer):
@@ -98,7 +100,7 @@ class Muon(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             given = [weight for weight in group["params"] if weight.grad is not None]
-            updates = self._orthogonalized([self._momentum(weight, group) for weight in given], given, group)
+            updates = self._orthogonalized(self._momenta(given, group), given, group)
             for weight, update in zip(given, updates, strict=True):
                 rate = group["lr"] * _RATES[group["adjust_lr"]](*weight.shape[-2:])
                 _shard(weight).mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
@@ -117,14 +119,17 @@ class Muon(torch.optim.Optimizer):
                 of_ranks += [tuple(weight.shape[-2:])] * prod(weight.shape[:-2])
         return "\n".join(explained(found, nprocs) for nprocs, found in shapes.items())
 
-    def _momentum(self, weight: Any, group: dict[str, Any]) -> Any:
-        """This rank's shard of the momentum of one more gradient (local)."""
-        state, momentum = self.state[weight], group["momentum"]
-        if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(weight.grad)
-        buffer, gradient = _shard(state["momentum_buffer"]), _shard(weight.grad)
-        buffer.lerp_(gradient, 1 - momentum)
-        return gradient.lerp(buffer, momentum) if group["nesterov"] else buffer
+    def _momenta(self, weights: list[Any], group: dict[str, Any]) -> list[Any]:
+        """This rank's shards of the momenta of one more gradient each (local)."""
+        if not weights:
+            return []
+        for weight in weights:
+            if "momentum_buffer" not in self.state[weight]:
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight.grad)
+        buffers = [_shard(self.state[weight]["momentum_buffer"]) for weight in weights]
+        gradients, momentum = [_shard(weight.grad) for weight in weights], group["momentum"]
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)  # noqa: SLF001 - as torch's own optimizers
+        return list(torch._foreach_lerp(gradients, buffers, momentum)) if group["nesterov"] else buffers  # noqa: SLF001
 
     def _orthogonalized(self, updates: list[Any], weights: list[Any], group: dict[str, Any]) -> list[Any]:
         """**Collective.** This rank's shards of the orthogonalized updates, those of each context at once."""
@@ -184,15 +189,25 @@ class _Update:
             Shard(each.dim - len(self._batch)) if isinstance(each, Shard) else each for each in placements
         ]
         self._options: Any = {"shape": self._shape, "stride": (self._shape[1], 1), "run_check": False}
+        self._desc = _layout(self._shape, mesh, tuple(self._placements))
         self._moved = self._placements
-        try:
-            descriptor(self._shape, mesh, placements=self._placements)
-        except errors.LayoutError:  # no block-cyclic layout has these placements
+        if self._desc is None and not is_strided(self._shape, mesh, self._placements):
             self._moved = [Shard(0), *[Replicate()] * (mesh.ndim - 1)]
 
     def matrices(self) -> Iterator[DistMatrix]:
         """**Collective.** The matrices over all ranks of the mesh."""
+        runtime = context_of(self._mesh).runtime
         for part in self._local.reshape(prod(self._batch), *self._local.shape[-2:]):
+            if self._desc is not None:
+                with runtime.local_step("Muon"):
+                    array = runtime.backend.as_array(part.contiguous())
+                    if array.shape != self._desc.local_shape(runtime.rank):
+                        raise errors.LayoutError(
+                            f"Muon: this rank's shard is {tuple(array.shape)}, and that of {tuple(self._shape)} with "
+                            f"{self._placements} is {self._desc.local_shape(runtime.rank)}"
+                        )
+                yield DistMatrix(self._desc, array, runtime)
+                continue
             t = DTensor.from_local(part.contiguous(), self._mesh, self._placements, **self._options)
             yield from_dtensor(t if self._moved is self._placements else t.redistribute(placements=self._moved))
 
@@ -201,7 +216,7 @@ class _Update:
         parts = []
         for _ in range(prod(self._batch)):
             result = next(results)
-            if is_strided(self._shape, self._mesh, self._placements):
+            if self._desc is None and self._moved is self._placements:
                 part = to_dtensor(result, self._mesh, self._placements).to_local()
             else:
                 part = tensor_of(result.local)
@@ -210,3 +225,14 @@ class _Update:
                 part = t.redistribute(placements=self._placements).to_local()
             parts.append(part)
         return torch.stack(parts).reshape(self._local.shape) if self._batch else parts[0]
+
+
+@lru_cache(1024)
+def _layout(shape: Any, mesh: DeviceMesh, placements: tuple[Any, ...]) -> MatrixDescriptor | None:
+    """The block-cyclic layout of a DTensor in the memory of its shards; None if it has none (global)."""
+    if is_strided(shape, mesh, placements):  # its shards change places
+        return None
+    try:
+        return descriptor(shape, mesh, placements)
+    except errors.LayoutError:
+        return None
