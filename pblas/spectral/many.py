@@ -389,9 +389,7 @@ def _assign_all(arrays: Device, pairs: list[tuple[Array, Array]]) -> None:
     arrays.synchronize()
 
 
-def _compute(
-    opname: str, runtime: Runtime, matrices: list[DistMatrix], mine: Mapping[int, Array], work: _Work
-) -> None:
+def _compute(opname: str, runtime: Runtime, matrices: list[DistMatrix], mine: Mapping[int, Array], work: _Work) -> None:
     """**Collective.** X := f(X) for this rank's whole matrices, by their numbers."""
     dry, wrong = runtime.backend.dry, 0
     if dry is not None:
@@ -399,12 +397,12 @@ def _compute(
             options = runtime.nprocs, work.function, len(work.coefficients)
             dry.executed(opname, AlonePlan(x.desc, x.dtype.name, *options))
     with runtime.local_step(opname):
-        arrays = {k: x for k, x in mine.items() if x.size and dry is None}
+        arrays = {k: array for k, array in mine.items() if array.size and dry is None}
         if work.function == "newton_schulz":
             _iterate_alone(runtime.backend.arrays, list(arrays.values()), work.coefficients)
         else:
-            for k, x in arrays.items():
-                count = work.alone(opname, x)
+            for k, array in arrays.items():
+                count = work.alone(opname, array)
                 wrong = max(wrong, count and (k + 1 << 32 | count))
     (wrong,) = runtime.agree(f"{opname}: computed", {}, None, (wrong,))
     if wrong:

@@ -70,7 +70,7 @@ def linear(
     cut = weight.shape[1] if kind in ("reduce_scatter", "allreduce") else weight.shape[0]
     features = cut * mesh.size() if features is None else features
     ranks = group_of(mesh).group_name, mesh
-    return _linear(x, weight, bias, residual, kind, activation, float8, tokens, features, ranks)
+    return _linear(x, weight, bias, residual, kind, activation, float8, None, tokens, features, ranks)
 
 
 def _linear(
@@ -81,6 +81,7 @@ def _linear(
     kind: str,
     activation: str | None,
     float8: bool,
+    scale: Any,  # of a weight of 8 bits; None for others (local)
     tokens: int | None,
     features: int,
     ranks: tuple[str, DeviceMesh],  # name of the group, and its mesh of one dimension (global)
@@ -89,7 +90,8 @@ def _linear(
     group, mesh = ranks
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight, bias, residual = (z if z is None else z.to(dtype) for z in (x, weight, bias, residual))
+        x, bias, residual = (z if z is None else z.to(dtype) for z in (x, bias, residual))
+        weight = weight if scale is not None else weight.to(dtype)
     if kind != "allgather":
         tokens = x.shape[0]
     elif tokens is None:
@@ -101,7 +103,7 @@ def _linear(
     keep = activation is not None and torch.is_grad_enabled()
     keep = keep and any(z is not None and z.requires_grad for z in (x, weight, bias))
     sizes = rows, tokens, features, group
-    return operators.linear(x, weight, bias, residual, kind, activation or "", keep, float8, *sizes)[0]
+    return operators.linear(x, weight, bias, residual, scale, kind, activation or "", keep, float8, *sizes)[0]
 
 
 def local(x: Any) -> Any:
@@ -124,11 +126,13 @@ class ParallelLinear(nn.Linear):
     weights, of which each rank copies its shard; `full_state_dict` gathers them.
 
     Attributes:
-        float8: multiply in 8 bits, as in `linear`; False at first (global).
+        float8: multiply in 8 bits, as in `linear`; False at first. See `keep_float8` for inference (global).
     """
 
     _placements: ClassVar[dict[str, Any]]  # of the parameters, by name (global)
     float8: bool = False
+    _kept: tuple[Any, Any] | None = None
+    """This rank's shard of the weight in 8 bits, and its scale, since `keep_float8` (local)."""
 
     def __init__(
         self,
@@ -183,10 +187,25 @@ class ParallelLinear(nn.Linear):
         for name, parameter in list(self.named_parameters(recurse=False)):
             self.register_parameter(name, distributed(parameter, mesh, self._placements[name], src_data_rank))
 
+    def keep_float8(self) -> None:
+        """**Collective.** Multiply in 8 bits, without gradients by the weight as it is now, which is rounded only here.
+
+        Call it again after the weight changes. With gradients each call rounds the weight as it is then.
+        """
+        with torch.no_grad():
+            (weight,), scale = operators.eight_bits(context_of(self.mesh), local(self.weight))
+        self.float8, self._kept = True, (weight, scale)
+
+    def _operand(self) -> tuple[Any, Any]:
+        """This rank's shard of the weight, and its scale if it has 8 bits (local)."""
+        if self._kept is not None and self.float8 and not torch.is_grad_enabled():
+            return self._kept
+        return local(self.weight), None
+
     def _product(
         self,
         x: Any,
-        weight: Any,
+        weight: tuple[Any, Any],  # the weight, and its scale or None (local)
         bias: Any,
         kinds: tuple[Kind, Kind],  # of tokens that are cut, and of others (global)
         features: int,
@@ -206,7 +225,8 @@ class ParallelLinear(nn.Linear):
             z if z is None else z.unsqueeze(0) if z.ndim == 1 else z if dim is None else z.movedim(dim, 0)
             for z in (x, residual)
         )
-        y = _linear(x, weight, bias, residual, kind, activation, self.float8, tokens, features, self._ranks)
+        elements, scale = weight
+        y = _linear(x, elements, bias, residual, kind, activation, self.float8, scale, tokens, features, self._ranks)
         return y if dim is None else y.movedim(0, dim)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
@@ -254,11 +274,11 @@ class ColumnParallelLinear(ParallelLinear):
             activation: a function after the layer, as in `linear` (global).
             tokens: length of axis `sequence_dim` over all ranks; None if all ranks have the same length (global).
         """
-        y = self._activated(x, local(self.weight), local(self.bias), activation, tokens)
+        y = self._activated(x, self._operand(), local(self.bias), activation, tokens)
         y = y.squeeze(0) if x.ndim == 1 else y
         return operators.gather_features(y, self.out_features, self._ranks[0]) if self.gather_output else y
 
-    def _activated(self, x: Any, weight: Any, bias: Any, activation: str | None, tokens: int | None) -> Any:
+    def _activated(self, x: Any, weight: tuple[Any, Any], bias: Any, activation: str | None, tokens: int | None) -> Any:
         """**Collective.** This rank's features of y, before they are gathered."""
         return self._product(x, weight, bias, ("allgather", "replicated"), self.out_features, activation, tokens)
 
@@ -295,9 +315,8 @@ class RowParallelLinear(ParallelLinear):
         """
         if self.split_input:
             x = operators.split_features(x, self.weight.to_local().shape[1], self._ranks[0])
-        weight, bias = local(self.weight), local(self.bias)
         kinds: tuple[Kind, Kind] = "reduce_scatter", "allreduce"
-        y = self._product(x, weight, bias, kinds, self.in_features, residual=residual)
+        y = self._product(x, self._operand(), local(self.bias), kinds, self.in_features, residual=residual)
         return y.squeeze(0) if x.ndim == 1 else y
 
 

@@ -35,14 +35,16 @@ class _GateUp(ColumnParallelLinear):
         pair.bias = None if up.bias is None else nn.Parameter(torch.stack([gate.bias.detach(), up.bias.detach()]))
         return pair
 
-    def _activated(self, x: Any, weight: Any, bias: Any, activation: str | None, tokens: int | None) -> Any:
+    def _activated(self, x: Any, weight: tuple[Any, Any], bias: Any, activation: str | None, tokens: int | None) -> Any:
+        elements, scale = weight
         kinds: tuple[Kind, Kind] = ("allgather", "replicated")
         if self.out_features % self.mesh.size() == 0:
-            weight, bias = weight.flatten(0, 1), None if bias is None else bias.flatten()
+            weight, bias = (elements.flatten(0, 1), scale), None if bias is None else bias.flatten()
             return self._product(x, weight, bias, kinds, 2 * self.out_features, activation, tokens)
+        biases = (None, None) if bias is None else bias
         gate, up = (
-            self._product(x, weight[half], None if bias is None else bias[half], kinds, self.out_features, None, tokens)
-            for half in range(2)
+            self._product(x, (half, scale), half_bias, kinds, self.out_features, None, tokens)
+            for half, half_bias in zip(elements, biases, strict=True)
         )
         return nn.functional.silu(gate) * up
 

@@ -128,8 +128,10 @@ class Muon(torch.optim.Optimizer):
                 self.state[weight]["momentum_buffer"] = torch.zeros_like(weight.grad)
         buffers = [_shard(self.state[weight]["momentum_buffer"]) for weight in weights]
         gradients, momentum = [_shard(weight.grad) for weight in weights], group["momentum"]
-        torch._foreach_lerp_(buffers, gradients, 1 - momentum)  # noqa: SLF001 - as torch's own optimizers
-        return list(torch._foreach_lerp(gradients, buffers, momentum)) if group["nesterov"] else buffers  # noqa: SLF001
+        torch._foreach_lerp_(buffers, gradients, 1 - momentum)
+        if not group["nesterov"]:
+            return buffers
+        return list(torch._foreach_lerp(gradients, buffers, momentum))  # noqa: SLF001 - as torch's own optimizers
 
     def _orthogonalized(self, updates: list[Any], weights: list[Any], group: dict[str, Any]) -> list[Any]:
         """**Collective.** This rank's shards of the orthogonalized updates, those of each context at once."""

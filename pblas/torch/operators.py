@@ -117,17 +117,15 @@ def _uniform(x: Any) -> Any:
     return x if x.ndim == 2 and x.stride(1) == 1 else x.contiguous()
 
 
-def _eight_bits(ctx: Any, *operands: Any) -> tuple[list[Any], dict[str, Any]]:
-    """**Collective.** Operands in float8_e4m3fn, and their scales: the largest of all ranks becomes 448."""
+_LARGEST = 448.0  # of float8_e4m3fn
+
+
+def eight_bits(ctx: Any, *operands: Any) -> tuple[list[Any], Any]:
+    """**Collective.** Operands in float8_e4m3fn, and the scale of each: the largest of all ranks becomes 448."""
     norms = (torch.linalg.vector_norm(z, torch.inf) if z.numel() else z.new_zeros(()) for z in operands)
-    largest = torch.stack([norm.float() for norm in norms])
-    scales = (ctx.allreduce(largest, op="max") / 448).clamp_min(torch.finfo(torch.float32).tiny)
-    scaled = [(z / scale).to(torch.float8_e4m3fn) for z, scale in zip(operands, scales[:, None], strict=True)]
-    return scaled, {
-        "scale_a": scales[:1].clone(),
-        "scale_b": scales[1:].clone(),
-        "out_dtype": str(operands[0].dtype).removeprefix("torch."),
-    }
+    largest = ctx.allreduce(torch.stack([norm.float() for norm in norms]), op="max")
+    scales = (largest / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
+    return [(z / scale).to(torch.float8_e4m3fn) for z, scale in zip(operands, scales, strict=True)], scales
 
 
 def _linear(
@@ -135,6 +133,7 @@ def _linear(
     weight: Any,
     bias: Any,
     residual: Any,
+    scale: Any,
     kind: str,
     epilogue: str,
     keep: bool,
@@ -147,7 +146,7 @@ def _linear(
     """**Collective.** y = epilogue(z) + residual with z = x w^T + bias, whose first axis has `rows` elements here.
 
     The second result is z, for the gradient, with `keep`, and else empty. With `float8` x and weight are rounded to 8
-    bits; the gradients are those of the operands as they were.
+    bits; the gradients are those of the operands as they were. A weight that has 8 bits has a `scale`.
     """
     options = _options(kind, tokens, features, group)
     applied: str | Epilogue | None = epilogue or None
@@ -156,14 +155,16 @@ def _linear(
     z = x.new_empty((rows, *x.shape[1:-1], weight.shape[0])) if keep else x.new_empty(0)
     x = _uniform(x)
     if float8:
-        (x, weight), scales = _eight_bits(options["ctx"], x, weight)
-        options |= scales
+        options["out_dtype"] = str(x.dtype).removeprefix("torch.")
+        (x, *rounded), scales = eight_bits(options["ctx"], x, *([weight] if scale is None else []))
+        weight, scale = (rounded[0], scales[1:].clone()) if scale is None else (weight, scale)
+        options |= {"scale_a": scales[:1].clone(), "scale_b": scale}
     y = FORWARD[kind](x, weight, bias, applied, aux=z if keep else None, **options)
     return y, z
 
 
 def _linear_fake(
-    x: Any, weight: Any, _bias: Any, _residual: Any, _kind: str, epilogue: str, keep: bool, _8: bool, rows: int, *_: Any
+    x: Any, weight: Any, _b: Any, _r: Any, _s: Any, _kind: str, epilogue: str, keep: bool, _8: bool, rows: int, *_: Any
 ) -> tuple[Any, Any]:
     columns = weight.shape[0]
     y = x.new_empty(rows, *x.shape[1:-1], columns // 2 if epilogue == "swiglu" else columns)
@@ -199,7 +200,11 @@ def _linear_backward_fake(
     return [gradient for gradient, is_needed in zip(like, needs, strict=True) if is_needed]
 
 
-def _keep_linear(ctx: Any, results: Any, x: Any, weight: Any, bias: Any, _residual: Any, *others: Any) -> None:
+def _keep_linear(
+    ctx: Any, results: Any, x: Any, weight: Any, bias: Any, _residual: Any, scale: Any, *others: Any
+) -> None:
+    if scale is not None:
+        raise errors.ArgumentError("pblas::linear: a weight of 8 bits has no gradients; call under torch.no_grad()")
     ctx.kind, ctx.epilogue, keep, _, _, *ctx.sizes = others
     if ctx.epilogue and not keep:
         raise errors.ArgumentError(f"pblas::linear: the gradient of the epilogue {ctx.epilogue!r} needs keep=True")
@@ -213,13 +218,13 @@ def _gradients(ctx: Any, dy: Any, _dz: Any) -> tuple[Any, ...]:
     needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
     computed = iter(linear_backward(dy, x, weight, z, ctx.kind, ctx.epilogue, needs, *ctx.sizes))
     residual = dy if ctx.needs_input_grad[3] else None
-    return *(next(computed) if is_needed else None for is_needed in needs), residual, *[None] * 8
+    return *(next(computed) if is_needed else None for is_needed in needs), residual, *[None] * 9
 
 
 _SIZES = "SymInt tokens, SymInt features, str group"
 linear = _define(
-    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str kind, str epilogue, bool keep, bool float8, "
-    f"SymInt rows, {_SIZES}) -> (Tensor, Tensor)",
+    "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, str kind, str epilogue, bool keep, "
+    f"bool float8, SymInt rows, {_SIZES}) -> (Tensor, Tensor)",
     *(_linear, _linear_fake, _keep_linear, _gradients),
 )
 linear_backward = _define(
@@ -262,14 +267,14 @@ def _split_features(x: Any, columns: int, group: str) -> Any:
     return x[..., tp.local_shard(x.shape[-1], ctx.rank, ctx.nprocs)].clone(memory_format=torch.contiguous_format)
 
 
-gather_features = _define(
+gather_features: Callable[..., Any] = _define(
     "gather_features(Tensor x, SymInt features, str group) -> Tensor",
     _gather_features,
     lambda x, features, _group: x.new_empty(*x.shape[:-1], features),
     _keep_columns,
     lambda ctx, dy: (split_features(dy, ctx.columns, ctx.group), None, None),
 )
-split_features = _define(
+split_features: Callable[..., Any] = _define(
     "split_features(Tensor x, SymInt columns, str group) -> Tensor",
     _split_features,
     lambda x, columns, _group: x.new_empty(*x.shape[:-1], columns),

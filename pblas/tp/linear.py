@@ -371,9 +371,7 @@ def _backward(
         gradient.run()
         if dx is dw is None:
             caller.agree()
-        if dw is not None:
-            caller.gather("y", y)
-            caller.gather("x", x)
+        caller.gather({} if dw is None else {"y": y, "x": x})
         if dx is not None:
             caller.run(Product("x", y, w, rows(dx.array)))
         if dw is not None:

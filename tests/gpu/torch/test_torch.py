@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -50,12 +51,14 @@ pytestmark = [
 def gather_through_hosts(patch: pytest.MonkeyPatch) -> None:
     """Let DTensors gather in host memory: Gloo reads the addresses of tensors of GPUs as its own, and dies."""
     collectives = torch.distributed._functional_collectives
+
+    def through_host(gather: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return gather(x.cpu(), *args, **kwargs).to(x.device)
+
     for name in ("all_gather_tensor", "all_gather_single"):  # some versions of torch have both
         gather = getattr(collectives, name, None)
         if gather is not None:
-            patch.setattr(
-                collectives, name, lambda x, *args, gather=gather, **kwargs: gather(x.cpu(), *args, **kwargs).to(x.device)
-            )
+            patch.setattr(collectives, name, partial(through_host, gather))
 
 
 @pytest.fixture(scope="module")

@@ -326,7 +326,7 @@ def test_operators_keep_the_rules_of_torch(mesh: Any, kind: str) -> None:
     rows = {"allgather": P * P, "reduce_scatter": 1}.get(kind, P)
     tokens = P * P if kind == "allgather" else P
     features = P * (4 if kind in ("allgather", "replicated") else HIDDEN)
-    arguments = x, weight, bias, None, kind, "silu", True, False, rows, tokens, features, group
+    arguments = x, weight, bias, None, None, kind, "silu", True, False, rows, tokens, features, group
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(torch.ops.pblas.linear.default, arguments, test_utils=tests)
 
@@ -348,3 +348,30 @@ def test_products_of_8_bits_are_scaled_by_the_largest_elements_of_all_ranks(mesh
         results.append([y.detach(), *(z.grad for z in operands)])
     for plain, eight in zip(*results, strict=True):
         torch.testing.assert_close(eight, plain, rtol=1e-3, atol=0.05)
+
+
+def test_weights_of_8_bits_can_be_kept(mesh: Any) -> None:
+    """Until they are kept anew; with gradients each call rounds the weight as it is."""
+    x = random(2, 16, dtype=torch.float32)
+    up, down, gate = made(lambda: [nn.Linear(*sizes, bias=False) for sizes in ((16, 4 * P), (4 * P, 16), (16, 4 * P))])
+    blocks = [pt.ParallelMLP.from_linear(up, down, *gates, mesh=mesh) for gates in ((), (gate,))]
+    for block in (*blocks, pt.ColumnParallelLinear.from_linear(up, mesh)):
+        layers = [layer for layer in block.modules() if hasattr(layer, "keep_float8")]
+
+        def keep(layers: Any = layers) -> None:
+            for layer in layers:
+                layer.keep_float8()
+
+        plain = block(x)
+        with torch.no_grad():
+            keep()
+            first = block(x)
+            torch.testing.assert_close(first, plain.detach(), rtol=0, atol=0.2 * float(plain.abs().max()))
+            for weight in block.parameters():
+                weight.mul_(2)
+            assert torch.equal(block(x), first)
+        changed = block(x)
+        assert (changed - first).abs().max() > 0
+        with torch.no_grad():
+            keep()
+            torch.testing.assert_close(block(x), changed.detach())
