@@ -303,6 +303,17 @@ class Elementwise(Protocol):
             conj: whether op is the conjugate (global).
         """
 
+    def exact_sums(self, kind: str, x: Array, axis: Axis, other: Array | None = None, *, conj: bool = False) -> Array:
+        """Sums without a rounding: numbers in host memory, one sum after the other in columns (local).
+
+        Args:
+            kind: sums of "sum", "abs_sum", "squares", or "dot", of products with elements of `other` (global).
+            x: m x n, at least one element (local).
+            axis: 0 for n sums, 1 for m sums, None for one (global).
+            other: like x (local).
+            conj: multiply with conjugates of x (global).
+        """
+
 
 def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[str, object]]:
     m, n = z.shape

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pblas.backends.traced import Kind, product_text, ranks_text, traced, untraced
 
 if TYPE_CHECKING:
+    from pblas.backends.device import PieceProducts
     from pblas.backends.dtypes import Array, Dtype, GpuArray, Order
     from pblas.backends.engine_limits import Flag
     from pblas.epilogues import Node
@@ -270,6 +271,20 @@ class Engine(Protocol):
         X and Y of 8 bits are multiplied by their scales, arrays of one float32; None: 1. The epilogue is computed
         before or after Z is rounded; batches have none.
         """
+
+    @traced("gemm", lambda _products, _alpha, x, y, z, **_: product_text([(x, y, z)]))
+    def multiply_pieces(
+        self,
+        lane: str,
+        products: PieceProducts,
+        alpha: complex,
+        x: Array,
+        y: Array,
+        z: Array,
+        *,
+        conj: tuple[bool, bool] = (False, False),
+    ) -> None:
+        """Z := alpha X Y, whose K consists of pieces, by products for the arrays of this backend."""
 
     @traced("sum", lambda finish, z: None if finish is None else ("epilogue", {"bytes": z.nbytes}))
     def finish(self, lane: str, finish: Finish | None, z: Array) -> None:

@@ -105,6 +105,11 @@ class HostArrays(Device):
     def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
         return reductions.dot(x, y, order, dtype, conj=conj)
 
+    def exact_sums(self, kind: Any, x: Array, axis: Axis, other: Array | None = None, *, conj: bool = False) -> Array:
+        from pblas.backends.cpu.exact_sums import binned
+
+        return binned(kind, x, axis, other, conj=conj)
+
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
         elements: Array = x[rows, columns]
         return elements

@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 15  # elements that are cut at a time, so that they stay in a cache
 _SCALE = 23 * BIN_BITS  # of elements whose squares are no normal numbers: 2^598
 _BIG, _SMALL = 2.0**500, 2.0**-450
+_MOST_BITS, _LEAST_EXPONENT = 1000, -1021  # of numbers that are rounded as float64 before they are scaled
 
 Kind = Literal["sum", "trace", "abs_sum", "squares", "dot"]
 
 
-def _squared(kind: str) -> bool:
+def is_squared(kind: str) -> bool:
+    """Whether the terms of sums of this kind are products of two elements."""
     return kind in ("squares", "dot")
 
 
@@ -37,8 +39,8 @@ class Bins:
     """The bins of `count` sums, one after the other in rows: real ones."""
 
     def __init__(self, kind: str, itemsize: int, count: int) -> None:
-        self._first, _ = BIN_RANGES[max(itemsize, 4), _squared(kind)]
-        self._bins = np.zeros((bins_of(itemsize, squares=_squared(kind)), count), np.int64)
+        self._first, _ = BIN_RANGES[max(itemsize, 4), is_squared(kind)]
+        self._bins = np.zeros((bins_of(itemsize, squares=is_squared(kind)), count), np.int64)
 
     def add(self, terms: Array, axis: int | None, place: slice, shift: int = 0) -> None:
         """Add terms 2^(26 shift), a float64 block that is lost, along an axis to the sums at a place."""
@@ -54,7 +56,7 @@ class Bins:
         b = (int(np.frexp(largest)[1]) - 1) // BIN_BITS  # the last bin
         for exponent in _halves(-BIN_BITS * b):
             terms *= 2.0**exponent
-        while terms.any():
+        while terms.any() and b + shift >= self._first:  # what is smaller is part of a complex number's size
             # term = 2^(26 b) (integer + rest), and the rest is cut at the next bin
             integers = np.rint(terms)
             self._bins[b + shift - self._first, place] += integers.sum(axis=axis).astype(np.int64)
@@ -65,12 +67,17 @@ class Bins:
     @property
     def numbers(self) -> Array:
         """The bins as float64, each of 26 bits but the last: those of the first sum stand in the first column."""
-        bins = self._bins[:-OTHER_BINS]
-        for b in range(len(bins) - 1):
-            carried = (bins[b] + (1 << BIN_BITS - 1)) >> BIN_BITS
-            bins[b] -= carried << BIN_BITS
-            bins[b + 1] += carried
-        return self._bins.astype(np.float64)
+        return numbers_of(self._bins)
+
+
+def numbers_of(bins: Array) -> Array:
+    """Bins of 64-bit integers as float64, each of 26 bits but the last; their memory is lost."""
+    own = bins[:-OTHER_BINS]
+    for b in range(len(own) - 1):
+        carried = (own[b] + (1 << BIN_BITS - 1)) >> BIN_BITS
+        own[b] -= carried << BIN_BITS
+        own[b + 1] += carried
+    return bins.astype(np.float64)
 
 
 def _halves(exponent: int) -> tuple[int, ...]:
@@ -91,17 +98,30 @@ def value(kind: str, itemsize: int, numbers: Array) -> float:
         return math.nan
     if infinities or negative:
         return math.inf if infinities else -math.inf
-    first, _ = BIN_RANGES[max(itemsize, 4), _squared(kind)]
-    total = 0
-    for number in numbers[-OTHER_BINS - 1 :: -1].tolist():
+    first, _ = BIN_RANGES[max(itemsize, 4), is_squared(kind)]
+    own = numbers[:-OTHER_BINS]
+    places = np.flatnonzero(own)
+    if not places.size:
+        return 0.0
+    total, lowest = 0, int(places[0])
+    for number in own[places[-1] : lowest - 1 if lowest else None : -1].tolist():
         total = (total << BIN_BITS) + int(number)
-    exponent = BIN_BITS * first
-    half = (total.bit_length() + exponent) // 2 if kind == "squares" else 0
-    rounded = Fraction(total) * Fraction(2) ** (exponent - 2 * half)
+    exponent, bits = BIN_BITS * (first + lowest), abs(total).bit_length()
+    half = (bits + exponent) // 2
     try:
-        return math.ldexp(math.sqrt(rounded), half) if kind == "squares" else float(rounded)
+        if kind == "squares":
+            return math.ldexp(math.sqrt(_rounded(total, exponent - 2 * half)), half)
+        return _rounded(total, exponent)
     except OverflowError:
         return math.inf if total > 0 else -math.inf
+
+
+def _rounded(total: int, exponent: int) -> float:
+    """Total 2^exponent, rounded once."""
+    bits = abs(total).bit_length()
+    if bits <= _MOST_BITS and bits + exponent > _LEAST_EXPONENT:
+        return math.ldexp(float(total), exponent)  # a normal number, or too large
+    return float(Fraction(total) * Fraction(2) ** exponent)
 
 
 def binned(

@@ -5,8 +5,8 @@ Here each call of the BLAS has lengths of m and n that are multiples of a unit, 
 padded by zeros. A test finds the smallest unit for which this BLAS forms all elements alike, on the processor at hand:
 64 on those with AVX-512, 48 for complex matrices on those with AVX2 (OpenBLAS 0.3.30).
 
-All calls have alpha = 1 and beta = 0. Elementwise factors are applied afterwards, by real multiplications: NumPy's
-complex ones round otherwise at the ends of arrays.
+Calls have alpha = 1 and beta = 0. Elementwise factors are applied afterwards, by real multiplications: NumPy's complex
+ones round otherwise at the ends of arrays. Where a test finds no other bits, the BLAS adds a product to Z in place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 UNITS = 64, 48, 96, 192  # multiples of the tiles of kernels; tried in this order
 _LEAST = 64  # least length: OpenBLAS forms products of less than 100^3 multiplications in other kernels
@@ -75,40 +75,74 @@ def is_uniform(kernel: Kernel, depth: int) -> bool:
     return uniform_elements(kernel, depth, gemm) is not None
 
 
-def uniform_elements(kernel: Kernel, depth: int, multiply: Callable[..., None], total: Dtype | None = None) -> Any:
+def uniform_elements(kernel: Kernel, depth: int, multiply: Callable[..., None]) -> Any:
     """The products of a few rows and columns, if they have these bits at all places where they recur; otherwise None.
-
-    Their numbers have no common factor with the sizes of kernels. One element alone may be rounded alike in two orders.
 
     Args:
         kernel: the lengths to test (local).
         depth: of the products (local).
         multiply: a GEMM of arrays in host memory (local).
-        total: dtype of the products; None for that of the kernel (local).
     """
-    rows, columns = _vectors(kernel.dtype, depth)
-    short, tile = kernel.padded(1), kernel.padded(_TESTED)
-    expected = None
-    for m, n in ((tile, tile), (short + kernel.unit, tile), (tile, short), (short, tile), (short, short)):
-        for orders in ("FF", "FC", "CF", "CC") if (m, n) != (tile, tile) else ("FF",):
+    return equal_elements(_product(x, y, multiply) for x, y in _trials(kernel, depth))
+
+
+@lru_cache(256)
+def adds_alike(kernel: Kernel, depth: int) -> bool:
+    """Whether this BLAS forms Z + X Y and Z - X Y in place with the bits that a later addition of the product gives."""
+    for x, y in _trials(kernel, depth):
+        product = _product(x, y, gemm)
+        others = np.asfortranarray(product[::-1, ::-1])
+        for alpha in (1, -1):
+            z = others.copy("F")
+            gemm(alpha, x, y, 1, z)
+            if not (z == others + alpha * product).all():
+                return False
+    return True
+
+
+def _trials(kernel: Kernel, depth: int) -> Iterator[tuple[Array, Array]]:
+    """X and Y whose rows and columns recur, in several sizes and storage orders."""
+    rows, columns = trial_vectors(kernel.dtype, depth)
+    for number, (m, n) in enumerate(trial_shapes(kernel)):
+        for orders in ("FF", "FC", "CF", "CC") if number else ("FF",):
             x, y = (_matrix(shape, kernel.dtype, orders[i]) for i, shape in enumerate(((m, depth), (depth, n))))
-            i, j = np.arange(m) % len(rows), np.arange(n) % len(columns)
-            x[...], y[...] = rows[i], columns[j].T
-            z = np.empty((m, n), total or kernel.dtype, "F")
-            multiply(1, x, y, 0, z)
-            expected = z[: len(rows), : len(columns)].copy() if expected is None else expected
-            if not (z == expected[np.ix_(i, j)]).all():
-                return None
-    return expected
+            x[...], y[...] = rows[np.arange(m) % _ROWS], columns[np.arange(n) % _COLUMNS].T
+            yield x, y
 
 
-def _vectors(dtype: Dtype, depth: int) -> tuple[Array, Array]:
-    """Rows of X, and columns of Y."""
+def _product(x: Array, y: Array, multiply: Callable[..., None]) -> Array:
+    z = np.empty((len(x), y.shape[1]), x.dtype, "F")
+    multiply(1, x, y, 0, z)
+    return z
+
+
+def trial_shapes(kernel: Kernel) -> list[tuple[int, int]]:
+    """Rows and columns of the products of a test."""
+    short, tile = kernel.padded(1), kernel.padded(_TESTED)
+    return [(tile, tile), (short + kernel.unit, tile), (tile, short), (short, tile), (short, short)]
+
+
+def trial_vectors(dtype: Dtype, depth: int) -> tuple[Array, Array]:
+    """Rows of X, and columns of Y, that recur in a test.
+
+    Their numbers have no common factor with the sizes of kernels. One element alone may be rounded alike in two orders.
+    """
     shape = _ROWS + _COLUMNS, depth
     generator = np.random.default_rng(depth)
     x = generator.standard_normal(shape)
     vectors = (x + 1j * generator.standard_normal(shape) if dtype.kind == "c" else x).astype(dtype)
     return vectors[:_ROWS], vectors[_ROWS:]
+
+
+def equal_elements(products: Iterable[Array]) -> Any:
+    """The elements of products whose rows and columns recur, if they are equal at all places; otherwise None."""
+    expected = None
+    for z in products:
+        i, j = (np.arange(length) % count for length, count in zip(z.shape, (_ROWS, _COLUMNS), strict=True))
+        expected = z[:_ROWS, :_COLUMNS].copy() if expected is None else expected
+        if not (z == expected[np.ix_(i, j)]).all():
+            return None
+    return expected
 
 
 @lru_cache(8)
@@ -196,9 +230,16 @@ class PieceGemm(PieceProducts):
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
     ) -> None:
         """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated."""
-        for block, total, is_in_z in self._blocks(x, y, conj, z if alpha == 1 and beta == 0 else None):
+        adds = beta == 1 and alpha in (1, -1) and self._adds_in_place(x.shape[1])
+        place = z if adds or (alpha == 1 and beta == 0) else None
+        for block, total, is_in_z in self._blocks(x, y, conj, place, alpha if adds else 0):
             if not is_in_z:
                 finish(alpha, total, beta, z[block])
+
+    def _adds_in_place(self, k: int) -> bool:
+        """Whether the BLAS may add a product to Z: K is one piece."""
+        chosen = self._kernel
+        return k <= self._width and self._given is None and chosen.dtype == self._total and adds_alike(chosen, k)
 
     def totals(
         self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
@@ -208,9 +249,17 @@ class PieceGemm(PieceProducts):
             yield block, total
 
     def _blocks(
-        self, x: Array, y: Array, conj: tuple[bool, bool], z: Array | None
+        self,
+        x: Array,
+        y: Array,
+        conj: tuple[bool, bool],
+        z: Array | None,
+        added: complex = 0,
     ) -> Iterator[tuple[tuple[slice, slice], Array, bool]]:
-        """As `totals`, and whether the block was formed in Z: those that need no padding are, if Z has their order."""
+        """As `totals`, and whether the block was formed in Z: those that need no padding are, if Z has their order.
+
+        Where `added` is not 0, the products of one piece are added to blocks of Z, with this factor.
+        """
         if self._transposed:
             x, y, conj, z = y.T, x.T, conj[::-1], None if z is None else z.T
         tile, (m, k), n = self._kernel.tile, x.shape, y.shape[1]
@@ -225,6 +274,11 @@ class PieceGemm(PieceProducts):
                 is_in_z = _fits(place, shape, self._total)
                 if place is not None and is_in_z:
                     sums[0] = place
+                    if added:
+                        left, right = self._operands(x[rows], y[:, columns], conj, place)
+                        gemm(added, left, right, 1, place)
+                        yield (columns, rows) if self._transposed else (rows, columns), place, True
+                        continue
                 tree = TreeSum(sums)
                 for start in range(0, k, self._width):
                     inner = slice(start, min(start + self._width, k))
@@ -249,8 +303,13 @@ class PieceGemm(PieceProducts):
 
     def _multiply(self, x: Array, y: Array, conj: tuple[bool, bool], out: Array) -> None:
         """Out := X Y, with rows and columns of zeros if it is larger than that."""
+        left, right = self._operands(x, y, conj, out)
+        gemm(1, left, right, 0, out)
+
+    def _operands(self, x: Array, y: Array, conj: tuple[bool, bool], out: Array) -> tuple[Array, Array]:
+        """X and Y as the kernel takes them, with zeros up to as many rows and columns as `out` has."""
         left = self._operand(self._left, x, len(out), conj=conj[0])
-        gemm(1, left, self._operand(self._right, y.T, out.shape[1], conj=conj[1]).T, 0, out)
+        return left, self._operand(self._right, y.T, out.shape[1], conj=conj[1]).T
 
     def _operand(self, memory: Array, x: Array, rows: int, *, conj: bool) -> Array:
         """X with rows of zeros below it, in the dtype of the kernel, and conjugated: X itself if that is all."""
@@ -289,6 +348,9 @@ def finish(alpha: complex, x: Array, beta: complex, z: Array) -> None:
     [(1-1j)]
     """
     dtype = accumulator_dtype(z.dtype)
+    if alpha == -1 and beta != 0:  # the same bits in one pass less
+        np.subtract(_scaled(beta, z, dtype), _scaled(1, x, dtype), out=z, casting="unsafe")
+        return
     scaled = _scaled(alpha, x, dtype)
     if beta == 0:
         z[...] = scaled

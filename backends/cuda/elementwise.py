@@ -12,7 +12,7 @@ from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.lanes import DeviceLanes
 from pblas.backends.cuda.strided_copy import StridedRegion, copied
 from pblas.backends.device import Axis
-from pblas.backends.dtypes import FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
+from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,6 +104,11 @@ class DeviceElementwise(DeviceLanes):
 
     def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
         return transfer.on_host(reductions.reduce(kind, x, axis, dtype, scale))
+
+    def exact_sums(self, kind: Any, x: Array, axis: Axis, other: Array | None = None, *, conj: bool = False) -> Array:
+        from pblas.backends.cuda.exact_sums import binned
+
+        return binned(kind, _in_precision(x, FLOAT32) if x.dtype in FLOAT8 else x, axis, other, conj=conj)
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         if axis is None:

@@ -14,7 +14,6 @@ from pblas.backends.cuda.tridiagonal import TwoStage
 from pblas.backends.dtypes import Array, GpuArray
 
 
-
 class DeviceFactorizations(DeviceLanes):
     """Factorizations and reflectors; `pblas.backends.device` documents the methods."""
 

@@ -31,7 +31,7 @@ from pblas.backends.push_engine import EXACT, GemmModes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pblas.backends.cuda.reproducible import UniformGemm
+    from pblas.backends.cuda.reproducible import TreeProducts, UniformGemm
     from pblas.backends.traced import Kind
 
 _PRIORITY = -5  # the highest: copies do not wait for GEMMs that were launched before them
@@ -80,6 +80,8 @@ class DeviceLanes(Device):
         self._handed = cupy.cuda.Event(block=False, disable_timing=True)
         self._pending: int | None = None  # the stream that last got work by `hand_over`, which may still run
         self._bands: dict[int, TwoStage] = {}
+        self.tree_gemm: Callable[[], TreeProducts] | None = None
+        """Makes a kernel that adds the pieces of K of a reproducible product itself; None without one (local)."""
 
     @cached_property
     def strided_copy(self) -> StridedCopy:
@@ -130,7 +132,7 @@ class DeviceLanes(Device):
         """Products that form all elements alike."""
         from pblas.backends.cuda.reproducible import UniformGemm
 
-        return UniformGemm()
+        return UniformGemm(self.tree_gemm)
 
     # Memory
 
@@ -254,7 +256,13 @@ class DeviceLanes(Device):
 
     @contextmanager
     def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:
-        before, self.stream = self.stream, self.side
+        with self.on_stream(self.side):
+            yield
+
+    @contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        """A with block whose operations are launched on a stream (local)."""
+        before, self.stream = self.stream, stream
         try:
             yield
         finally:

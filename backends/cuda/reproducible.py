@@ -8,16 +8,17 @@ order, along K, with zeros up to multiples of 16 rows, columns and elements of K
 from __future__ import annotations
 
 import itertools
+import warnings
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from zlib import crc32
 
 import cupy
 import numpy as np
 
 from pblas import errors
-from pblas.backends.cpu.reproducible import DEEP, Kernel, TreeSum, uniform_elements
+from pblas.backends.cpu.reproducible import DEEP, Kernel, TreeSum, equal_elements, trial_shapes, trial_vectors
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
 from pblas.backends.cuda.gemm import Gemm
@@ -40,12 +41,27 @@ _KERNEL = Kernel(np.dtype(np.float32), ALIGNMENT, least=ALIGNMENT)
 _COUNT = 8  # algorithms that are tested for one shape
 
 
+class TreeProducts(Protocol):
+    """A kernel that forms products of 16 bits, and adds those of the pieces of K along the tree in one launch."""
+
+    def serves(self, x: GpuArray, y: GpuArray, z: GpuArray) -> bool:
+        """Whether it can form Z := X Y."""
+
+    def reserve(self, pieces: int) -> None:
+        """Reserve memory for the sums of so many pieces."""
+
+    def matmul(self, stream: Stream, x: GpuArray, y: GpuArray, z: GpuArray, width: int) -> None:
+        """Z := X Y with pieces of `width` elements of K."""
+
+
 class UniformGemm(Gemm):
     """Products of packed operands by algorithms that form all elements alike."""
 
-    def __init__(self) -> None:
+    def __init__(self, tree_gemm: Callable[[], TreeProducts] | None = None) -> None:
         super().__init__()
-        # By the dtypes of operands and result and K: the elements of the test, and whether algorithms pass it.
+        self._tree = None if tree_gemm is None else tree_gemm()
+        self._passing: dict[tuple[str, int], bool] = {}  # by dtype and K of a test: whether that kernel passes it
+        # By the dtypes of operands and result and K of a test: its elements, and whether algorithms pass it.
         self._tested: dict[tuple[str, str, int], tuple[Array, dict[bytes, bool]]] = {}
 
     def prepare(self, dtype: Dtype, shape: tuple[int, int], depth: int, result: Dtype) -> bool:
@@ -55,12 +71,13 @@ class UniformGemm(Gemm):
             whether some algorithm passes. With a result of the accumulator's dtype, one does, or the call raises.
         """
         total, depth = accumulator_dtype(dtype), padded(depth)
+        deep = min(depth, _DEEPEST)
         for name in dict.fromkeys((total, result)):
-            key = dtype.name, name.name, depth
+            key = dtype.name, name.name, deep
             if key not in self._tested:
-                standard = self._tested.get((dtype.name, total.name, depth))
+                standard = self._tested.get((dtype.name, total.name, deep))
                 self._tested[key] = self._standard(dtype, depth) if standard is None else (standard[0].astype(name), {})
-        elements, tested = self._tested[dtype.name, result.name, depth]
+        elements, tested = self._tested[dtype.name, result.name, deep]
         with closing(self._product(dtype, *shape, depth, result)) as product:
             for algorithm in product.heuristics(_COUNT):
                 if algorithm.data not in tested:
@@ -83,14 +100,37 @@ class UniformGemm(Gemm):
             half = padded(max(rows, columns) // 2)
             if half >= max(rows, columns):
                 raise errors.BackendError(
-                    f"reproducible=True: cuBLASLt {self.version} refuses a product of {rows} x {columns} elements by the "
-                    f"algorithm of its test"
+                    f"reproducible=True: cuBLASLt {self.version} refuses a product of {rows} x {columns} elements by "
+                    f"the algorithm of its test"
                 ) from None
             for part in (slice(half), slice(half, None)):
                 if rows >= columns:
                     self.multiply(stream, x[part], y, beta, z[part])
                 else:
                     self.multiply(stream, x, y[:, part], beta, z[:, part])
+
+    def tree(self, dtype: Dtype, depths: set[int], pieces: int) -> TreeProducts | None:
+        """The kernel that adds so many pieces of K, if it forms the elements of these depths as cuBLASLt does."""
+        if self._tree is None or dtype.itemsize != 2:
+            return None
+        try:
+            self._tree.reserve(pieces)
+            passes = all(self._passes(self._tree, dtype, min(padded(depth), _DEEPEST)) for depth in depths)
+        except errors.BackendError as caught:  # D has the same bits without it
+            warnings.warn(f"reproducible products take more time: {caught}", errors.PblasWarning, stacklevel=2)
+            return None
+        return self._tree if passes else None
+
+    def _passes(self, tree: TreeProducts, dtype: Dtype, depth: int) -> bool:
+        if (dtype.name, depth) not in self._passing:
+            elements, _ = self._tested[dtype.name, accumulator_dtype(dtype).name, depth]
+
+            def multiply(left: GpuArray, right: GpuArray, z: GpuArray) -> None:
+                tree.matmul(cupy.cuda.get_current_stream().ptr, left, right.T, z, left.shape[1])
+
+            found = equal_elements(_products(dtype, depth, dtype, multiply))
+            self._passing[dtype.name, depth] = found is not None and np.array_equal(found, elements.astype(dtype))
+        return self._passing[dtype.name, depth]
 
     def fingerprint(self, dtype: Dtype) -> str:
         """Bits of a product: ranks whose GPU or cuBLASLt adds in another order have another one."""
@@ -117,32 +157,25 @@ class UniformGemm(Gemm):
         )
 
     def _elements(self, algorithm: GemmAlgorithm, dtype: Dtype, depth: int, result: Dtype) -> Any:
-        """`uniform_elements` of an algorithm; None also if it does not support all shapes."""
+        """The elements of a test; None if they differ, or if the algorithm does not support all shapes."""
         try:
-            multiply = partial(self._multiply_host, algorithm, result)
-            return uniform_elements(_KERNEL._replace(dtype=dtype), min(depth, _DEEPEST), multiply, result)
+            return equal_elements(_products(dtype, depth, result, partial(self._multiply, algorithm)))
         except _UnfitError:
             return None
 
-    def _multiply_host(
-        self, algorithm: GemmAlgorithm, total: Dtype, alpha: complex, x: Array, y: Array, beta: complex, z: Array
-    ) -> None:
-        (m, k), n = x.shape, y.shape[1]
-        left, right = (transfer.on_gpu(_words(w)) for w in (x, y.T))
-        result = cupy.empty(m * n * total.itemsize, np.uint8)
-        with closing(self._product(x.dtype, m, n, k, total)) as product:
+    def _multiply(self, algorithm: GemmAlgorithm, left: GpuArray, right: GpuArray, z: GpuArray) -> None:
+        """Z := X Y by columns, given X and Y^T by rows."""
+        (m, k), n = left.shape, len(right)
+        with closing(self._product(left.dtype, m, n, k, z.dtype)) as product:
             checked = product.checked(algorithm.data)
             if checked is None:
                 raise _UnfitError
             workspace, stream = self._workspaces["main"], cupy.cuda.get_current_stream()
-            addresses = left.data.ptr, right.data.ptr, beta, result.data.ptr
-            product.launch(checked, alpha, *addresses, workspace, stream.ptr)
-            stream.synchronize()
-        z[...] = result.get().view(total).reshape(n, m).T
+            product.launch(checked, 1, left.data.ptr, right.data.ptr, 0, z.data.ptr, workspace, stream.ptr)
 
     def _algorithm(self, product: Product, *, warned: bool) -> GemmAlgorithm:
         problem = product.problem
-        _, tested = self._tested[problem.dtype, problem.dtype_z, problem.k]
+        _, tested = self._tested[problem.dtype, problem.dtype_z, min(problem.k, _DEEPEST)]
         for algorithm in product.heuristics(_COUNT):
             if tested.get(algorithm.data):
                 return algorithm
@@ -157,13 +190,30 @@ class _UnfitError(Exception):
     """No tested algorithm supports a problem."""
 
 
-def _words(x: Array) -> Array:
-    """The bytes of a matrix by rows."""
-    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+def _products(
+    dtype: Dtype, depth: int, result: Dtype, multiply: Callable[[GpuArray, GpuArray, GpuArray], None]
+) -> Iterator[Array]:
+    """Products, in host memory, in which rows and columns recur: multiply(X by rows, Y^T by rows, Z by columns)."""
+    vectors = [
+        transfer.on_gpu(np.ascontiguousarray(w).view(np.uint8)) for w in trial_vectors(dtype, min(depth, _DEEPEST))
+    ]
+    stream = cupy.cuda.get_current_stream()
+    for m, n in trial_shapes(_KERNEL):
+        words = (cupy.take(w, cupy.arange(length) % len(w), axis=0) for length, w in zip((m, n), vectors, strict=True))
+        left, right = (transfer.new_array((len(w), w.shape[1] // dtype.itemsize), dtype, w.data) for w in words)
+        z = cupy.empty((n, m * result.itemsize), np.uint8)
+        multiply(left, right, transfer.new_array((m, n), result, z.data, order="F"))
+        stream.synchronize()
+        yield z.get().view(result).T
 
 
 class PieceGemm(PieceProducts):
     """The products of `Device.piece_gemm`, launched on the lane of `arrays`, the `DeviceArrays` of this GPU."""
+
+    _direct = False
+    """Whether K is one piece, and cuBLASLt rounds its product to D."""
+    _tree: TreeProducts | None = None
+    """The kernel that adds the pieces itself, if there is one for the dtype."""
 
     def __init__(
         self, arrays: Any, sizes: PieceSizes, dtype: Dtype, last: int, allocate: Callable[[int], Array]
@@ -179,6 +229,8 @@ class PieceGemm(PieceProducts):
             arrays.uniform_gemm.prepare(dtype, shape, width, dtype)
             for shape in ((rows, columns), (columns, rows))  # D may be stored by columns or by rows
         )
+        self._tree = arrays.uniform_gemm.tree(dtype, {width, last}, pieces)
+        self._is_served: dict[object, bool] = {}  # whether the kernel serves matrices of these sizes and strides
         self._operands, self._sums = self._divided(lengths, allocate, 2)
 
     def _divided(self, lengths: list[int], allocate: Callable[[int], Array], count: int) -> tuple[list[Any], list[Any]]:
@@ -192,9 +244,27 @@ class PieceGemm(PieceProducts):
     def gemm(
         self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
     ) -> None:
-        if self._direct and alpha == 1 and beta == 0 and self._is_direct(x, y, z, conj):
-            self._arrays.uniform_gemm.multiply(self._arrays.stream, x, y, 0, z)
-            return
+        if beta == 0:
+            gpu_x, gpu_y, gpu_z = cast("tuple[GpuArray, GpuArray, GpuArray]", (x, y, z))
+            self.launch(self._arrays.stream, alpha, gpu_x, gpu_y, gpu_z, conj)
+        else:
+            self._finish(alpha, x, y, beta, z, conj)
+
+    def launch(
+        self, stream: Stream, alpha: complex, x: GpuArray, y: GpuArray, z: GpuArray, conj: tuple[bool, bool]
+    ) -> None:
+        """Z := alpha X Y on a stream."""
+        if alpha == 1 and z.dtype == x.dtype and z.size:
+            if self._tree is not None and self._serves(x, y, z):
+                self._tree.matmul(stream, x, y, z, self._width)
+                return
+            if self._direct and self._is_direct(x, y, z, conj):
+                self._arrays.uniform_gemm.multiply(stream, x, y, 0, z)
+                return
+        with self._arrays.on_stream(int(stream)):
+            self._finish(alpha, x, y, 0, z, conj)
+
+    def _finish(self, alpha: complex, x: Any, y: Any, beta: complex, z: Any, conj: tuple[bool, bool]) -> None:
         for block, total in self.totals(x, y, conj):
             self._arrays.finish_sum(alpha, total, beta, z[block])
 
@@ -203,7 +273,17 @@ class PieceGemm(PieceProducts):
         lines = z if z.strides[1] == z.itemsize else z.T
         aligned = lines.strides[1] == z.itemsize and not (z.data.ptr % ALIGNMENT or lines.strides[0] % ALIGNMENT)
         ready = _is_packed(x, conj=conj[0]) and _is_packed(y.T, conj=conj[1])
-        return bool(aligned and ready and z.dtype == x.dtype and x.shape[1] == self._width)
+        return bool(aligned and ready and x.shape[1] == self._width)
+
+    def _serves(self, x: GpuArray, y: GpuArray, z: GpuArray) -> bool:
+        """Whether the kernel that adds pieces can form Z from operands that are stored along K."""
+        assert self._tree is not None, "it is asked"
+        arrays = x, y, z
+        key = *(w.shape for w in arrays), *(w.strides for w in arrays), *(w.data.ptr % ALIGNMENT for w in arrays)
+        if key not in self._is_served:
+            along_k = x.strides[1] == y.strides[0] == x.itemsize
+            self._is_served[key] = along_k and self._tree.serves(x, y, z)
+        return self._is_served[key]
 
     def totals(
         self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)

@@ -98,7 +98,9 @@ def copy_from_host(host: Array, x: GpuArray, of: Places | None = None) -> None:
             target.set(buffer.view(target.dtype))
             return
         tight = cupy.empty(buffer.shape, target.dtype)
-        tight.set(buffer.view(target.dtype))  # from page-locked memory, which CuPy's own copies pass through another one
+        tight.set(
+            buffer.view(target.dtype)
+        )  # from page-locked memory, which CuPy's own copies pass through another one
         if abs(target.strides[0]) < abs(target.strides[1]):  # turned here, since writes to peers must be long
             turned = cupy.empty(tight.shape, tight.dtype, "F")
             turned[...] = tight
@@ -133,9 +135,7 @@ def _copy_and_wait(target: int, source: int, nbytes: int, kind: int) -> None:
     runtime.streamSynchronize(stream)
 
 
-def _move(
-    x: Any, host: Array, places: Places | None, move: Callable[[GpuArray, Array, Array, Any], None]
-) -> None:
+def _move(x: Any, host: Array, places: Places | None, move: Callable[[GpuArray, Array, Array, Any], None]) -> None:
     """Call move(piece of x, page-locked buffer of its shape, host, index of the piece) for all pieces.
 
     They are some rows of the host array, or columns if it is stored by columns. The piece may be used on the thread's

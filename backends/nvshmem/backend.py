@@ -15,6 +15,7 @@ from pblas.backends.cuda.transfer import new_array
 from pblas.backends.host_ranks import HostScratch
 from pblas.backends.nvshmem.collective_launch import CollectiveLaunch
 from pblas.backends.nvshmem.heap import Heap, Tables, shared_by_hosts
+from pblas.backends.nvshmem.hopper.gemm import TreeGemm
 from pblas.backends.nvshmem.kernels.arguments import MAX_RANKS
 from pblas.backends.nvshmem.shared import EngineResources
 from pblas.backends.nvshmem.startup import join
@@ -50,6 +51,7 @@ class NvshmemBackend(GpuBackend):
             self.use(self.nvshmem.device)
             lacks = (int(not self.gpu.has_waiting_tiles),)
             self.tiles: bool = not any(self.agreement.agree("Context: compare GPUs", maxima=lacks).maxima)
+            self.arrays.tree_gemm = TreeGemm if self.tiles else None
         except errors.PblasError:  # on every rank
             super().close(free=self.agreement.broken is None)
             raise

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from pblas.backends.cuda.kernels import Stream
+    from pblas.backends.cuda.reproducible import PieceGemm
+    from pblas.backends.device import PieceProducts
     from pblas.backends.nvshmem.replay import Recording
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.workspace import Workspace
@@ -403,6 +405,22 @@ class StreamEngine:
 
         product = Product(alpha, x, y, z, conj, modes, scales, finish)
         self._sink.product(lane, start, lambda products: products.append(product))
+
+    def multiply_pieces(
+        self,
+        lane: str,
+        products: PieceProducts,
+        alpha: complex,
+        x: GpuArray,
+        y: GpuArray,
+        z: GpuArray,
+        *,
+        conj: tuple[bool, bool] = (False, False),
+    ) -> None:
+        if z.size:
+            gpu_products: PieceGemm = products  # type: ignore[assignment]  # of this backend's arrays
+            start = partial(gpu_products.launch, alpha=alpha, x=x, y=y, z=z, conj=conj)
+            self._sink.product(lane, start, lambda _: None)
 
     def _gemm_lane(self, *, captured: bool) -> Hashable:
         """The lane whose workspace this queue's products use."""

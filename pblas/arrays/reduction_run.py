@@ -218,15 +218,15 @@ def _combined_indices(prepared: PreparedReduction, gathered: Array) -> Array:
 
 def _bins(prepared: PreparedReduction, arrays: Device, x: Array, y: Array | None = None, conj: bool = False) -> Array:
     """This rank's exact sums, bin after bin."""
-    from pblas.backends.cpu.exact_sums import binned
+    plan, kind = prepared.plan, prepared.plan.operation
+    if kind == "trace":
+        from pblas.backends.cpu.exact_sums import binned
 
-    plan = prepared.plan
-    if plan.operation == "trace":
-        x = _diagonal(prepared, arrays, x)[None]
+        elements = _diagonal(prepared, arrays, x)[None]
+        return binned("sum", elements, None).reshape(-1) if elements.size else np.zeros(prepared.counts[prepared.rank])
     if not x.size:
         return np.zeros(prepared.counts[prepared.rank])
-    kind: Any = plan.operation
-    return binned(kind, x, plan.axis, y, conj=conj).reshape(-1)
+    return arrays.exact_sums(kind, x, plan.axis, y, conj=conj).reshape(-1)
 
 
 def _combined_bins(prepared: PreparedReduction, gathered: Array) -> Array:
@@ -239,8 +239,9 @@ def _combined_bins(prepared: PreparedReduction, gathered: Array) -> Array:
         bins[:, places] += parts
     itemsize = dtype.itemsize // (1 + (dtype.kind == "c"))
     count = plan.components // bins_of(itemsize, squares=plan.operation in ("squares", "dot"))
-    results = [[value(plan.operation, itemsize, part) for part in np.split(column, count)] for column in bins.T]
-    return np.array([complex(*z) if count > 1 else z[0] for z in results])
+    kind = plan.operation
+    sums = [[value(kind, itemsize, column) for column in part.T] for part in np.split(bins, count)]
+    return np.array([complex(*z) for z in zip(*sums, strict=True)] if count > 1 else sums[0])
 
 
 def _scaled_squares(plan: ReductionPlan, arrays: Device, x: Array) -> tuple[Array, Array]:

@@ -61,7 +61,7 @@ class RunAllGatherGemm:
         """D[i, :] = alpha op(A)[i, :] op(B) + beta C[i, :] for the rows i of this rank."""
         self._gather.begin()
         arrays, beta = self._arrays, x.beta
-        packs_blocks, total = arrays.traits.packs_blocks, widened(x, self._total, arrays)
+        packs_blocks, total = arrays.traits.packs_blocks, self._sums_of(x)
         left, k_left, source = x.left, IndexRuns.whole(0), -1
         for step, n, k in self._steps:
             # op(B)[k, j], a piece of the shard of rank step.source   (the next pieces travel meanwhile)
@@ -77,6 +77,10 @@ class RunAllGatherGemm:
         elif total is not x.result:  # D = sums, rounded
             arrays.assign(total, x.result)
         self._gather.end()
+
+    def _sums_of(self, x: Operands) -> Array:
+        """The array in which the products of all shards are added."""
+        return widened(x, self._total, self._arrays)
 
     def _columns_of_a(self, x: Operands, step: GatherStep, k: IndexRuns) -> tuple[Array, IndexRuns]:
         """Op(A)[:, k] and its runs: packed once for all pieces of a shard, if a product over each run is slow."""

@@ -279,6 +279,7 @@ class ProductForm(NamedTuple):
                     wire=_other(dtypes.wire, dtypes.d),
                     others=self._others,
                     reproducible=options.reproducible or False,
+                    adds=self.adds,
                 ),
                 strict=options.strict,
             )

@@ -83,6 +83,7 @@ class PlanningContext:
     wire: str = ""  # name of the dtype in which partial products travel; "" for that of D (global)
     others: tuple[str, str] = ("", "")  # names of the dtypes of op(B) and D; "" for that of op(A) (global)
     reproducible: Reproducible = False  # only plans whose bits do not depend on ranks and layouts (global)
+    adds: bool = False  # whether beta is not 0 (global)
 
     @property
     def transport(self) -> Transport:
@@ -95,7 +96,7 @@ class PlanningContext:
         plan hold for the complete one, which takes longer to make.
         """
         transport, transposed = self.transport, plan.transposed
-        if transport == "push" and (self.reproducible or not plan.is_pushed):
+        if transport == "push" and not (self._is_local(plan) if self.reproducible else plan.is_pushed):
             transport = "shared"
         if transport == "push":
             transposed = plan.pushed_transposed(self.orders)
@@ -128,6 +129,11 @@ class PlanningContext:
         if self.known:
             plan = replace(plan, measured=self.known(plan))
         return replace(plan, algorithm=choose_algorithm(plan, self.chunks, known))
+
+    def _is_local(self, plan: ProductPlan) -> bool:
+        """Whether a reproducible plan is one product on each GPU, which an engine launches."""
+        alone = self.topology.gpus and self.queue is None and not self.adds
+        return isinstance(plan, LocalGemm) and alone and self.reproducible is True
 
     def allowed(self, plans: Iterable[ProductPlan]) -> Iterator[ProductPlan]:
         """The plans that may be chosen: if reproducible, those whose ranks have whole pieces of K."""

@@ -439,11 +439,11 @@ def executor(plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, order
 def pushed(plan: ProductPlan, backend: object, dtypes: ProductDtypes, orders: Orders, modes: GemmModes) -> Pushed:
     """**Collective.** The executor of a plan of the push transport, which runs on the backend's engine."""
     from pblas.matmul.push.allgather_gemm_run import RunPushGather
-    from pblas.matmul.push.base_run import RunLocal
+    from pblas.matmul.push.base_run import RunLocal, RunReproducibleLocal
     from pblas.matmul.push.gemm_reduce_run import RunPushReduce
 
     runners: dict[type[ProductPlan], Any] = {
-        LocalGemm: RunLocal,
+        LocalGemm: RunReproducibleLocal if plan.reproducible else RunLocal,
         AllGatherGemm: RunPushGather,
         GemmReduceScatter: RunPushReduce,
         GemmAllReduce: RunPushReduce,

@@ -62,9 +62,7 @@ class RunReproducibleLocalGemm(_OfPieces, RunLocalGemm):
 
     def __init__(self, plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, *unused: object) -> None:
         super().__init__(plan, backend, dtypes, *unused)
-        rows, columns = plan.oriented.d.along("rows"), plan.oriented.d.along("columns")
-        m, n = (rows.max_count if rows else plan.oriented.m), (columns.max_count if columns else plan.oriented.n)
-        self._products = piece_gemm(plan, backend, dtypes.total, (m, n))
+        self._products = local_piece_gemm(plan, backend, dtypes.total)
         self.workspace_nbytes = self._products.nbytes
 
     def run(self, x: Operands) -> None:
@@ -85,6 +83,10 @@ class RunReproducibleAllGatherGemm(_OfPieces, RunAllGatherGemm):
         rows = plan.oriented.d.split
         m = plan.oriented.m if rows is None else rows.max_count
         self._products = piece_gemm(plan, backend, dtypes.total, (m, plan.shards.max_count))
+
+    def _sums_of(self, x: Operands) -> Array:
+        """D itself without C: the product of a shard is complete, and rounded to D."""
+        return super()._sums_of(x) if x.beta != 0 else x.result
 
     @property
     def workspace_nbytes(self) -> int:
@@ -229,6 +231,13 @@ class SumsOfD:
         """Out := alpha (total) + beta out."""
         if tree.total is not out or alpha != 1:
             self._arrays.finish_sum(alpha, tree.total, beta, out)
+
+
+def local_piece_gemm(plan: ProductPlan, backend: HostRanks, total: Dtype) -> PieceProducts:
+    """The local GEMM of a LocalGemm plan."""
+    rows, columns = plan.oriented.d.along("rows"), plan.oriented.d.along("columns")
+    m, n = (rows.max_count if rows else plan.oriented.m), (columns.max_count if columns else plan.oriented.n)
+    return piece_gemm(plan, backend, total, (m, n))
 
 
 def piece_gemm(

@@ -124,11 +124,11 @@ class Runtime:
         """The properties of the machine that the planner needs (global)."""
         backend = self.backend
         state = backend.ranks_per_node, backend.shared, backend.push, backend.gpus, backend.tiles, self.bandwidth
-        alike = self.reproducible is True and not backend.gpus
-        if self._topology is None or self._topology[0] != (state, alike):
+        reproducible = self.reproducible is True
+        if self._topology is None or self._topology[0] != (state, reproducible):
             groups = backend.groups
             nodes = tuple(map(len, groups)) if backend.shared and len(groups) < backend.size else ()
-            self._topology = (state, alike), Topology(*state, nodes, backend.alone, alike)
+            self._topology = (state, reproducible), Topology(*state, nodes, backend.alone, reproducible)
         return self._topology[1]
 
     @property

@@ -38,7 +38,12 @@ class Topology:
     # ranks of each node, in the order of their numbers; () if they are not known, or not consecutive (global)
     nodes: tuple[int, ...] = ()
     alone: bool = False  # each of several ranks has a host of its own, however they exchange data (global)
-    alike: bool = False  # local operations form all elements alike, as plans with cuts by sizes alone need (global)
+    reproducible: bool = False  # results have the same bits for any ranks and layouts, where plans can (global)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all local operations form their elements alike, as plans with cuts by sizes alone need: on CPUs."""
+        return self.reproducible and not self.gpus
 
     @property
     def runs_one_dimensional(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.placement import Placement
@@ -51,16 +51,20 @@ def choose_rank_update(
 ) -> RankUpdate | TriangleOfProduct:
     """The plan of syrk, herk, syr2k or her2k, with descriptors of op(A), of op(A)^T or op(B)^T, and of D.
 
-    Where local operations form all elements alike, syrk and herk are the triangle of a reproducible product.
+    In a reproducible context they are the triangle of one reproducible product, or of two.
 
     >>> grid = MatrixDescriptor.row_wise(512, 512, 4, mb=32)
     >>> choose_rank_update("syrk", "float64", (grid, grid.T, grid), "L", nprocs=4, topology=Topology()).in_place
     True
     """
     terms = 2 if routine.endswith("2k") else 1
-    if topology.alike and terms == 1:
-        inner = choose(dtype, *descs, context=_context(dtype, topology, nprocs, overlap=overlap))
-        return TriangleOfProduct(inner, Structure("symmetric", uplo), Placement.of(descs[2]))
+    if topology.reproducible:
+        a, b, d = descs
+        products = [(a, b, d), (b.T, a.T, d)][:terms]
+        context = _context(dtype, replace(topology, push=False), nprocs, overlap=overlap)
+        inner, *others = (choose(dtype, *operands, context=context) for operands in products)
+        structure = Structure("symmetric", uplo)
+        return TriangleOfProduct(inner, structure, Placement.of(d), second=others[0] if others else None)
 
     def planned(base: SummaC) -> RankUpdate:
         return RankUpdate(
@@ -88,8 +92,14 @@ def choose_triangular(
     nprocs: int,
     topology: Topology,
     overlap: bool = True,
-) -> TriangularProduct:
-    """The plan of trmm; `descs` are those of the operands in the order of D, and of D, which may be written over B."""
+) -> TriangularProduct | SymmetricProduct:
+    """The plan of trmm; `descs` are those of the operands in the order of D, and of D, which may be written over B.
+
+    In a reproducible context it is that of a reproducible product with op(A), completed by zeros.
+    """
+    if topology.reproducible:
+        arguments: Any = {"right": right, "nprocs": nprocs, "topology": topology, "overlap": overlap}
+        return replace(choose_symmetric(dtype, descs, structure, **arguments), aliased=aliased)
     product = general_product(dtype, *descs, nprocs)
 
     def planned(base: SummaC) -> TriangularProduct:
@@ -118,7 +128,7 @@ def choose_symmetric(
     topology: Topology,
     overlap: bool = True,
 ) -> SymmetricProduct:
-    """The plan of symm or hemm: that of the product with the completed matrix, on the right side if `right`."""
+    """The plan of a product with a completed matrix, on the right side if `right`: of symm and hemm."""
     topology = replace(topology, push=False)
     inner = choose(dtype, *descs, context=_context(dtype, topology, nprocs, overlap=overlap))
     place = Placement.of(descs[1] if right else descs[0])
@@ -128,12 +138,12 @@ def choose_symmetric(
 def _context(dtype: str, topology: Topology, nprocs: int, *, overlap: bool) -> PlanningContext:
     """The context of a plan whose partial products travel in the default dtype, as `dtypes.wire_of` says."""
     wire = "float32" if dtype == "float16" else ""
-    return PlanningContext(topology, nprocs, overlap=overlap, wire=wire, reproducible=topology.alike)
+    return PlanningContext(topology, nprocs, overlap=overlap, wire=wire, reproducible=topology.reproducible)
 
 
 def _quickest(product: Product, planned: Callable[[SummaC], PlanT], topology: Topology, *, overlap: bool) -> PlanT:
     """The plan on D's grid, or one on another arrangement that is predicted to take less time."""
-    topology = replace(topology, push=False, alike=False)
+    topology = replace(topology, push=False, reproducible=False)
     context = _context(product.dtype, topology, product.nprocs, overlap=overlap)
     search = Search[PlanT](context, _AS_QUICK)
     search.consider(*(planned(base) for base in on_grids(product) if isinstance(base, SummaC)))

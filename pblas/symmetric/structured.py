@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from pblas import errors
-from pblas.backends.dtypes import Dtype, ProductDtypes
+from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
 from pblas.core import checks
 from pblas.core.call import call, is_of_descriptors, planned, planned_without_context
 from pblas.core.operation import Bound, Executor, Operation
@@ -268,6 +268,20 @@ class StructuredProduct(Operation[DistMatrix]):
             return structure if self.trans == "N" else structure.T
         return Structure("Hermitian" if self.routine == "hemm" else "symmetric", self.uplo)
 
+    def completed(self, plan: SymmetricProduct, backend: HostRanks) -> Executor:
+        """The executor of the product with a matrix that is completed first."""
+        if not self.multiplies or not plan.product.k:
+            return RunScaling(backend)
+        orders, dtypes = self.orders(transposed=plan.transposed), ProductDtypes.of(self.dtype)
+        structure, place = (plan.structure.T, plan.matrix.T) if plan.transposed else (plan.structure, plan.matrix)
+        order = orders.left if plan.is_left else orders.right
+        inner = executor(plan.inner, backend, dtypes, orders)
+        completion, beside = Completion(backend, place, structure, self.dtype, order), None
+        if self.aliased:
+            beside = new_local(backend, Placement.of(self.d), self.dtype, self.d.order)
+            beside = beside.T if plan.transposed else beside
+        return RunCompleted(completion, inner, is_left=plan.is_left, beside=beside)
+
     def orders(self, *, transposed: bool) -> Orders:
         """Storage orders of the operands; of a plan for D^T those of the transposed operands."""
         left, right, d = self.descs
@@ -334,11 +348,17 @@ class RankUpdating(StructuredProduct):
         orders, dtypes = self.orders(transposed=plan.transposed), ProductDtypes.of(self.dtype)
         if isinstance(plan, RankUpdate):
             return RunRankUpdate(plan, backend, dtypes, orders)
-        inner = executor(plan.inner, backend, dtypes, orders)
-        shape = place.local_shape(backend.rank)
-        memory = own_memory(backend, shape[0] * shape[1] * self.dtype.itemsize)
-        whole = backend.arrays.array(memory, shape, self.dtype, order)
-        return RunTriangleOfProduct(triangle, inner, whole, hermitian=hermitian, transposed=plan.transposed)
+        terms = [
+            executor(term, backend, dtypes, self.orders_of_term(number, transposed=term.transposed))
+            for number, term in enumerate(plan.terms)
+        ]
+        whole = new_local(backend, place, self.dtype, order)
+        return RunTriangleOfProduct(plan, backend, triangle, terms, whole, hermitian=hermitian)
+
+    def orders_of_term(self, number: int, *, transposed: bool) -> Orders:
+        """Storage orders of the first or the second product; of a plan for D^T those of the transposed operands."""
+        orders = self.orders(transposed=transposed)
+        return orders if number == 0 else replace(self.orders(transposed=not transposed), result=orders.result)
 
     def flips(self, executor: object) -> bool:
         return isinstance(executor, RunTriangleOfProduct) and executor.is_transposed
@@ -370,13 +390,7 @@ class SymmetricMultiplication(StructuredProduct):
         )
 
     def executor(self, plan: SymmetricProduct, backend: HostRanks) -> Executor:
-        if not self.multiplies or not plan.product.k:
-            return RunScaling(backend)
-        orders, dtypes = self.orders(transposed=plan.transposed), ProductDtypes.of(self.dtype)
-        structure, place = (plan.structure.T, plan.matrix.T) if plan.transposed else (plan.structure, plan.matrix)
-        order = orders.left if plan.is_left else orders.right
-        inner = executor(plan.inner, backend, dtypes, orders)
-        return RunCompleted(Completion(backend, place, structure, self.dtype, order), inner, is_left=plan.is_left)
+        return self.completed(plan, backend)
 
     def flips(self, executor: object) -> bool:
         return isinstance(executor, RunCompleted) and executor.is_left == (self.side == "R")
@@ -401,7 +415,7 @@ class TriangularMultiplication(StructuredProduct):
         checks.check_overlap(opname, {"A": a} if is_b else {"A": a, "B": b}, None, out)
         return bound._replace(fact=int(is_b and not self.aliased))
 
-    def plan(self, nprocs: int, topology: Topology) -> TriangularProduct:
+    def plan(self, nprocs: int, topology: Topology) -> TriangularProduct | SymmetricProduct:
         return choose_triangular(
             *(self.dtype.name, self.descs, self.structure),
             right=self.side == "R",
@@ -411,13 +425,17 @@ class TriangularMultiplication(StructuredProduct):
             overlap=self.overlap,
         )
 
-    def executor(self, plan: TriangularProduct, backend: HostRanks) -> RunTriangularProduct | RunScaling:
+    def executor(self, plan: TriangularProduct | SymmetricProduct, backend: HostRanks) -> Executor:
+        if isinstance(plan, SymmetricProduct):
+            return self.completed(plan, backend)
         if not self.multiplies or not plan.product.k:
             return RunScaling(backend)
         orders = self.orders(transposed=plan.transposed)
         return RunTriangularProduct(plan, backend, ProductDtypes.of(self.dtype), orders)
 
     def flips(self, executor: object) -> bool:
+        if isinstance(executor, RunCompleted):
+            return executor.is_left == (self.side == "R")
         return self.side == "R"
 
 
@@ -475,7 +493,7 @@ class PlannedRank2Update(PlannedWithTwo):
     """A planned syr2k or her2k. Made by `plan_syr2k` and `plan_her2k`."""
 
     kind = Rank2Updating
-    plan: RankUpdate
+    plan: RankUpdate | TriangleOfProduct
 
 
 class PlannedSymmetricProduct(PlannedWithTwo):
@@ -489,7 +507,7 @@ class PlannedTriangularProduct(PlannedStructured):
     """A planned trmm. Made by `plan_trmm`."""
 
     kind = TriangularMultiplication
-    plan: TriangularProduct
+    plan: TriangularProduct | SymmetricProduct
 
     def execute(self, a: DistMatrix, b: DistMatrix, *, out: DistMatrix | None = None) -> DistMatrix:
         """**Collective.** D = alpha op(A) B, or alpha B op(A), with matrices like the planned ones."""
@@ -522,6 +540,13 @@ def planned_structured(
 def structured(kind: type[StructuredProduct], given: StructuredArguments) -> DistMatrix:
     """**Collective.** The product of a call."""
     return call(given.routine, kind.bind, given.matrices, given)
+
+
+def new_local(backend: HostRanks, place: Placement, dtype: Dtype, order: Order) -> Array:
+    """Memory for this rank's shard of a matrix, not shared with other ranks (local)."""
+    shape = place.local_shape(backend.rank)
+    memory = own_memory(backend, shape[0] * shape[1] * dtype.itemsize)
+    return backend.arrays.array(memory, shape, dtype, order)
 
 
 def _layout(x: DistMatrix | MatrixDescriptor | None) -> MatrixDescriptor | None:

@@ -340,6 +340,7 @@ class SymmetricProduct(Plan):
     structure: Structure
     matrix: Placement
     right: bool = False
+    aliased: bool = False  # D is written over the other operand, so it is formed outside first (global)
 
     @property
     def is_left(self) -> bool:
@@ -400,6 +401,8 @@ class SymmetricProduct(Plan):
 
     def mirrored_elements(self, rank: int) -> int:
         """Elements of op(A) that a rank receives to complete its shard; half the square if the order is large."""
+        if self.structure.kind == "triangular":
+            return 0
         if self.matrix.rows.n > _COUNTED:
             return -(-received_count(self.matrix.T, self.matrix, rank) // 2)
         return self.structure.mirrored.received_count(self.matrix.T, self.matrix, rank)
@@ -418,7 +421,10 @@ class SymmetricProduct(Plan):
     def phases(self, view: View) -> Iterator[Phase]:
         """Mirrored elements complete the matrix, then the phases of the product."""
         nbytes = self.itemsize * self.mirrored_elements(view.rank)
-        yield moved(self.matrix.T, self.matrix, nbytes, self.itemsize, view)
+        if self.structure.kind == "triangular":
+            yield Phase(1, copied=3 * self.itemsize * math.prod(self.matrix.local_shape(view.rank)))
+        else:
+            yield moved(self.matrix.T, self.matrix, nbytes, self.itemsize, view)
         yield from self.inner.phases(view)
 
     def operands_nbytes(self, rank: int) -> int:
@@ -431,9 +437,11 @@ class SymmetricProduct(Plan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """That of the product, the completed op(A), and the messages that complete it."""
-        copies = 1 if self.transport == "shared" else 2
-        return self.inner.workspace_nbytes + copies * self.completed_nbytes
+        """That of the product, the completed op(A), and the messages that complete it; D, if it is written over B."""
+        copies, product = 1 if self.transport == "shared" else 2, self.product
+        elements = (product.d.nelements(rank, product.m, product.n) for rank in self.extreme_ranks())
+        beside = self.itemsize * max(elements) if self.aliased else 0
+        return self.inner.workspace_nbytes + copies * self.completed_nbytes + beside
 
     @property
     def lower_bound(self) -> float:
@@ -454,44 +462,85 @@ class SymmetricProduct(Plan):
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         yield from self.inner.operand_lines()
         nbytes = self.itemsize * max(map(self.mirrored_elements, self.extreme_ranks()))
-        yield "completed", f"the {self.structure.kind} matrix, from one triangle: {nbytes:,} bytes per rank at most"
+        how = (
+            "by zeros"
+            if self.structure.kind == "triangular"
+            else f"from one triangle: {nbytes:,} bytes per rank at most"
+        )
+        yield "completed", f"the {self.structure.kind} matrix, {how}"
         yield "flops", f"{self.flops:,}"
 
     def detail_lines(self) -> Iterator[tuple[str, str]]:
         return self.inner.detail_lines()
 
     def moves(self) -> str:
-        return f"mirrored elements to complete shards, then {self.inner.moves()}"
+        completes = "" if self.structure.kind == "triangular" else "mirrored elements to complete shards, then "
+        return f"{completes}{self.inner.moves()}"
 
 
 @dataclass(frozen=True, slots=True)
 class TriangleOfProduct(SymmetricProduct):
-    """One triangle of D = op(A) op(A)^T, by a reproducible product that forms all of D, beside D."""
+    """One triangle of D = op(A) op(A)^T, or of op(A) op(B)^T + op(B) op(A)^T, by reproducible products.
+
+    Each product forms all of D, in memory of its own.
+    """
 
     name: ClassVar[str] = "TriangleOfProduct"
 
+    second: ProductPlan | None = None  # of the second term (global)
+
+    @property
+    def terms(self) -> list[ProductPlan]:
+        """The plans of the products."""
+        return [self.inner] if self.second is None else [self.inner, self.second]
+
     @property
     def why(self) -> str:
-        """The rule that chose the plan of the product."""
-        return f"the triangle of a reproducible product; {self.inner.name}: {self.inner.why}"
+        """The rules that chose the plans of the products."""
+        rules = "; ".join(f"{term.name}: {term.why}" for term in self.terms)
+        return f"the triangle of reproducible products; {rules}"
 
     @property
     def trapezoid(self) -> Trapezoid:
         """The elements of D that are written."""
         return self.structure.stored
 
+    @property
+    def flops(self) -> int:
+        return sum(term.flops for term in self.terms)
+
+    @property
+    def overlaps_messages(self) -> bool:
+        return any(term.overlaps_messages for term in self.terms)
+
+    def over(self, transport: Transport) -> TriangleOfProduct:
+        inner, *others = (replace(term, transport=transport) for term in self.terms)
+        return replace(self, inner=inner, second=others[0] if others else None)
+
     def mirrored_elements(self, rank: int) -> int:
         """None: op(A) is whole."""
         return 0
 
+    def received_elements(self, rank: int) -> int:
+        """The elements that the products move."""
+        return sum(term.received_elements(rank) for term in self.terms)
+
+    def received_nbytes(self, rank: int) -> int:
+        """Bytes that `rank` receives."""
+        return sum(term.received_nbytes(rank) for term in self.terms)
+
+    def sent_elements(self, rank: int) -> int:
+        return sum(term.sent_elements(rank) for term in self.terms)
+
     def phases(self, view: View) -> Iterator[Phase]:
-        """Those of the product."""
-        return self.inner.phases(view)
+        """Those of the products."""
+        for term in self.terms:
+            yield from term.phases(view)
 
     @property
     def workspace_nbytes(self) -> int:
-        """That of the product, and all of D."""
-        return self.inner.workspace_nbytes + self.completed_nbytes
+        """That of the products, and all of D."""
+        return sum(term.workspace_nbytes for term in self.terms) + self.completed_nbytes
 
     @property
     def lower_bound(self) -> float:
@@ -499,11 +548,12 @@ class TriangleOfProduct(SymmetricProduct):
         return 0.0
 
     def title(self) -> str:
-        return f"triangle {self.structure.uplo!r} of D = op(A) op(A)^T, {self.sizes} (m x n x k)"
+        terms = "op(A) op(A)^T" if self.second is None else "op(A) op(B)^T + op(B) op(A)^T"
+        return f"triangle {self.structure.uplo!r} of D = {terms}, {self.sizes} (m x n x k)"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         yield from self.inner.operand_lines()
-        yield "flops", f"{self.flops:,}, those of the product"
+        yield "flops", f"{self.flops:,}, those of whole products"
 
     def moves(self) -> str:
         return self.inner.moves()

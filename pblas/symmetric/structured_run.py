@@ -15,7 +15,7 @@ from pblas.matmul.summa_run import RunSummaC
 from pblas.matmul.triangle import Triangle
 from pblas.redistribution.packing import COPY, Message, Scaling
 from pblas.redistribution.transfer import own_memory
-from pblas.symmetric.completion_run import meet
+from pblas.symmetric.completion_run import TAG_READ, meet
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.core.operation import Executor
     from pblas.layouts.rectangles import Rectangle
-    from pblas.symmetric.structured_plan import RankUpdate, TriangularProduct
-
-TAG_READ = 1029  # of the signals that B has been read
+    from pblas.symmetric.structured_plan import RankUpdate, TriangleOfProduct, TriangularProduct
 
 
 class _Term(RunSummaC):
@@ -128,9 +126,7 @@ class RunRankUpdate:
 
     def _operands(self, x: Operands) -> list[Operands]:
         """The operands of each term: D = alpha op(A) op(B)^T + alpha op(B) op(A)^T, or with conjugates."""
-        conj_a, conj_b = (conj != self._is_hermitian for conj in x.conj)
-        alpha = complex(x.alpha).conjugate() if self._is_hermitian else x.alpha
-        return [x, replace(x, left=x.right.T, right=x.left.T, conj=(conj_b, conj_a), alpha=alpha)]
+        return [x, second_term(x, hermitian=self._is_hermitian)]
 
     def run(self, x: Operands) -> None:
         """**Collective.** The triangle of D = alpha (sum of the terms) + beta C."""
@@ -183,40 +179,78 @@ class RunTriangleOfProduct:
 
     peers_read = True  # until the closing agreement (global)
 
-    def __init__(self, triangle: Triangle, inner: Executor, whole: Array, *, hermitian: bool, transposed: bool) -> None:
-        self._triangle, self._inner, self._whole, self._is_hermitian = triangle, inner, whole, hermitian
-        self.is_transposed: bool = transposed
-        """Whether D^T is formed (global)."""
+    def __init__(
+        self,
+        plan: TriangleOfProduct,
+        backend: HostRanks,
+        triangle: Triangle,
+        terms: Sequence[Executor],
+        whole: Array,
+        *,
+        hermitian: bool,
+    ) -> None:
+        self._triangle, self._terms, self._whole, self._arrays = triangle, terms, whole, backend.arrays
+        self._is_hermitian = hermitian
+        self._flips = [term.transposed != plan.transposed for term in plan.terms]
+        self.is_transposed: bool = plan.transposed
+        """Whether the first product forms D^T (global)."""
 
     @property
     def workspace_nbytes(self) -> int:
-        return self._inner.workspace_nbytes + int(self._whole.nbytes)
+        return sum(term.workspace_nbytes for term in self._terms) + int(self._whole.nbytes)
 
     def publish(self, x: Operands) -> bool:
-        return self._inner.publish(x)
+        alone = False
+        for term, operands in zip(self._terms, self._operands(x), strict=True):
+            alone = term.publish(operands) or alone
+        return alone
 
     def prepare(self, *, scratch: bool) -> bool:
-        return self._inner.prepare(scratch=scratch)
+        again = False
+        for term in self._terms:
+            again = term.prepare(scratch=scratch) or again
+        return again
+
+    def _operands(self, x: Operands) -> list[Operands]:
+        """The operands of each product."""
+        terms = [x, second_term(x, hermitian=self._is_hermitian)][: len(self._terms)]
+        return [
+            replace(term, left=term.right.T, right=term.left.T, conj=term.conj[::-1]) if flips else term
+            for term, flips in zip(terms, self._flips, strict=True)
+        ]
 
     def run(self, x: Operands) -> None:
-        """**Collective.** The triangle of D = alpha op(A) op(A)^T + beta C."""
-        result, whole, old = x.result, self._whole, x.old
+        """**Collective.** The triangle of D = alpha (sum of the terms) + beta C."""
+        result, whole, beta = x.result, self._whole, x.beta
         if self.is_transposed:
-            result, whole, old = result.T, whole.T, None if old is None else old.T
-        if old is not None:
+            result = result.T
+        if x.old is not None:
             # D = C in the triangle
             if x.old is not x.result:
-                self._triangle.put(old, result)
+                self._triangle.put(x.old.T if self.is_transposed else x.old, result)
             self._make_real(result)
-        # all of D = alpha op(A) op(A)^T + beta D
-        self._inner.run(replace(x, result=whole, old=None if old is None else x.result))
-        self._triangle.put(self._whole, result)
+            self._arrays.assign(result, whole)
+        old = x.old
+        for inner, operands, flips in zip(self._terms, self._operands(x), self._flips, strict=True):
+            total = whole.T if self.is_transposed != flips else whole
+            # all of D = alpha op(A) op(B)^T + beta D, then += the second term
+            inner.run(replace(operands, result=total, old=None if old is None else total, beta=beta))
+            old, beta = whole, 1.0
+        self._triangle.put(whole, result)
         self._make_real(result)
 
     def _make_real(self, result: Array) -> None:
         """Set the imaginary parts of a Hermitian D's diagonal to 0."""
         if self._is_hermitian:
+            self._arrays.synchronize()
             self._triangle.set_diagonal(result.imag, 0.0)
+
+
+def second_term(x: Operands, *, hermitian: bool) -> Operands:
+    """The operands of alpha op(B) op(A)^T, or with conjugates, given those of the first term of a rank-2k update."""
+    conj_a, conj_b = (conj != hermitian for conj in x.conj)
+    alpha = complex(x.alpha).conjugate() if hermitian else x.alpha
+    return replace(x, left=x.right.T, right=x.left.T, conj=(conj_b, conj_a), alpha=alpha)
 
 
 class RunTriangleScaling:

@@ -376,7 +376,7 @@ def _backward(
             caller.run(Product("x", y, w, rows(dx.array)))
         if dw is not None:
             caller.run(Product("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0))
-        if db is not None and sums_exactly(runtime):
+        if db is not None and sums_exactly(runtime) and not runtime.topology.gpus:
             desc = caller.form.placed.descs["y"]
             total = DistMatrix(desc, y, runtime).sum(axis=0)
             for j0, j1 in desc.global_ranges(runtime.rank)[1]:

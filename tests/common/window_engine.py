@@ -271,6 +271,11 @@ class WindowEngine:
         if finish is not None:
             evaluate_into(finish.tree, z, finish.operands, z)
 
+    def multiply_pieces(
+        self, lane: str, products: Any, alpha: complex, x: Array, y: Array, z: Array, **options: Any
+    ) -> None:
+        products.gemm(alpha, x, y, 0, z, **options)
+
     def multiply_portions(self, lane: str, alpha: complex, portions: list[Any], beta: complex, **options: Any) -> bool:
         """False: CPUs have no GEMM kernel that signals its tiles, so the caller multiplies otherwise."""
         return False

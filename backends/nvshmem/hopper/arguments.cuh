@@ -73,6 +73,8 @@ struct HopperArguments {
     // Steps of the next tile's K loop between the stores of two stripes; more than 1 for stores to peers.
     integer store_interval;
     Watch watch;
+    integer piece_steps;  // steps of a piece of K; the last piece may have fewer
+    float4* sums;         // memory for sums of pieces: of each level of the tree, thread and accumulator
     Part parts[PARTS];
     PartTerm terms[TERM_CAPACITY ? TERM_CAPACITY : 1];
     TensorMap places[PLACES ? PLACES : 1];

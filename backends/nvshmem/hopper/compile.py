@@ -228,6 +228,7 @@ class Variant:
     places: int
     width: int
     split: int
+    tree: bool = False
     epilogue: KernelEpilogue | None = None
 
     @property
@@ -258,6 +259,7 @@ class Variant:
             "PLACES": self.places,
             "WIDTH": self.width,
             "SPLIT": self.split,
+            "TREE": int(self.tree),
             "EPILOGUE": 0 if self.epilogue is None else 1 + self.epilogue.is_long,
         }
         return [(name, str(value)) for name, value in values.items()]

@@ -26,8 +26,8 @@ struct Consumer {
 
     // The K loop of a tile, for this consumer's rows.
     template <int COLUMNS>
-    __device__ __forceinline__ void run_k_loop(float (&acc)[COLUMNS / 2]) {
-        const int steps = arguments.steps, store_interval = arguments.store_interval;
+    __device__ __forceinline__ void run_k_loop(float (&acc)[COLUMNS / 2], int steps) {
+        const int store_interval = arguments.store_interval;
         issue_stage<true, COLUMNS>(acc);
         fetch_next_tile();
         int k = 1;
@@ -43,6 +43,54 @@ struct Consumer {
         store_all_deferred();
         finish_products();
         if (SIGNALS) confirm_stored();
+    }
+
+    // The K loop of a tile with several pieces of K: the products of pieces 0 and 1, 2 and 3, ... are added, then pairs
+    // of pairs.
+    template <int COLUMNS>
+    __device__ __forceinline__ void run_pieces(float (&acc)[COLUMNS / 2]) {
+        const int steps = arguments.steps, piece_steps = arguments.piece_steps;
+        run_k_loop<COLUMNS>(acc, piece_steps);
+        for (int piece = 0, begin = piece_steps; begin < steps; begin += piece_steps) {
+            keep_sum<COLUMNS>(acc, piece++);
+            issue_stage<true, COLUMNS>(acc);
+            for (int k = begin + 1; k < min(begin + piece_steps, steps); k++) run_step<false, COLUMNS>(acc);
+            finish_products();
+            for (int level = 0; piece >> level & 1; level++) add_sum<COLUMNS>(acc, level);
+        }
+    }
+
+    // Stores the sum that ends with a piece until the next sum of as many pieces is complete. Each thread has its own
+    // memory, which stays in the L2 cache.
+    template <int COLUMNS>
+    __device__ __forceinline__ void keep_sum(const float (&acc)[COLUMNS / 2], int piece) const {
+        float4* const sum = sum_of(__ffs(~piece) - 1);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i += 4)
+            __stcg(sum + i * 32, make_float4(acc[i], acc[i + 1], acc[i + 2], acc[i + 3]));
+    }
+
+    template <int COLUMNS>
+    __device__ __forceinline__ void add_sum(float (&acc)[COLUMNS / 2], int level) const {
+        const float4* const sum = sum_of(level);
+        constexpr int TOGETHER = 8;  // loads in flight
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i += 4 * TOGETHER) {
+            float4 terms[TOGETHER];
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) terms[j] = __ldcg(sum + (i + 4 * j) * 32);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) {
+                acc[i + 4 * j] += terms[j].x, acc[i + 4 * j + 1] += terms[j].y;
+                acc[i + 4 * j + 2] += terms[j].z, acc[i + 4 * j + 3] += terms[j].w;
+            }
+        }
+    }
+
+    // This thread's memory for a sum of 2^level pieces: one vector of four accumulators for each 128 threads.
+    __device__ __forceinline__ float4* sum_of(int level) const {
+        const int warpgroup = (level * gridDim.x + blockIdx.x) * CONSUMERS + index;
+        return arguments.sums + warpgroup * (WIDTH / 8) * 128 + thread;
     }
 
     __device__ __forceinline__ void fetch_next_tile() {
@@ -349,7 +397,11 @@ struct Consumer {
         if (has_terms(part) && !part.late_terms) {
             run_k_loop_with_terms<COLUMNS>(acc);
         } else {
-            run_k_loop<COLUMNS>(acc);
+            if (TREE) {
+                run_pieces<COLUMNS>(acc);
+            } else {
+                run_k_loop<COLUMNS>(acc, arguments.steps);
+            }
             if (SPLIT > 1) exchange_accumulators<COLUMNS>(acc);
             scale(acc);
             if (has_late_terms(part)) add_terms<COLUMNS>(acc);

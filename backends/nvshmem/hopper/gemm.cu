@@ -52,6 +52,7 @@
 #define PLACES 8         // capacity of the list of further places
 #define WIDTH 256        // columns of the widest tile; narrower tiles leave room for more stages
 #define SPLIT 1          // split-K: CTAs of a cluster that compute a tile together, each over half of K: 1 or 2
+#define TREE 0           // whether K has several pieces, whose products are added along a binary tree
 #endif
 
 #include "arguments.cuh"

@@ -9,14 +9,23 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cupy
 import numpy as np
 
 from pblas.backends.cuda.gemm_problem import read
 from pblas.backends.cuda.kernels import Stream, give
-from pblas.backends.engine_limits import LINE, WIDEST, Shape, choose_shape, is_side_by_side, side_by_side_rows
+from pblas.backends.engine_limits import (
+    LINE,
+    ROWS,
+    WIDEST,
+    WIDTH,
+    Shape,
+    choose_shape,
+    is_side_by_side,
+    side_by_side_rows,
+)
 from pblas.backends.nvshmem.hopper.compile import (
     MOST_FLAGS,
     Kernel,
@@ -58,6 +67,13 @@ _MOST_CALLS = 4096  # prepared calls: about a KB each
 FOR_EVER = Watch(LONGEST)
 
 
+class Pieces(NamedTuple):
+    """Pieces of K whose products are added along a binary tree, and memory for their sums."""
+
+    width: int  # elements of K in each piece but the last, a multiple of LINE or all
+    sums: int  # address of `Hopper.sums_nbytes` bytes (local)
+
+
 class Call:
     """A product with prepared kernel arguments."""
 
@@ -69,6 +85,7 @@ class Call:
         reads_z: bool,
         epilogue: KernelEpilogue | None = None,
         shape: Shape | None = None,
+        pieces: Pieces | None = None,
         planned: bool = False,
     ) -> None:
         assert hopper.serves(parts), "see `serves`"
@@ -94,6 +111,7 @@ class Call:
             places=list_capacity(sum(len(part.places) for part in parts)),
             width=shape.width,
             split=shape.split,
+            tree=pieces is not None,
             epilogue=epilogue,
         )
         self._kernel = hopper.kernel(variant, planned=planned)
@@ -103,6 +121,7 @@ class Call:
         self._clusters, self._steps = min(len(self._table), hopper.clusters), -(-steps // shape.split)
         store_interval = self._steps // (shape.width // LINE) if stores else 1
         self._scalars = (hopper.counters.data.ptr, max(1, store_interval))
+        self._pieces = (0, 0) if pieces is None else (-(-pieces.width // LINE), pieces.sums)
         described, terms, places = list[bytes](), list[bytes](), list[bytes]()
         for part, reading, count in zip(parts, readings, counts, strict=True):
             rows, length = reading.problem.n, reading.problem.m
@@ -139,7 +158,7 @@ class Call:
         """Launch or record the call."""
         table, watched = (self._table.data.ptr, len(self._table)), (watch.abort, watch.record, watch.timeout, NO_STEP)
         scalars = (self._steps, alpha, beta, *self._scalars)
-        SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched)
+        SCALARS.pack_into(self._memory, 0, *table, *scalars, *watched, *self._pieces)
         struct.pack_into(f"={len(operands)}q", self._memory, self._operands_at, *operands)
         words = memoryview(self._memory).cast("B")[:-1].cast("q")
 
@@ -164,6 +183,10 @@ class Hopper:
         self._tables: dict[object, Any] = {}
         self._calls: dict[Any, Call] = {}
 
+    def sums_nbytes(self, pieces: int) -> int:
+        """Bytes of memory for the sums of so many pieces of K, a power of two: of each level of the tree below D."""
+        return (pieces.bit_length() - 1) * self.clusters * ROWS * WIDTH * 4
+
     def serves(self, parts: Sequence[Part]) -> bool:
         """Whether one launch can compute these parts: few, fit for TMA, of one storage order and number of terms."""
         readings = [reading for part in parts for reading in readings_of(part)]
@@ -185,14 +208,15 @@ class Hopper:
         *,
         finish: Finish | None = None,
         shape: Shape | None = None,
+        pieces: Pieces | None = None,
         watch: Watch = FOR_EVER,
     ) -> None:
         """Z := alpha X Y + terms + beta Z for each part, and its epilogue, in stream order."""
         epilogue, operands = (None, []) if finish is None else KernelEpilogue.of(finish, parts)
-        key = (*(key_of(part) for part in parts), beta != 0, epilogue, shape)
+        key = (*(key_of(part) for part in parts), beta != 0, epilogue, shape, pieces)
         call = self._calls.get(key) if isinstance(stream, int) else None  # a recording changes its arguments
         if call is None:
-            call = Call(self, parts, reads_z=beta != 0, epilogue=epilogue, shape=shape)
+            call = Call(self, parts, reads_z=beta != 0, epilogue=epilogue, shape=shape, pieces=pieces)
             if isinstance(stream, int):
                 if len(self._calls) >= _MOST_CALLS:
                     self._calls.clear()
@@ -222,3 +246,29 @@ class Hopper:
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]
             cupy.cuda.get_current_stream().synchronize()
         return self._tables[key]
+
+
+class TreeGemm:
+    """Z := X Y by the kernel, with the products of pieces of K added along a binary tree in float32, and rounded once.
+
+    One launch at a time: all of them use the same memory for sums.
+    """
+
+    def __init__(self) -> None:
+        self._hopper = Hopper()
+        self._memory: list[cupy.cuda.Memory] = []  # for sums, the largest one last; captured launches keep theirs
+
+    def serves(self, x: GpuArray, y: GpuArray, z: GpuArray) -> bool:
+        """Whether the kernel can form this product."""
+        return self._hopper.serves([Part(x, y, z)])
+
+    def reserve(self, pieces: int) -> None:
+        """Reserve memory for the sums of so many pieces."""
+        nbytes = max(self._hopper.sums_nbytes(pieces), 1)
+        if not self._memory or self._memory[-1].size < nbytes:
+            self._memory.append(cupy.cuda.Memory(nbytes))
+
+    def matmul(self, stream: Stream, x: GpuArray, y: GpuArray, z: GpuArray, width: int) -> None:
+        """Z := X Y with pieces of `width` elements of K, in stream order."""
+        pieces = Pieces(width, int(self._memory[-1].ptr))
+        self._hopper.matmul(stream, 1.0, [Part(x, y, z)], 0.0, pieces=pieces)

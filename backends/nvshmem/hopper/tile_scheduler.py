@@ -29,9 +29,9 @@ SHARED_NBYTES = 4 * (ROWS // 2 + WIDTH) * LINE * 2 + 8 * 2 * STRIPE * LINE * 2 +
 
 MAP_NBYTES = 128  # size of a CUtensorMap
 
-SCALARS = struct.Struct("=qqqddqqqqqq")
-"""Beginning of the arguments: tiles count steps alpha beta counters store_interval, and of the watch abort record
-timeout step."""
+SCALARS = struct.Struct("=qqqddqqqqqqqq")
+"""Beginning of the arguments: tiles count steps alpha beta counters store_interval, of the watch abort record timeout
+step, and piece_steps sums."""
 
 PARTS_AT = 128  # offset of the parts, bytes
 

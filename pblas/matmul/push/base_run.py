@@ -19,6 +19,7 @@ from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter
 from pblas.matmul.push.schedules.operations import MAX_PHASES, Block, Burst, Op, Put, Signal, Wait, shard_starts, starts
 from pblas.matmul.push.schedules.schedule import handshake, schedule
+from pblas.matmul.reproducible_run import local_piece_gemm
 from pblas.plans.partition import padded
 
 if TYPE_CHECKING:
@@ -275,3 +276,25 @@ class RunLocal(Pushed):
             n, gemm = IndexRuns.whole(x.result.shape[1]), self._gemm("main", x)
             operands = x.alpha, x.left, x.right, x.beta, x.result
             gemm_runs(*operands, self._m, n, IndexRuns.whole(k), x.conj, gemm, finish=x.finish)
+
+
+class RunReproducibleLocal(RunLocal):
+    """Runs a reproducible LocalGemm plan without C on an engine, on one rank."""
+
+    def __init__(
+        self, plan: ProductPlan, backend: HostRanks, dtypes: ProductDtypes, orders: Orders, modes: GemmModes = EXACT
+    ) -> None:
+        super().__init__(plan, backend, dtypes, orders, modes)
+        self._products = local_piece_gemm(plan, backend, dtypes.total)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return self._products.nbytes
+
+    def _gemm(self, lane: Lane, x: Operands) -> Callable[..., None]:
+        def multiply(
+            alpha: complex, left: Array, right: Array, _beta: complex, result: Array, *, conj: tuple[bool, bool]
+        ) -> None:
+            self._engine.multiply_pieces(lane, self._products, alpha, left, right, result, conj=conj)
+
+        return multiply

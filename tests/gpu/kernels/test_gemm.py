@@ -395,7 +395,7 @@ def test_the_cache_file_is_named_after_the_gpu(gemm: Gemm, tmp_path: Path, monke
         assert not fresh.choices.entries
 
 
-@pytest.mark.parametrize("name", ("float32", "float64", "bfloat16", "complex64"))
+@pytest.mark.parametrize("name", ["float32", "float64", "bfloat16", "complex64"])
 def test_refused_shapes_are_formed_in_halves(monkeypatch: pytest.MonkeyPatch, stream: Any, name: str) -> None:
     """Of a reproducible product: cuBLASLt may refuse what it took in the test of the algorithm, for another shape."""
     dtype = dtype_of(name)

@@ -27,7 +27,7 @@ from pblas.backends.cuda.gemm_problem import read  # noqa: E402
 from pblas.backends.engine_limits import Shape  # noqa: E402
 from pblas.backends.nvshmem.hopper import gemm as hopper_module  # noqa: E402
 from pblas.backends.nvshmem.hopper.compile import Part, Place, Term, supports  # noqa: E402
-from pblas.backends.nvshmem.hopper.gemm import Hopper  # noqa: E402
+from pblas.backends.nvshmem.hopper.gemm import Hopper, TreeGemm  # noqa: E402
 from pblas.backends.nvshmem.kernels import Kernels  # noqa: E402
 from pblas.backends.nvshmem.kernels.arguments import ABORTED, LATE, RECORD, Watch  # noqa: E402
 from pblas.backends.push_engine import Finish  # noqa: E402
@@ -89,6 +89,29 @@ def record() -> Array:
     result: Array = np.frombuffer(memory, RECORD, 1)
     result[0] = 0
     return result
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [(520, 8), (16, 72), (264, 3000), (5000, 1536)], ids=str)
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_products_of_pieces_are_added_along_a_tree(stream: Any, name: str, size: tuple[int, int], pieces: int) -> None:
+    """The sum of a piece is one product, which is exact; other trees give other sums of some elements."""
+    (m, n), dtype, width, gemm = size, dtype_of(name), 6 * 64, TreeGemm()
+    rng = np.random.default_rng(pieces)
+    k = width * pieces - 24  # the last piece is narrower
+    x, y, first = np.zeros((m, k), dtype), np.zeros((k, n), dtype), np.arange(pieces) * width
+    x[:, first] = rng.integers(-127, 128, (m, pieces)) * 2.0 ** rng.choice([-12, 0], (m, pieces))
+    y[first] = rng.integers(-127, 128, (pieces, n)) * 2.0 ** rng.choice([-12, 0], (pieces, n))
+    sums = [np.outer(x[:, i].astype(np.float32), y[i].astype(np.float32)) for i in first]
+    while len(sums) > 1:
+        sums = [a + b for a, b in zip(sums[::2], sums[1::2], strict=True)]
+    gemm.reserve(pieces)
+    for order in "CF":
+        x_, y_, z_ = Stored(x), Stored(y, "F"), Stored(np.zeros((m, n), dtype), order)
+        cupy.cuda.runtime.deviceSynchronize()
+        assert gemm.serves(x_.array, y_.array, z_.array)
+        gemm.matmul(stream.ptr, x_.array, y_.array, z_.array, width)
+        assert np.array_equal(z_.read(), sums[0].astype(dtype))
 
 
 def check_product(

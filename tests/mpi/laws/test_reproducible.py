@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -20,6 +21,7 @@ DTYPES = "float64", "float32", "complex64", "complex128", "float16", "bfloat16"
 SIZES = (5, 3, 7), (65, 70, 513), (9, 100, 2050), (1100, 9, 2100), (13, 14, 4097), (1, 1, 1200), (70, 3, 0)
 EXACT = (5, 3, 7), (65, 70, 513), (600, 9, 1100), (3, 4, 16500), (3, 2, 33000), (70, 3, 0)
 TRANS: tuple[Any, ...] = ("N", "T", "C")
+ROUNDS = int(os.environ.get("PBLAS_ROUNDS", "1"))  # random products of each test on each transport
 KINDS = "rows", "columns", "all", "grid", "ragged", "small blocks"
 
 
@@ -79,7 +81,7 @@ def test_any_ranks_and_layouts_give_the_bits_of_one_rank(
     contexts: Contexts, one: pblas.Context, dtype: str, size: tuple[int, int, int]
 ) -> None:
     choice = random.Random(f"{dtype} {size} {P}")
-    for name in SETTINGS:
+    for name in SETTINGS * ROUNDS:
         text, bits, expected = product(contexts[name], one, choice, dtype, size)
         assert bits == expected, f"{name}: {text}"
 
@@ -90,7 +92,7 @@ def test_exact_products_have_the_bits_of_one_rank(
     contexts: Contexts, one: pblas.Context, dtype: str, size: tuple[int, int, int]
 ) -> None:
     choice = random.Random(f"exact {dtype} {size} {P}")
-    for name in SETTINGS:
+    for name in SETTINGS * ROUNDS:
         text, bits, expected = product(contexts[name], one, choice, dtype, size, "exact")
         assert bits == expected, f"{name}: {text}"
 

@@ -80,3 +80,14 @@ def test_infinities_nans_and_overflow() -> None:
     assert summed("sum", np.array([[largest, largest, -largest]])) == [largest]
     assert summed("squares", np.full((2, 2), largest)) == [np.inf]
     assert summed("sum", np.zeros((2, 2))) == [0.0]
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_sizes_of_tiny_complex_numbers(dtype: str) -> None:
+    tiny = np.finfo(dtype).smallest_subnormal
+    x = np.array([[tiny * (3 + 4j), 1, -1j]], dtype)
+    numbers = binned("abs_sum", x, 1)
+    assert value("abs_sum", np.dtype(dtype).itemsize // 2, numbers[:, 0]) == 2
+    alone = binned("abs_sum", np.array([[tiny * (-1 + 7j)]], dtype), None)
+    exact = pytest.approx(math.hypot(-float(tiny), 7 * float(tiny)), rel=0.2)
+    assert value("abs_sum", np.dtype(dtype).itemsize // 2, alone[:, 0]) == exact

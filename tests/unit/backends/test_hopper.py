@@ -42,6 +42,7 @@ from tests.model.hopper_mutants import MUTANTS, mutated
 
 NVCC = shutil.which("nvcc")
 FIELDS = "tiles count steps alpha beta counters store_interval watch.abort watch.record watch.timeout watch.step"
+FIELDS += " piece_steps sums"
 PART_FIELDS, TERM_FIELDS = "flag source signal tiles side_by_side rows columns first_row first_column", "flag source"
 PART_FIELDS += " partial terms places places_end late_terms rest_row"
 CONSUMERS = 2  # warpgroups of a CTA that multiply

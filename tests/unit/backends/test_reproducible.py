@@ -99,6 +99,24 @@ def test_products_are_formed_in_64_bits_where_32_cannot_be_alike(monkeypatch: py
         kernel.cache_clear()
 
 
+def test_products_are_added_in_place_with_the_same_bits() -> None:
+    x, y = entries((130, K), np.dtype("float64"), 1), entries((K, 64), np.dtype("float64"), 2)
+    z = np.asfortranarray(entries((130, 64), np.dtype("float64"), 3))
+    product = formed(x, y)
+    sizes = PieceSizes(K, z.shape, 1, z.dtype, transposed=False)
+    products = PieceGemm(sizes, (K,), lambda nbytes: np.empty(nbytes, np.uint8))
+    single = np.empty_like(z)
+    products.gemm(1, x, y, 0, single)
+    for alpha in (1, -1):
+        total = z.copy("F")
+        products.gemm(alpha, x, y, 1, total)
+        assert np.array_equal(total, z + alpha * single)
+        rows = z.copy("C")  # of another storage order, which the BLAS does not add to in place
+        products.gemm(alpha, x, y, 1, rows)
+        assert np.array_equal(rows, total)
+    assert abs(single - product).max() <= 2 * K * np.finfo(np.float64).eps
+
+
 def test_factors_do_not_depend_on_the_place_of_an_element() -> None:
     x, z = entries((7, 9), np.dtype("complex64"), 1), entries((7, 9), np.dtype("complex64"), 2)
     whole = z.copy()
