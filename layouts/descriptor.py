@@ -520,6 +520,7 @@ lld=None takes the least.
         checked_index(f"{where} in a {self.m} x {self.n} matrix", "j", j, self.n)
 
 
+@lru_cache(256)
 def resized(desc: MatrixDescriptor, shape: tuple[int, int]) -> MatrixDescriptor:
     """The layout of a matrix of another shape, on the same grid: even blocks where a process has one block at most.
 

@@ -47,19 +47,24 @@ class RunReduction(Exchanging):
 
     def __init__(self, plan: ReductionPlan, backend: HostRanks, values: Callable[[Array], Any]) -> None:
         self.prepared = PreparedReduction(plan, backend.rank)
-        self._exchange = Exchange(self.prepared.counts, self.prepared.dtype, backend.rank)
+        self._exchange = (
+            None if backend.size == 1 else Exchange(self.prepared.counts, self.prepared.dtype, backend.rank)
+        )
         self._values = values
 
     def publish(self, x: _Partial) -> bool:
-        self._exchange.lay_out(*x)
+        if self._exchange is not None:
+            self._exchange.lay_out(*x)
         return False
 
     def prepare(self, *, scratch: bool) -> bool:
-        return self._exchange.stage()
+        return self._exchange is not None and self._exchange.stage()
 
-    def run(self, _: _Partial) -> Any:
+    def run(self, x: _Partial) -> Any:
         """**Collective.** The values, equal on all ranks."""
-        return self._values(combined(self.prepared, self._exchange.collect()))
+        # A copy, since those of one row or column may be elements of the matrix.
+        gathered = x.results.flatten() if self._exchange is None else self._exchange.collect()
+        return self._values(combined(self.prepared, gathered))
 
 
 class Reduced(Operation[Any]):
