@@ -34,6 +34,7 @@ __global__ void __launch_bounds__(4 * LANES)
         beyond = fmax(beyond, fabs(diagonal[i]) + (i ? fabs(off[i - 1]) : 0) + (i + 1 < n ? fabs(off[i]) : 0));
     for (int mask = LANES / 2; mask; mask /= 2) beyond = fmax(beyond, __shfl_xor_sync(~0u, beyond, mask));
     beyond = beyond > 0 ? Real(1.25) * beyond : 1;
+    const Real least = epsilon(Real()) * beyond;  // iterations of much smaller elements end as well, where these underflow
     Real *z = memory[warp], *d = z + LEAF * (LEAF + 1), *e = d + LEAF;
     integer first = (integer)block * size, i = first + lane;
     if (lane < size) {
@@ -49,7 +50,7 @@ __global__ void __launch_bounds__(4 * LANES)
         for (int count = 0;; ++count) {
             int m = l;
             for (; m < size - 1; ++m)
-                if (fabs(e[m]) <= epsilon(Real()) * (fabs(d[m]) + fabs(d[m + 1]))) break;
+                if (fabs(e[m]) <= epsilon(Real()) * (fabs(d[m]) + fabs(d[m + 1]) + least)) break;
             if (m == l) break;
             if (count == ROTATIONS) {
                 if (lane == 0) *failed = 1;

@@ -129,7 +129,8 @@ def test_tiny_elements_by_way_of_a_band(ctx: pblas.Context, name: str) -> None: 
             check(matrix, w, collected(v))
             check_values(matrix, linalg.eigvalsh(ctx.from_global(matrix)))
         w = linalg.eigvalsh(ctx.from_global(alone)) / np.float64(size)
-        expected = np.linalg.eigvalsh(alone.astype(np.result_type(dtype, np.float64)) / size)
+        exact = alone.real / np.float64(size) + 1j * (alone.imag / np.float64(size))  # complex division overflows
+        expected = np.linalg.eigvalsh(exact if dtype.kind == "c" else exact.real)
         lost = float(limits.eps) + least / size
         assert np.abs(w - expected).max() <= 60 * lost * np.abs(expected).max()
 
