@@ -73,7 +73,9 @@ def measured(ctx: pblas.Context, call: Callable[[], Any], repeats: int) -> float
 
     synchronize = ctx.runtime.backend.arrays.synchronize
     if ctx.runtime.backend.gpus:  # products run in the stream of the caller
-        from cupy.cuda.runtime import deviceSynchronize as synchronize
+        from cupy.cuda import runtime
+
+        synchronize = runtime.deviceSynchronize
     times = []
     for _ in range(repeats + 1):  # the first one makes plans and workspace
         MPI.COMM_WORLD.Barrier()

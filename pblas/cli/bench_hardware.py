@@ -34,7 +34,8 @@ _HIDDEN = 0.05  # part of the time of a message that the core may take as if it 
 def measured_hardware(ctx: Context) -> Hardware:
     """**Collective.** A machine of nodes as this one; each time is that of the slowest rank, the least of some rounds.
 
-    Its nodes have as many ranks as the largest one here, numbered node by node, in whatever order they are here. Links between nodes that there are not are those of the preset "laptop".
+    Its nodes have as many ranks as the largest one here, numbered node by node, in whatever order they are here. Links
+    between nodes that there are not are those of the preset "laptop".
 
     Raises:
         BackendError: the ranks are on GPUs.

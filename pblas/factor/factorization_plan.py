@@ -29,8 +29,8 @@ _PANEL, _NARROW = 1.6, 330
 MICROSECOND_ON_GPUS = 22e6
 """Multiplications of a panel that take a microsecond on the preset "nvlink"."""
 _FACTORED, _SOLVED, _PIVOTED = 0.46, 0.37, 2.9
-"""Microseconds of each column of a panel on GPUs in addition to its multiplications: of a diagonal block of Cholesky, of
-the solve with it, and of LU (H200, float64: benchmarks/results/gpu_factor_panels.json and gpu_factor.json)."""
+"""Microseconds of each column of a panel on GPUs in addition to its multiplications: of a diagonal block of Cholesky,
+of the solve with it, and of LU (H200, float64: benchmarks/results/gpu_factor_panels.json and gpu_factor.json)."""
 _NARROW_ON_GPUS = 4700  # columns for which LU takes twice as long on GPUs as its multiplications would (the same files)
 _LINE = 64  # bytes of a cache line
 _PIECE = 512  # rows of a piece of a panel: 4 to 6 ms at 1 Gbit/s

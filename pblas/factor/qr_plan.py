@@ -24,8 +24,8 @@ _VECTORS, _NARROW = 4.0, 64
 """Work of a panel of up to _NARROW columns over that of a GEMM of as many multiplications: half of it are products with
 vectors, which read the panel each time (assumed)."""
 _NARROW_ON_GPUS, _REFLECTED = 3900, 5.7
-"""On GPUs, columns for which a panel takes twice as long as its multiplications would, and microseconds of each column in
-addition (H200, float64: benchmarks/results/gpu_factor_panels.json)."""
+"""On GPUs, columns for which a panel takes twice as long as its multiplications would, and microseconds of each column
+in addition (H200, float64: benchmarks/results/gpu_factor_panels.json)."""
 
 
 def multiplications(m: int, n: int) -> float:

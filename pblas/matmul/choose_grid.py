@@ -68,7 +68,7 @@ def over_all_ranks(
     promises: Callable[[float], bool],
     most: int = _ARRANGEMENTS,
 ) -> Iterator[list[Summa]]:
-    """Plans over p1 x p2 x p3 = nprocs ranks, those of an arrangement at a time: of the `most` with the least bounds."""
+    """Plans over p1 x p2 x p3 = nprocs ranks, one arrangement at a time, of the `most` with the least bounds."""
     a, b, d = (placed(spread) for spread in (product.a, product.b, product.d))
     why = f"of all arrangements of {product.nprocs} ranks this is predicted to be the fastest"
     arrangements = []
@@ -232,7 +232,8 @@ class _Outline:
         before, waiting, total = Traffic(), 0.0, 0
         for (place, held, near), split, count in zip(self._operands, (m, n), (rows, columns), strict=True):
             fits = place.rows.equivalent(split) and place.columns.equivalent(k)
-            if nbytes := itemsize * max(0, count * inner - (place.rows.max_count * place.columns.max_count if fits else held)):
+            has = place.rows.max_count * place.columns.max_count if fits else held
+            if nbytes := itemsize * max(0, count * inner - has):
                 run = place.columns.max_count if by_owner else place.columns.nb
                 ranks = 1.0 if is_skewed else contention(product.nprocs, place, place.columns, (width, run), k.nprocs)
                 waiting, total = waiting + ranks * nbytes, total + nbytes

@@ -585,7 +585,7 @@ Panel(start=2, stop=4, owner=1)], 256)
                 yield Phase(many, gemm, before, copied=copied, slow=slow, ahead=self.overlap, gemms=gemms)
 
     def _added_to_d_nbytes(self, m: int, n: int) -> int:
-        """Bytes that are read and written to add the sum of a panel to those of all of D; caches of CPUs hide GEMMs'."""
+        """Bytes that are read and written to add the sum of a panel to D: on CPUs GEMMs hide them, if they add it."""
         if self.reproducible:
             return 3 * max(self.d_itemsize, 4) * m * n
         return 2 * max(self.d_itemsize, 4) * m * n if self.gpus else 0
@@ -774,7 +774,7 @@ def _busy(split: Split) -> int:
 
 
 def _ends(split: Split) -> set[int]:
-    """The first two coordinates, the last one of the busiest, that with the last block, and the one before the first."""
+    """The first two coordinates, the last of the busiest, that with the last block, and the one before the first."""
     last = split.src + max(split.nblocks - 1, 0)
     return {split.src, _busy(split), *(p % split.nprocs for p in (split.src + 1, last, split.src - 1))}
 
