@@ -1,12 +1,13 @@
 """How fast are calls of arrays on one GPU, compared with CuPy's and cuBLAS' on the same elements, and on several?
 
 [mpiexec -n P] python -m benchmarks.gpu.arrays [--sizes 8192,8] [--dtypes float64,float32] [--only sum,eye]
-[--json FILE]
+[--calls 1] [--json FILE]
 
 Matrices are n x n. A row is one public call that returns a new result, beside a call of CuPy that gives the same, on
 elements in C order. The two run in rounds of rotated order, each from an idle GPU until it is idle again. Level 2 is
 compared with cuBLAS, `to_global` and `from_global` with a copy between the GPU and page-locked memory. On several ranks
-there are no peers: a time is that of the slowest rank, for the speedup over one.
+there are no peers: a time is that of the slowest rank, for the speedup over one. With `--calls` a measurement is of
+several calls in a row, which a loop in a program feels.
 """
 
 from __future__ import annotations
@@ -131,12 +132,23 @@ def cases(ctx: pblas.Context, n: int, dtype: str) -> dict[str, tuple[Call, Call]
     }
 
 
+def repeated(call: Call, count: int) -> Call:
+    """So many calls in a row."""
+
+    def calls() -> None:
+        for _ in range(count):
+            call()
+
+    return call if count == 1 else calls
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--sizes", default="8192,8", help="n of the n x n matrices")
     options.add_argument("--dtypes", default="float64,float32", help="dtypes of the matrices")
     options.add_argument("--only", default="", help="rows whose names contain one of these words")
     options.add_argument("--repeats", type=int, default=11, help="number of rounds")
+    options.add_argument("--calls", type=int, default=1, help="calls in a row, whose mean time is one measurement")
     options.add_argument("--json", type=Path, help="write the results to this file")
     arguments = options.parse_args()
     import cupy
@@ -151,10 +163,11 @@ def main() -> None:
                 for name, (ours, peers) in cases(ctx, n, dtype).items():
                     if not any(word in name for word in words):
                         continue
-                    columns = {"pblas": partial(together, ours, wait)}
+                    columns = {"pblas": partial(together, repeated(ours, arguments.calls), wait)}
                     if ctx.nprocs == 1:
-                        columns["peer"] = partial(together, peers, wait)
-                    medians = {k: statistics.median(v) for k, v in rounds(columns, arguments.repeats).items()}
+                        columns["peer"] = partial(together, repeated(peers, arguments.calls), wait)
+                    times = rounds(columns, arguments.repeats)
+                    medians = {k: statistics.median(v) / arguments.calls for k, v in times.items()}
                     rows.append({"n": n, "dtype": dtype, "call": name} | {k: 1e6 * v for k, v in medians.items()})
                     texts = [f"{1e6 * seconds:.0f}" for seconds in medians.values()]
                     texts += [f"{medians['pblas'] / medians['peer']:.2f}"] if ctx.nprocs == 1 else []

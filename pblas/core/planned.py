@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 from pblas import errors
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable
 
+    from pblas.backends.device import Device
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.simulation.hardware import Topology
 
@@ -316,12 +316,11 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
             self._stage(opname, runtime)
         elif executor.prepare(scratch=False):
             backend.agree(f"{opname}: staged")
-        with backend.progressing() if self._overlaps else nullcontext():
-            value = executor.run(begun.x)
-            if self.operation.uses_lanes:
-                backend.arrays.synchronize()
-            else:
-                backend.arrays.hand_over()
+        if self._overlaps:
+            with backend.progressing():
+                value = self._run_on_device(backend.arrays, begun.x)
+        else:
+            value = self._run_on_device(backend.arrays, begun.x)
         if executor.peers_read and backend.shared and runtime.nprocs > 1:
             self._read_since = runtime.next_number()
             if not bound.is_temporary:
@@ -329,6 +328,15 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         if closes or self.operation.closes:
             runtime.end_reading(opname)
         return self.operation.finish(opname, runtime, executor, bound, value if begun.result is None else begun.result)
+
+    def _run_on_device(self, arrays: Device, x: Any) -> Any:
+        """**Collective.** Run the executor, and end its work on the device."""
+        value = self._executor.run(x)
+        if self.operation.uses_lanes:
+            arrays.synchronize()
+        else:
+            arrays.hand_over()
+        return value
 
     def _stage(self, opname: str, runtime: Runtime) -> None:
         """**Collective.** Copy arrays to memory that peers reach; an exception of any rank is raised on all ranks."""
