@@ -158,6 +158,11 @@ class FactorizationPlan(Plan):
         """Distribution of the part of W to which A is brought: all of W, unless the factor has more rows than A."""
         return self.w
 
+    @property
+    def nreaders(self) -> int:
+        """Ranks, from 0 on, of which some may need a panel (global)."""
+        return self.w.nprocs
+
     def needs(self, panel: Panel, rank: int) -> bool:
         """Whether a rank updates columns after a panel, and so reads the panel."""
         return columns_from(self.w, panel.stop, rank) > 0
@@ -203,7 +208,7 @@ class FactorizationPlan(Plan):
         total = 0
         for panel in self.steps:
             if panel.owner == rank:
-                (i0, i1), peers = self.rows(panel), (p for p in range(self.w.nprocs) if p != rank)
+                (i0, i1), peers = self.rows(panel), (p for p in range(self.nreaders) if p != rank)
                 total += (i1 - i0) * panel.width * sum(self.needs(panel, peer) for peer in peers)
         return total
 

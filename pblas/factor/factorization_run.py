@@ -69,7 +69,7 @@ class RunFactorization(FactorsInPlace, ABC):
         self._backend, self._arrays, self._rank = backend, backend.arrays, backend.rank
         self._source = SourceMatrix(backend, Placement.of(plan.w), dtype, "F")
         self._steps = plan.steps
-        ranks = range(plan.w.nprocs)
+        ranks = range(plan.nreaders)
         readers = ([p for p in ranks if p != panel.owner and plan.needs(panel, p)] for panel in self._steps)
         self.panels: PanelBroadcast = PanelBroadcast(
             self._source,

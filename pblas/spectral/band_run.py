@@ -7,7 +7,8 @@ For each panel k, with the columns of A that each rank has (here X and W are nam
     W := X - V S / 2, S = (V T)^H X
     A := A - V W^H - W V^H                               (trailing update, of each rank's columns)
 
-Every rank keeps all panels, so that it needs no others to multiply columns of its own with Q1.
+Every member keeps all panels, so that it needs no others to multiply columns of its own with Q1. Rank 0 may have all
+columns, and the other members none.
 
 Source: Bischof, Lang, Sun, A framework for symmetric band reduction, 2000.
 """
@@ -50,6 +51,7 @@ class RunBandReduction(RunFactorization):
         self._n, self._width, self._size, self._dtype = plan.a.n, plan.bandwidth, plan.w.nprocs, dtype
         self._stages, self._keeps = self._arrays.band_stages(plan.bandwidth), plan.vectors
         ranks = range(self._size)
+        self._is_member = self._rank < plan.members and plan.a.n > 0
         self._others = [rank for rank in ranks if rank != self._rank] if self._rank in ranks else []
         self._slot_nbytes = plan.w.columns.max_count * self._width * dtype.itemsize
         self._products: Any = backend.allocate_scratch(2 * self._slot_nbytes) if self._size > 1 else None
@@ -61,13 +63,14 @@ class RunBandReduction(RunFactorization):
     def publish(self, w: Array) -> bool:
         """Allocate all memory; publish the location of W."""
         n, width, a = self._n, self._width, w[: self._n]
+        self._has_all = self._size == 1 and self._rank == 0
+        if self._is_member:
+            self._a: Any = a if self._has_all else self._new(n, n)
+            self._triangles: Any = w[n:] if self._has_all else self._new(width, n)
         if a.size:
-            is_alone = self._size == 1
-            self._a: Any = a if is_alone else self._new(n, n)
-            self._triangles: Any = w[n:] if is_alone else self._new(width, n)
             self._buffers = [self._new(n, 3 * width) for _ in range(2)]
             self._vt, self._s = self._new(n, width), self._new(width, width)
-            self._right: Any = None if is_alone else self._new(a.shape[1], 2 * width)
+            self._right: Any = None if self._has_all else self._new(a.shape[1], 2 * width)
         return super().publish(w)
 
     def run(self, w: Array) -> None:
@@ -96,7 +99,7 @@ class RunBandReduction(RunFactorization):
         for transfer in self._sent:
             self._backend.wait(transfer.done, "sending products of a reduction")
         self._sent = []
-        if a.size:
+        if self._is_member:
             t = self._stages.chase(self._a, keeps=self._keeps)
             self.band = Band(self._a, self._triangles, t, self.scale)
             arrays.synchronize()
@@ -118,23 +121,23 @@ class RunBandReduction(RunFactorization):
             self._stages.factor(columns[panel.stop : n], columns[n : n + count, :count])
 
     def reads(self, k: int) -> bool:
-        """True on every rank with columns of A, which keeps the panel."""
-        return self.w.size > 0
+        """True on every member, which keeps the panel."""
+        return self._is_member
 
     def begin_step(self, k: int, panel: Array) -> None:
         """W of panel k, of all rows on all ranks."""
         step, n, count, arrays = self._steps[k], self._n, self._reflectors(k), self._arrays
-        stages, m = self._stages, n - step.stop
-        y = self._buffers[k % 2][:m]
-        v, w, again = (y[:, i * count : (i + 1) * count] for i in range(3))
-        vt, s, triangle = self._vt[:m, :count], self._s[:count, :count], self._triangles[:count, step.start :]
+        stages, m, t = self._stages, n - step.stop, self._triangles[:count, step.start : step.start + count]
+        if self.w.size:
+            y = self._buffers[k % 2][:m]
+            v, w, again = (y[:, i * count : (i + 1) * count] for i in range(3))
+            vt, s = self._vt[:m, :count], self._s[:count, :count]
         with arrays.on_side_lane("keep a panel"):
-            if self._size > 1:
+            if not self._has_all:
                 arrays.assign(panel[: n - step.start], self._a[step.start :, step.start : step.stop])
-            if count:
-                t = triangle[:, :count]
-                if self._size > 1:
+                if count:
                     arrays.assign(panel[n - step.start :][:count, :count], t)
+            if count and self.w.size:
                 for copy in (v, again):
                     stages.unit_lower(panel[step.width : n - step.start, :count], copy)
                 stages.multiply(v, t, vt)

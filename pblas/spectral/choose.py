@@ -52,6 +52,9 @@ _CHAIN = 256
 _SHARED_FROM = 24576
 """Order from which several GPUs share the way by a band: for fewer columns they wait for each other's panels. Two took
 7.4 s for 32768 columns, one 13.3 s; two 1.5 to 1.9 s for 16384, one 1.8 s (H200, float64)."""
+_VECTORS_FROM = 12288
+"""Order from which several GPUs share vectors, and not the reduction, unless they share that too. For 16384 columns two
+took 490 ms for the reduction and 485 for vectors, one 280 and 890 (H200, float64)."""
 _LAYOUTS = 256
 
 
@@ -93,10 +96,11 @@ def choose_eigh(
     band = _BANDS[dtype]
     if gpus and bands and band.takes(n, vectors=vectors):
         shares = algorithm == "blocked" or (algorithm == "auto" and n >= _SHARED_FROM)
-        members = max(1, min(nprocs, n // band.width)) if shares else 1
-        why = "GPUs share the way by a band" if members > 1 else "GPUs would wait for each other's panels"
+        has_members = shares or (algorithm == "auto" and vectors and n >= _VECTORS_FROM)
+        members = max(1, min(nprocs, n // band.width)) if has_members else 1
+        why = "GPUs share the way by a band" if shares else "GPUs would wait for each other's panels"
         why = "one rank" if nprocs == 1 else why if algorithm == "auto" else f"algorithm={algorithm!r}"
-        w = MatrixDescriptor.column_wise(n + band.width, n, members, nb=band.width)
+        w = MatrixDescriptor.column_wise(n + band.width, n, members if shares else 1, nb=band.width)
         z = MatrixDescriptor.column_wise(n, k, members)
         return EighPlan(*(a, w, z, v, why, dtype, nprocs, transport, uplo, vectors, "cuSOLVER"), bandwidth=band.width)
     if gpus or (algorithm == "auto" and n <= _DIRECT):

@@ -305,7 +305,8 @@ def eigh(
         algorithm: "local" reduces A to a tridiagonal matrix on rank 0, with the cores of all ranks of its host;
             "blocked" on all ranks; "auto" takes the one that is expected to be faster. All ranks share the rest of the
             work in any case. On GPUs cuSOLVER solves a small A on rank 0. A larger one becomes a band: on the GPU of
-            rank 0 with "local", on all with "blocked", and with "auto" on all from 24576 columns on (global).
+            rank 0 with "local", on all with "blocked", and with "auto" on all from 24576 columns on; from 12288 on all
+            compute vectors of the band (global).
         overwrite_a: A is not needed any more: V takes its memory if all vectors are wanted, unless there is a B, or A
             is conjugated or read-only (global).
         check: compute by products how far w and V are from eigenvalues and eigenvectors (global).

@@ -61,6 +61,8 @@ class BandPlan(FactorizationPlan):
     equation: ClassVar[str] = "A = Q B Q^H"
     projection: ClassVar[float] = 0.0
 
+    members: int = 1  # ranks, from 0 on, that keep all panels: they divide and conquer (global)
+
     @property
     def multiplications(self) -> float:
         """A V T, and the update of both triangles with twice as many vectors."""
@@ -70,9 +72,14 @@ class BandPlan(FactorizationPlan):
         """The rows from the diagonal on, and those of T."""
         return panel.start, self.w.m
 
+    @property
+    def nreaders(self) -> int:
+        """Every member keeps all panels."""
+        return self.members
+
     def needs(self, panel: Panel, rank: int) -> bool:
-        """Every rank of W keeps all panels."""
-        return rank < self.w.nprocs
+        """Every member does."""
+        return rank < self.members
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +143,8 @@ class EighPlan(Plan):
     @property
     def reduction(self) -> BandPlan:
         """The plan of the reduction to a band."""
-        return BandPlan(self.target, self.w, self.why, self.dtype, self.nprocs, self.transport)
+        form = self.target, self.w, self.why, self.dtype, self.nprocs, self.transport
+        return BandPlan(*form, members=self.members)
 
     @property
     def reflectors(self) -> MatrixDescriptor:
@@ -227,11 +235,13 @@ class EighPlan(Plan):
 
     def reduction_elements(self, panel: Panel, rank: int) -> int:
         """Elements that a rank receives for a panel: the panel, and of each column the products of the other ranks."""
-        if not self.is_split or (self.bandwidth and rank >= self.w.nprocs):
-            return 0
         n, (start, stop) = self.a.n, panel[:2]
+        if not self.is_split and not self.bandwidth:
+            return 0
         if self.bandwidth:
-            own = columns_from(self.w, stop, rank)
+            if rank >= self.members:
+                return 0
+            own = columns_from(self.w, stop, rank) if self.is_split else 0
             return panel.width * ((self.w.m - start) * (panel.owner != rank) + (n - stop - own) * (own > 0))
         vectors = sum(n - j - 1 for j in range(start, stop)) * (self.w.nprocs - 1)
         return vectors + (n - start) * (stop - start) * (panel.owner != rank)
@@ -251,7 +261,7 @@ class EighPlan(Plan):
         for copy in self.copies:
             yield from copy.phases(view)
         rank, n = view.rank, self.a.n
-        for panel in self.steps if self.is_split or (rank == 0 and not self.bandwidth) else ():
+        for panel in self.steps if self.is_split or self.bandwidth or rank == 0 else ():
             below, width = n - panel.start, panel.width
             # W -= V W^H + W V^H   (trailing update, and width products of W with a vector, bound by memory)
             peer = next(p for p in range(self.w.nprocs + 1) if p != rank)
@@ -266,7 +276,7 @@ class EighPlan(Plan):
                 yield Phase(1, gemm, before=traffic, copied=self.itemsize * gemm[0] * gemm[1] * width)
         if self.bandwidth and rank < self.members:
             columns = -(-self.z.n // self.members) * self.vectors
-            yield Phase(1, (n, n, _BAND * n // self.members + (_BAND_VECTORS - _BAND) * columns))
+            yield Phase(1, (n, n, _BAND * n // self.w.nprocs + (_BAND_VECTORS - _BAND) * columns))
         elif self.is_robust:
             traffic = view.traffic(int(rank == 0), self.itemsize * self.merged_elements(rank))
             yield Phase(1, (n, self.z.local_shape(rank)[1], _ROBUST + 2 * self.z.n), before=traffic)
@@ -309,7 +319,7 @@ class EighPlan(Plan):
         """S of two halves and their products, or what the routine takes that computes all on one rank."""
         n = self.a.n
         if self.bandwidth:  # divide and conquer takes three real arrays, and V is complex if A is
-            arrays = self.is_split + (0 if not self.vectors else 3 if self.dtype.startswith("float") else 2.5)
+            arrays = (self.members > 1) + (0 if not self.vectors else 3 if self.dtype.startswith("float") else 2.5)
             return int(self.itemsize * (arrays * (n + 2 * self.bandwidth) + _BAND_ARRAYS * self.bandwidth) * n)
         if self.direct:
             return self.itemsize * (1 + self.vectors) * n * n * (2 if self.library == "cuSOLVER" else 1)
@@ -357,6 +367,8 @@ class EighPlan(Plan):
         parts = ["A to W"]
         if self.is_split:
             parts.append(f"panels and products of W with {'panels' if self.bandwidth else 'vectors'} to all ranks")
+        elif self.bandwidth and self.members > 1:
+            parts.append("panels of W to all ranks")
         if self.vectors and self.members > 1 and not self.bandwidth:
             parts.append("vectors of T to all ranks" if self.is_robust else "vectors of both halves in each merge")
         if self.vectors and not self.direct and not self.bandwidth:
@@ -382,7 +394,8 @@ class EighPlan(Plan):
             )
             yield "T", "divide and conquer" if self.vectors else "bisection by a kernel"
             if self.vectors:
-                yield "back", f"block reflectors of the bulges, then of the band; {ranks}, each its columns of V"
+                members = ranks_text(self.members)
+                yield "back", f"block reflectors of the bulges, then of the band; {members}, each its columns of V"
             return
         if self.direct:
             yield "solver", f"{self.library}'s xSYEVD, on rank 0"

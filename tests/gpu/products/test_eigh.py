@@ -100,6 +100,24 @@ def test_by_way_of_a_band(ctx: pblas.Context, name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("by_way_of_a_band")
+@pytest.mark.parametrize("name", NAMES)
+def test_vectors_are_shared(ctx: pblas.Context, name: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    """One GPU reduces A, and each of all computes its vectors."""
+    monkeypatch.setattr(choose, "_SHARED_FROM", 1 << 30)
+    monkeypatch.setattr(choose, "_VECTORS_FROM", 0)
+    for n in (5, 66, 200, 300):
+        a = hermitian(n, dtype_of(name), n)
+        A = ctx.from_global(a)
+        results = [linalg.eigh(A) for _ in range(2)]
+        check(a, results[0].eigenvalues, collected(results[0].eigenvectors))
+        assert collected(results[0].eigenvectors).tobytes() == collected(results[1].eigenvectors).tobytes()
+        part = linalg.eigh(A, subset_by_index=[n // 3, n // 2])
+        check(a, part.eigenvalues, collected(part.eigenvectors))
+        plan = linalg.plan_eigh(A).plan
+        assert (plan.w.nprocs, plan.members) == (1, max(1, min(ctx.nprocs, n // plan.bandwidth)))
+
+
+@pytest.mark.usefixtures("by_way_of_a_band")
 @pytest.mark.parametrize("kind", KINDS)
 def test_spectra_by_way_of_a_band(ctx: pblas.Context, kind: int | str) -> None:  # noqa: F811
     for name in ("float64", "complex64"):

@@ -110,12 +110,13 @@ class HostStages(BandStages):
 TOO_LONG = 23  # columns of a band that the stages do not hold
 
 
-@pytest.fixture
-def by_way_of_a_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plan of GPUs, with a band of a few columns."""
+@pytest.fixture(params=[True, False], ids=["all share", "vectors are shared"])
+def by_way_of_a_band(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan of GPUs, with a band of a few columns, which all or one reduce."""
     bands = {name: choose._Band(NB, 1, 1) for name in NAMES}
     monkeypatch.setattr(choose, "_BANDS", bands)
-    monkeypatch.setattr(choose, "_SHARED_FROM", 5)
+    monkeypatch.setattr(choose, "_SHARED_FROM", 5 if request.param else 1000)
+    monkeypatch.setattr(choose, "_VECTORS_FROM", 5)
     monkeypatch.setattr(CpuArrays, "band_stages", lambda _, width: HostStages(width))
     monkeypatch.setattr(eigh, "choose_eigh", lambda *a, **options: choose_eigh(*a, **options | {"gpus": True}))
 
@@ -204,7 +205,9 @@ def test_plans_by_way_of_a_band(ctx: pblas.Context) -> None:
         check_values(a, linalg.eigvalsh(A, subset_by_index=[n // 3, n // 2]), slice(n // 3, n // 2 + 1))
     test_elements_that_are_not_finite(ctx, np.nan, "auto")
     ranks = "1 rank" if P == 1 else f"{min(P, 40 // NB)} ranks"
-    assert f"a band of {NB} by products on {ranks}" in linalg.plan_eigh(ctx.zeros((40, 40))).explain()
+    text = linalg.plan_eigh(ctx.zeros((40, 40))).explain()
+    assert f"a band of {NB} by products on {ranks if choose._SHARED_FROM == 5 else '1 rank'}" in text
+    assert f"then of the band; {ranks}, each its columns of V" in text
 
 
 @pytest.mark.parametrize("algorithm", ["blocked", "local"])

@@ -87,10 +87,13 @@ def test_a_plan_for_gpus() -> None:
     assert plan.received_elements(3) == plan.a.n // 4 * 10
     assert "two stages: a band of 64 by products on 1 rank" in plan.explain()
     assert plan.simulate("nvlink").seconds > 0
-    for n, algorithm, ranks in (4096, "blocked", 4), (32768, "auto", 4), (32768, "local", 1):
+    for n, algorithm, ranks, members in (
+        *((4096, "blocked", 4, 4), (32768, "auto", 4, 4)),
+        *((16384, "auto", 1, 4), (32768, "local", 1, 1), (8192, "auto", 1, 1)),
+    ):
         desc = MatrixDescriptor.row_wise(n, n, 4)
         plan = choose_eigh(desc, "float64", 4, "push", gpus=True, algorithm=algorithm)
-        assert (plan.w.nprocs, plan.w.nb, plan.members) == (ranks, 64, ranks)
+        assert (plan.w.nprocs, plan.w.nb, plan.members) == (ranks, 64, members)
         received = [plan.received_nbytes(rank) for rank in range(4)]
         for rank in range(4):
             view = View(rank, 4, 1, plan.transport)
