@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heapreplace
 from math import prod, sqrt
@@ -20,7 +20,6 @@ from pblas.core.checks import check_matrix, is_integer
 from pblas.core.linalg_errors import NotPositiveDefiniteError
 from pblas.epilogues import parse
 from pblas.factor import arguments
-from pblas.factor.with_factor import empty
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.matrices.matrix import DistMatrix
@@ -30,7 +29,7 @@ from pblas.runtime.runtime import fail_without_context, spelled
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, View
 from pblas.spectral.functions import inverse_root, not_positive
-from pblas.spectral.newton_schulz import MUON, checked_weights, iterate_alone, iterated
+from pblas.spectral.newton_schulz import MUON, checked_weights, iterated, iterated_alone
 from pblas.spectral.polar import polar
 
 if TYPE_CHECKING:
@@ -45,10 +44,6 @@ _DIVIDED = 0.5
 """Rate of a rank in products over all ranks, as a part of its rate in products of its own."""
 _MOST_DIVIDED = 64
 """The most matrices that are divided: the largest ones."""
-_WHOLE_NBYTES = 1 << 30
-"""Bytes of the whole matrices that a rank has at a time, if they travel together."""
-_LEAST_SQUARES = 1e-20
-"""Least sum of squares in 32 bits that is as accurate as that of scaled elements."""
 _QUOTIENT = parse("x / s")
 _SVD, _EIGH = 11, 5
 """Multiplications of LAPACK's singular values and vectors over m n^2, and of its eigenvalues and vectors over n^3
@@ -66,8 +61,8 @@ def orthogonalize_many(
     """**Collective.** A function of each of many matrices, such as the weights of a model.
 
     A matrix whose work is a small part of all goes to one rank and comes back, and ranks work on different matrices at
-    the same time. A large one is divided as by `newton_schulz`, `polar` or `inverse_root`. Matrices of one layout
-    travel together, so a rank has whole matrices of up to 1 GiB at a time, or a larger one.
+    the same time. A large one is divided as by `newton_schulz`, `polar` or `inverse_root`. A rank has at most one whole
+    matrix at a time.
 
     Args:
         matrices: a list of m x n matrices, of any m, n and layouts, in one context; they are not changed (global).
@@ -103,10 +98,7 @@ def orthogonalize_many(
         runtime.agree(opname, spelled({"steps": len(work.coefficients), **work._asdict()}) + described(**named))
         owners = deal(tuple(x.shape for x in parts), runtime.nprocs)
         results: dict[int, DistMatrix] = {}
-        for wave in waves(batches(parts, owners, runtime.nprocs)):
-            results |= _take_wave(opname, runtime, parts, wave, work)
-        others = [-1 if k in results else owner for k, owner in enumerate(owners)]
-        for turn in turns(others, runtime.nprocs):
+        for turn in turns(owners, runtime.nprocs):
             results |= _take_turn(opname, runtime, parts, turn, work)
         results |= {k: work.divided(parts[k]) for k, owner in enumerate(owners) if owner < 0}
         return [results[k] for k in range(len(parts))]
@@ -125,8 +117,11 @@ class _Work(NamedTuple):
             return iterated("orthogonalize_many", a, self.coefficients)
         return polar(a).U if self.function == "polar" else inverse_root(a, self.p)
 
-    def alone(self, opname: str, x: Array) -> int:
-        """X := f(X) by LAPACK; the number of eigenvalues that are not positive (local)."""
+    def alone(self, opname: str, arrays: Device, x: Array) -> int:
+        """X := f(X), of a matrix in Fortran order; the number of eigenvalues that are not positive (local)."""
+        if self.function == "newton_schulz":
+            _iterate_alone(arrays, x, self.coefficients)
+            return 0
         if not np.isfinite(x).all():
             raise errors.ArgumentError(f"{opname}: a matrix of shape {x.shape} has elements that are NaN or infinite")
         if self.function == "polar":
@@ -285,167 +280,40 @@ def _take_turn(
     whole = {}
     for rank, k in turn.items():
         m, n = matrices[k].shape
-        order = matrices[k].desc.order
-        desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank, order)
+        desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank)
         whole[k] = redistributed(opname, matrices[k], desc)
-    _compute(opname, runtime, matrices, {k: x.local for k, x in whole.items() if turn.get(runtime.rank) == k}, work)
-    return {k: redistributed(opname, x, matrices[k].desc.without_lld, is_temporary=True) for k, x in whole.items()}
-
-
-class Batch(NamedTuple):
-    """Matrices of one layout and dtype that travel as one, side by side, as many for each rank (global)."""
-
-    numbers: tuple[int, ...]  # of the matrices, in the order of the ranks that get them
-    nbytes: int  # of all that a rank gets
-
-
-def batches(parts: Sequence[DistMatrix], owners: Sequence[int], nprocs: int) -> list[Batch]:
-    """The batches of matrices that have an owner; each rank gets the same number of each batch (global)."""
-    groups: dict[tuple[MatrixDescriptor, Any], list[list[int]]] = {}
-    for k, (x, owner) in enumerate(zip(parts, owners, strict=True)):
-        if owner >= 0 and nprocs > 1 and not x.conjugated and _lies_side_by_side(x.desc, nprocs):
-            key = x.desc.without_lld, x.dtype
-            groups.setdefault(key, [[] for _ in range(nprocs)])[owner].append(k)
-    result = []
-    for (desc, dtype), of_rank in groups.items():
-        nbytes = prod(desc.shape) * dtype.itemsize
-        most, count = max(1, _WHOLE_NBYTES // nbytes), min(map(len, of_rank))
-        for start in range(0, count, most):
-            chosen = [numbers[start : min(start + most, count)] for numbers in of_rank]
-            result.append(Batch(tuple(k for numbers in chosen for k in numbers), nbytes * len(chosen[0])))
-    return result
-
-
-def _lies_side_by_side(desc: MatrixDescriptor, nprocs: int) -> bool:
-    """Whether matrices of this layout, side by side on each rank, are a block-cyclic matrix (global)."""
-    if desc.nprocs != nprocs or not prod(desc.shape) or -1 in (desc.rsrc, desc.csrc):
-        return False
-    is_even = desc.inb is None and desc.csrc == 0 and desc.n == desc.nb * desc.grid.npcol
-    return desc.grid.npcol == 1 or is_even
-
-
-def waves(of: Sequence[Batch]) -> list[list[Batch]]:
-    """Consecutive batches whose matrices a rank has at the same time.
-
-    >>> sizes = [600 << 20, 300 << 20, 300 << 20]
-    >>> [len(wave) for wave in waves([Batch((k,), nbytes) for k, nbytes in enumerate(sizes)])]
-    [2, 1]
-    """
-    result: list[list[Batch]] = []
-    for batch in of:
-        if not result or sum(each.nbytes for each in result[-1]) + batch.nbytes > _WHOLE_NBYTES:
-            result.append([])
-        result[-1].append(batch)
-    return result
-
-
-def _take_wave(
-    opname: str, runtime: Runtime, matrices: list[DistMatrix], wave: list[Batch], work: _Work
-) -> dict[int, DistMatrix]:
-    """**Collective.** The functions of the matrices of some batches, by the numbers of the matrices."""
-    rank, nprocs, arrays = runtime.rank, runtime.nprocs, runtime.backend.arrays
-    whole, mine = list[DistMatrix](), dict[int, Any]()
-    for numbers, _ in wave:
-        # X := all matrices, side by side, whole on the rank of each
-        first, count = matrices[numbers[0]], len(numbers) // nprocs
-        (m, n), source = first.shape, _side_by_side(first.desc, len(numbers))
-        joined = empty(source, first)
-        with runtime.local_step(opname):
-            _assign_all(arrays, [(matrices[k].stored(opname), x) for k, x in _columns(joined, numbers)])
-        desc = MatrixDescriptor(m, n * len(numbers), m, n * count, Grid(1, nprocs), order=source.order)
-        whole.append(redistributed(opname, joined, desc, is_temporary=True))
-        mine |= _columns(whole[-1], numbers[rank * count : (rank + 1) * count])
-    _compute(opname, runtime, matrices, mine, work)
-    mine.clear()
-    results = dict[int, DistMatrix]()
-    for numbers, _ in wave:
-        first = matrices[numbers[0]]
-        source = _side_by_side(first.desc, len(numbers))
-        joined = redistributed(opname, whole.pop(0), source, is_temporary=True)
-        results |= {k: empty(first.desc.without_lld, first) for k in numbers}
-        with runtime.local_step(opname):
-            _assign_all(arrays, [(x, results[k].stored(opname)) for k, x in _columns(joined, numbers)])
-        runtime.agree(f"{opname}: divided", {})
-    return results
-
-
-def _side_by_side(desc: MatrixDescriptor, count: int) -> MatrixDescriptor:
-    """The descriptor of `count` matrices side by side on each rank (global)."""
-    nb = desc.nb if desc.grid.npcol > 1 else desc.n * count
-    return replace(desc.without_lld, n=desc.n * count, nb=nb, inb=None)
-
-
-def _columns(x: DistMatrix, numbers: Sequence[int]) -> list[tuple[int, Array]]:
-    """This rank's columns of each of some matrices side by side, by their numbers (local)."""
-    width = x.local.shape[1] // max(1, len(numbers))
-    return [(k, x.local[:, i * width : (i + 1) * width]) for i, k in enumerate(numbers)]
-
-
-def _assign_all(arrays: Device, pairs: list[tuple[Array, Array]]) -> None:
-    """Z := X for pairs of arrays (local)."""
-    arrays.begin()
-    for x, z in pairs:
-        arrays.assign(x, z)
-    arrays.synchronize()
-
-
-def _compute(opname: str, runtime: Runtime, matrices: list[DistMatrix], mine: Mapping[int, Array], work: _Work) -> None:
-    """**Collective.** X := f(X) for this rank's whole matrices, by their numbers."""
-    dry, wrong = runtime.backend.dry, 0
-    if dry is not None:
-        for x in (matrices[k] for k in mine):
-            options = runtime.nprocs, work.function, len(work.coefficients)
-            dry.executed(opname, AlonePlan(x.desc, x.dtype.name, *options))
+    # X := f(X)
+    if runtime.backend.dry is not None:
+        largest = max((matrices[k] for k in turn.values()), key=lambda x: prod(x.shape) * min(x.shape))
+        options = runtime.nprocs, work.function, len(work.coefficients)
+        runtime.backend.dry.executed(opname, AlonePlan(largest.desc, largest.dtype.name, *options))
     with runtime.local_step(opname):
-        arrays = {k: array for k, array in mine.items() if array.size and dry is None}
-        if work.function == "newton_schulz":
-            _iterate_alone(runtime.backend.arrays, list(arrays.values()), work.coefficients)
-        else:
-            for k, array in arrays.items():
-                count = work.alone(opname, array)
-                wrong = max(wrong, count and (k + 1 << 32 | count))
+        k, wrong = turn.get(runtime.rank, -1), 0
+        if k >= 0 and whole[k].local.size and runtime.backend.dry is None:
+            count = work.alone(opname, runtime.backend.arrays, whole[k].local)
+            wrong = count and (k + 1 << 32 | count)
     (wrong,) = runtime.agree(f"{opname}: computed", {}, None, (wrong,))
     if wrong:
         k, count = (wrong >> 32) - 1, wrong & 0xFFFFFFFF
         text = f"{opname}: matrix {k} is not positive definite: {count} eigenvalues are not positive beyond rounding"
         raise agreed(NotPositiveDefiniteError(f"{text}; add a multiple of the identity", count))
+    return {k: redistributed(opname, x, matrices[k].desc.without_lld, is_temporary=True) for k, x in whole.items()}
 
 
-def _iterate_alone(arrays: Device, matrices: list[Array], weights: list[tuple[float, ...]]) -> None:
-    """X := X / norm(X), then X := a X + (b G + c G^2) X with G = X X^H, for each (a, b, c) and each matrix (local).
+def _iterate_alone(arrays: Device, x: Array, weights: list[tuple[float, ...]]) -> None:
+    """X := X / norm(X), then X := a X + (b G + c G^2) X with G = X X^H, for each (a, b, c) (local).
 
-    Products of 16 bits are added in 32, and rounded for the next product. A GPU computes while the host goes on to the
-    next matrix.
+    Products of 16 bits are added in 32, and rounded for the next product.
     """
-    arrays.begin()
-    matrices = [x if x.strides[0] <= x.strides[1] else x.T for x in matrices]  # f(X^T) = f(X)^T
-    sizes = [_norm(arrays, x) for x in matrices]
-    memory: dict[Any, tuple[Array, Array]] = {}  # by shape and dtype, for one matrix after the other
-    for x, (largest, size) in zip(matrices, sizes, strict=True):
-        if not largest:
-            continue
-        # Y := X / norm(X), in two steps if the squares of the elements overflow or vanish
-        key, total = (x.shape, x.dtype), accumulator_dtype(x.dtype)
-        if key not in memory:
-            memory[key] = arrays.like(x, x.dtype), arrays.like(x, x.dtype)
-        y, other = memory[key]
-        arrays.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, y)
-        if size != 1:
-            arrays.evaluate(_QUOTIENT, {"x": y, "s": size}, total, y)
-        arrays.assign(other if iterate_alone(arrays, y, other, weights) else y, x)
-    arrays.synchronize()
-
-
-def _norm(arrays: Device, x: Array) -> tuple[float, float]:
-    """The norm of X as two factors: itself and 1, if its square is a usual number, else the largest element first."""
-    total = accumulator_dtype(x.dtype)
-    squares = float(arrays.reduce("squares", x, None, "F", total)[0])
-    if _LEAST_SQUARES < squares < 1 / _LEAST_SQUARES:
-        return sqrt(squares), 1.0
+    dtype, total = x.dtype, accumulator_dtype(x.dtype)
+    # X := X / max |x_ij|, so that squares neither overflow nor vanish, then X := X / norm(X)
     largest = float(arrays.reduce("abs_max", x, None, "F", total)[0])
     if not largest:
-        return 0.0, 1.0
-    scaled = arrays.like(x, x.dtype)
-    arrays.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, scaled)
-    arrays.synchronize()
-    return largest, sqrt(abs(arrays.dot(scaled, scaled, "F", total, conj=True)[0]))
+        return
+    arrays.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, x)
+    size = sqrt(abs(arrays.dot(x, x, "F", total, conj=True)[0]))
+    arrays.evaluate(_QUOTIENT, {"x": x, "s": size}, total, x)
+    y = arrays.like(x, dtype)
+    if iterated_alone(arrays, x, y, weights):
+        arrays.assign(y, x)
+        arrays.synchronize()

@@ -72,8 +72,7 @@ def iterated(opname: str, x: DistMatrix, weights: list[tuple[float, ...]]) -> Di
         result = empty(y.desc, y)
         with x.runtime.local_step(opname):
             backend.arrays.begin()
-            is_other = iterate_alone(backend.arrays, y.stored(opname), result.stored(opname), weights)
-            backend.arrays.synchronize()
+            is_other = iterated_alone(backend.arrays, y.stored(opname), result.stored(opname), weights)
         return result if is_other else y
     is_tall = x.shape[0] > x.shape[1]
     if is_tall:
@@ -92,7 +91,7 @@ def iterated(opname: str, x: DistMatrix, weights: list[tuple[float, ...]]) -> Di
     return redistributed(opname, y, x.desc.without_lld, trans="C") if is_tall else y
 
 
-def iterate_alone(arrays: Device, x: Array, y: Array, weights: list[tuple[float, ...]]) -> bool:
+def iterated_alone(arrays: Device, x: Array, y: Array, weights: list[tuple[float, ...]]) -> bool:
     """The steps of a matrix that one rank has, in the memory of X and Y by turns; whether Y has the result (local)."""
     (x, y), dtype = ((x, y) if x.shape[0] <= x.shape[1] else (x.T, y.T)), x.dtype
     m = len(x)
@@ -104,6 +103,7 @@ def iterate_alone(arrays: Device, x: Array, y: Array, weights: list[tuple[float,
             arrays.multiply_add(c, g, None, b, g, w)
         arrays.multiply_add(1 if c else b, w if c else g, x, a, x, y)
         x, y = y, x
+    arrays.synchronize()
     return len(weights) % 2 == 1
 
 

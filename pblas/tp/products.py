@@ -350,13 +350,14 @@ class Caller:
             self._run_apart(travels, product)
 
     def gather(self, shards: Mapping[Matrix, Array]) -> None:
-        """**Collective.** On GPUs, gather the matrices whose tokens are cut, for all products of the call.
+        """**Collective.** On GPUs, gather the matrices whose tokens are cut, for all products; all shards must be even.
 
         The gradient by the weight adds over tokens: with shards that arrive one after the other it needs partial sums
         in 32 bits and one more pass, a third more time than one product (70B, 2 H200).
         """
-        runtime = self.runtime
-        if not runtime.backend.push or runtime.nprocs == 1 or runtime.reproducible:
+        runtime, sizes = self.runtime, self.form.sizes
+        is_even = not any(sizes[axis] % runtime.nprocs for axis in ("T", self.layer.w))
+        if not runtime.backend.push or runtime.nprocs == 1 or runtime.reproducible or not (is_even and sizes["T"]):
             return
         counts = list(self.form.placed.counts)
         for matrix, shard in shards.items():
