@@ -303,6 +303,7 @@ class Elementwise(Protocol):
             conj: whether op is the conjugate (global).
         """
 
+    @traced("sum", lambda kind, x, *_, **__: (f"exact sums: {kind}", {"bytes": x.nbytes}))
     def exact_sums(self, kind: str, x: Array, axis: Axis, other: Array | None = None, *, conj: bool = False) -> Array:
         """Sums without a rounding: numbers in host memory, one sum after the other in columns (local).
 
