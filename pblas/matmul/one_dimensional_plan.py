@@ -167,7 +167,11 @@ class AllGatherGemm(ProductPlan):
             before = sum((phase.before for phase in group), Traffic())
             if self.push_algorithm.kind == "sm_push":  # one kernel
                 before = replace(before, near_messages=min(1, before.near_messages))
-            grouped.append(Phase(1, (rows, width, k), before, launch="graph"))
+            # D += op(A)[:, k] op(B)[k, :]   (a GEMM for each run of K, which reads and writes D)
+            is_cyclic = self.along_k and self.shards.nblocks > self.shards.nprocs
+            runs = max(1, -(-k // self.shards.nb)) if is_cyclic else 1
+            added = 2 * (runs - 1) * max(4, self.d_itemsize) * rows * width
+            grouped.append(Phase(1, (rows, width, -(-k // runs)), before, copied=added, gemms=runs, launch="graph"))
         return grouped
 
     @property
