@@ -57,7 +57,7 @@ def measured_hardware(ctx: Context) -> Hardware:
         i = node.index(ctx.rank)
         near = _link(ctx, node[(i + 1) % len(node)], node[i - 1])
     if most < ctx.nprocs:
-        order = _by_node(ctx, node[0])
+        order = by_node(ctx, node[0])
         i = order.index(ctx.rank)
         far = _link(ctx, order[(i + most) % ctx.nprocs], order[i - most])
     memory_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // most
@@ -80,7 +80,7 @@ def measured_hardware(ctx: Context) -> Hardware:
     )
 
 
-def _by_node(ctx: Context, first: int) -> list[int]:
+def by_node(ctx: Context, first: int) -> list[int]:
     """**Collective.** All ranks, node after node; `first` is the lowest rank on the own node."""
     firsts = np.zeros(ctx.nprocs)
     firsts[ctx.rank] = first

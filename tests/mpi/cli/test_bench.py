@@ -11,6 +11,7 @@ import pblas
 from pblas import linalg
 from pblas.cli import bench, main
 from pblas.cli.bench_cases import CASES, measure
+from pblas.cli.bench_hardware import by_node
 from tests.common.ranks import few, printed
 
 Capture = pytest.CaptureFixture[str]
@@ -61,3 +62,13 @@ def test_another_number_of_ranks_than_there_are_is_refused(capsys: Capture) -> N
     error = capsys.readouterr().err
     if COMM.rank == 0:
         assert f"bench: --ranks is {COMM.size + 1}, but {COMM.size} ranks are running; leave it out" in error
+
+
+def test_the_far_link_is_measured_between_nodes() -> None:
+    """Ranks that alternate between two nodes are paired across these: node after node, half of them further on."""
+    p = COMM.size
+    with pblas.Context() as ctx:
+        order = by_node(ctx, ctx.rank % min(2, p))
+    assert order == sorted(range(p), key=lambda rank: rank % 2)
+    half = -(-p // 2)
+    assert all((order[i] - order[(i + half) % p]) % 2 or p % 2 or p == 1 for i in range(p))
