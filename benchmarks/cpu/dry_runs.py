@@ -1,7 +1,8 @@
 """Times that dry runs predict, and those of the same calls: products, solves and factorizations.
 
-The hardware is measured first, as `pblas bench --hardware` does. A measured time is the median of some rounds of the
-slowest rank, after a call that makes plans and workspace; the matrices are made before.
+The hardware is measured first, as `pblas bench --hardware` does. A measured time is the least of some rounds of the
+slowest rank, as the rates of the hardware are, after a call that makes plans and workspace. The matrices are made
+before.
 
     mpiexec -n 4 python -m mpi4py -m benchmarks.cpu.dry_runs [--n 1024] --json FILE
 """
@@ -32,7 +33,7 @@ CALLS: dict[str, Callable[[DistMatrix, DistMatrix], Any]] = {
     "qr(B)": lambda _, b: linalg.qr(b),
     "lstsq(B, b)": lambda a, b: linalg.lstsq(b[:, :64], a[:, :1]),
     "trsm(A, B)": blas.trsm,
-    "syrk(A)": blas.syrk,
+    "syrk(A)": lambda a, _: blas.syrk(a),
     "eigvalsh(A)": lambda a, _: linalg.eigvalsh(a),
 }
 
@@ -64,7 +65,7 @@ def main() -> None:
         a, b = operands(ctx, options.n)
         for name, call in CALLS.items():
             expected = predicted(call, options.n, ctx.nprocs, hardware)
-            seconds = measured(ctx, partial(call, a, b), options.repeats)
+            seconds = measured(ctx, partial(call, a, b), options.repeats, least=True)
             rows.append({"call": name, "predicted": expected, "measured": seconds, "ratio": expected / seconds})
             if not ctx.rank:
                 print(f"{name:32} {1e3 * expected:8.2f} {1e3 * seconds:8.2f} ms {expected / seconds:6.2f}", flush=True)
