@@ -171,7 +171,7 @@ class AllGatherGemm(ProductPlan):
             is_cyclic = self.along_k and self.shards.nblocks > self.shards.nprocs
             runs = max(1, -(-k // self.shards.nb)) if is_cyclic else 1
             added = 2 * (runs - 1) * max(4, self.d_itemsize) * rows * width
-            grouped.append(Phase(1, (rows, width, -(-k // runs)), before, copied=added, gemms=runs, launch="graph"))
+            grouped.append(Phase(1, (rows, width, k), before, copied=added, launch="graph"))
         return grouped
 
     @property
