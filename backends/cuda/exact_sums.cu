@@ -1,5 +1,5 @@
 // Exact sums: numbers are cut at fixed powers of two into integers, which bins add. exact_sums.py defines BINS, FIRST,
-// THREADS, KIND, PART, OF (the dtype of real parts), IS_COMPLEX, CONJ and RESULTS.
+// THREADS, KIND, PART, OF (the dtype of real parts), COMPLEX, CONJ and RESULTS.
 //
 // Each thread has bins of its own in shared memory: bin b of thread t is bins[b][t], so that no two threads of a warp
 // use one bank. Sums of integers are the same in any order, also those that atomic additions make.
@@ -65,17 +65,17 @@ __device__ __forceinline__ void add_square(double x) {
 
 // Adds the term of an element of X, at real part i, and of Y, at j.
 __device__ __forceinline__ void add_term(const void* x, integer i, const void* y, integer j) {
-    const double re = element(x, i), im = IS_COMPLEX ? element(x, i + 1) : 0;
+    const double re = element(x, i), im = COMPLEX ? element(x, i + 1) : 0;
     if constexpr (KIND == SUM) add(PART ? im : re);
-    if constexpr (KIND == ABS_SUM) add(IS_COMPLEX ? hypot(re, im) : fabs(re));
+    if constexpr (KIND == ABS_SUM) add(COMPLEX ? hypot(re, im) : fabs(re));
     if constexpr (KIND == SQUARES) {
         add_square(re);
-        if (IS_COMPLEX) add_square(im);
+        if (COMPLEX) add_square(im);
     }
     if constexpr (KIND == DOT) {
-        const double sign = CONJ ? -1 : 1, re_y = element(y, j), im_y = IS_COMPLEX ? element(y, j + 1) : 0;
+        const double sign = CONJ ? -1 : 1, re_y = element(y, j), im_y = COMPLEX ? element(y, j + 1) : 0;
         add(__dmul_rn(re, PART ? im_y : re_y));
-        if (IS_COMPLEX) add(PART ? __dmul_rn(sign * im, re_y) : __dmul_rn(-sign * im, im_y));
+        if (COMPLEX) add(PART ? __dmul_rn(sign * im, re_y) : __dmul_rn(-sign * im, im_y));
     }
 }
 

@@ -78,7 +78,7 @@ def source(
         "KIND": _KINDS.index(kind),
         "PART": part,
         "OF": _DTYPES.index(real),
-        "IS_COMPLEX": int(is_complex),
+        "COMPLEX": int(is_complex),
         "CONJ": int(conj),
         "RESULTS": _RESULTS[where],
     }

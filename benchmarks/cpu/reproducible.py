@@ -4,9 +4,9 @@
     python -m benchmarks.cpu.reproducible --calls
 
 Products of n x n matrices over shared memory, with one BLAS thread per rank: all-gathers (AG), reductions (RS, AR) and
-blocks over a grid. With --calls factorizations, solves and products with triangles, of matrices in block columns; `solve`
-has 256 right-hand sides. In each round both columns run once, in rotated order; a time is from a barrier to the last
-rank's return. The table has the least times, and the ratio of the medians of the rounds.
+blocks over a grid. With --calls factorizations, solves and products with triangles, of matrices in block columns, with
+256 right-hand sides in `solve`. In each round both columns run once, in rotated order; a time is from a barrier to the
+last rank's return. The table has the least times, and the ratio of the medians of the rounds.
 """
 
 from __future__ import annotations

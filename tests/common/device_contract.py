@@ -17,6 +17,7 @@ import pytest
 
 from pblas import Epilogue
 from pblas.backends.cpu import random
+from pblas.backends.cpu.exact_sums import value as rounded
 from pblas.backends.device import Axis, Device, PieceSizes, Programs, Staircase, Uplo
 from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, STORED, Order, accumulator_dtype
 from pblas.backends.push_engine import GemmModes
@@ -437,6 +438,25 @@ def gemm(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
         on.device.gemm(2.0, on.put(x, order), on.put(y, other), beta, z, conj=conj)
         left, right = conjugated(x, conj[0]), conjugated(y, conj[1])
         assert gauge(on.get(z), left, right, old, alpha=2.0, beta=beta) <= THRESHOLD
+
+
+@case(*DTYPES, sizes=(7,))
+def exact_sums(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    """The sums of integers that are far apart: each is exact, so any order gives it."""
+    wide, scales = np.dtype(np.float64), np.where(np.arange(N) % 2, 1, 2.0**-6)
+    numbers = entries((m, N), np.dtype(np.complex128) if dtype.kind == "c" else wide, 1)
+    x = ((8 * numbers).round() * scales).astype(dtype)
+    parts = [x.real, x.imag] if dtype.kind == "c" else [x]
+    itemsize = dtype.itemsize // len(parts)
+    for axis in (None, 0, 1):
+        sums = on.device.exact_sums("sum", on.put(x, order), axis)
+        for part, bins in zip(parts, np.split(sums, len(parts)), strict=True):
+            exact = np.atleast_1d(part.astype(wide).sum(axis))
+            assert [rounded("sum", itemsize, column) for column in bins.T] == exact.tolist()
+        squares = on.device.exact_sums("squares", on.put(x, order), axis)
+        terms = np.sum([np.square(part.astype(wide)) for part in parts], axis=0)
+        exact = np.sqrt(np.atleast_1d(terms.sum(axis)))
+        assert [rounded("squares", itemsize, column) for column in squares.T] == exact.tolist()
 
 
 @case(np.dtype("float64"), FLOAT32)

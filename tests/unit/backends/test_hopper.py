@@ -101,7 +101,7 @@ def test_compiles_without_spills_and_with_the_structs_of_python(
     macros |= {"WAITS": gathers, "SIGNALS": scatters}
     macros |= {"TERMS": 3 * scatters, "TERM_CAPACITY": 8 * scatters, "PLACES": 8 * scatters}
     macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256}
-    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1])}
+    macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1]), "TREE": int(parts == 1)}
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     code = ["#include <cstddef>", hopper_source(), *(f'static_assert({law}, "{law}");' for law in laws())]
     report = compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE=kind, READS_C=layout[0], **macros)
@@ -130,7 +130,7 @@ def test_terms_in_the_widest_tiles_do_not_spill(
 ) -> None:
     """Also with places on all ranks and the longest lists, of four pieces of 8 ranks and of two of 16."""
     macros = {"A_ALONG_M": along_m, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": terms, "PLACES": places}
-    macros |= {"PARTS": parts, "TERM_CAPACITY": parts, "WIDTH": 256, "SPLIT": 1, "WAITS": 0}
+    macros |= {"PARTS": parts, "TERM_CAPACITY": parts, "WIDTH": 256, "SPLIT": 1, "TREE": 0, "WAITS": 0}
     law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
     check_registers(compiled(tmp_path / "hopper.cu", f"{hopper_source()}\n{law}\n", TYPE='"bf16"', **macros))
 
@@ -140,7 +140,7 @@ def test_terms_in_the_widest_tiles_do_not_spill(
 def test_epilogues_do_not_spill(text: str, how: int, tmp_path: Path) -> None:
     """With the longest lists, and operands along lines and of the shape of D; the structs are those of Python."""
     macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8}
-    macros |= {"PARTS": 32, "TERM_CAPACITY": 32, "WIDTH": 256, "SPLIT": 1, "WAITS": 0, "EPILOGUE": how}
+    macros |= {"PARTS": 32, "TERM_CAPACITY": 32, "WIDTH": 256, "SPLIT": 1, "TREE": 0, "WAITS": 0, "EPILOGUE": how}
     tree, end = parse(text), "(offsetof(HopperArguments, place_signals) + PLACES * 8 + 63) / 64 * 64"
     dtypes: list[Any] = [None, BFLOAT16, BFLOAT16][: len(operand_names(tree))]
     code = [
