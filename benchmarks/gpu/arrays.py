@@ -108,6 +108,7 @@ def cases(ctx: pblas.Context, n: int, dtype: str) -> dict[str, tuple[Call, Call]
         ),
         "to_global": (A.to_global, lambda: a.get(out=pinned)),
         "from_global": (lambda: ctx.from_global(host), lambda: d.set(pinned)),
+        "from_global, order C": (lambda: ctx.from_global(host.T), lambda: d.set(pinned)),
         "gemv": (
             lambda: blas.gemv(A, v),
             routine("gemv", straight, n, n, scalar, a.data.ptr, n, x.data.ptr, 1, scalar, y.data.ptr, 1),
