@@ -311,6 +311,7 @@ def _iterate_alone(arrays: Device, x: Array, weights: list[tuple[float, ...]]) -
     if not largest:
         return
     arrays.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, x)
+    arrays.synchronize()  # reductions are on another stream
     size = sqrt(abs(arrays.dot(x, x, "F", total, conj=True)[0]))
     arrays.evaluate(_QUOTIENT, {"x": x, "s": size}, total, x)
     y = arrays.like(x, dtype)
