@@ -8,6 +8,7 @@ several threads: a copy engine moves some pieces while other threads copy theirs
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +40,9 @@ def device_array(x: Any) -> Any:
         dtype, (address, device) = tensor_dtype(x), (x.data_ptr(), x.device.index)
         strides = tuple(dtype.itemsize * step for step in x.stride())
         nbytes = _span(x.shape, strides, dtype.itemsize) if x.numel() else 0
-        memory = cupy.cuda.UnownedMemory(address, nbytes, x, device)
+        # Memory of a graph belongs to the graph: torch.compile's graphs allow no other owner of a tensor in it.
+        owner = None if sys.modules["torch"].cuda.is_current_stream_capturing() else x
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, device)
         return new_array(tuple(x.shape), dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
     if hasattr(x, "__cuda_array_interface__"):
         return cupy.asarray(x)

@@ -174,6 +174,7 @@ class Caller:
         self.form: _Form  # sizes, descriptors and shards of the layer's matrices, and options; set by `operands`
         self._key: object = None  # of the form
         self._is_agreed, self._batch_of = False, ""
+        self._new: list[Target] = []  # results and temporary arrays, which live as long as the call (local)
 
         self._call = runtime.call(opname)
 
@@ -292,7 +293,9 @@ class Caller:
         if out is None:
             if not is_tensor(self._like):
                 library_of(self._like)  # an error if it makes no arrays
-            return new_target(shape, self._like, backend, lambda: backend.new(shape, dtype), dtype=dtype)
+            target = new_target(shape, self._like, backend, lambda: backend.new(shape, dtype), dtype=dtype)
+            self._new.append(target)
+            return target
         array = self.array(name, out, tokens=tokens)
         if not is_view(array, out, backend):
             raise errors.ArgumentError(
