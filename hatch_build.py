@@ -53,11 +53,12 @@ def _definitions() -> Iterator[tuple[str, str]]:
     for path in sorted(FOLDER.glob("*.py")):
         for node in _body(path):
             match node:
-                case ast.FunctionDef(decorator_list=[ast.Call(func=ast.Name("of_types"), args=args)], returns=returns):
+                case ast.FunctionDef(decorator_list=[ast.Call(func=ast.Name("of_types"), args=args)]):
+                    returns = ast.unparse(node.returns) if node.returns else "None"
                     for routine in (table[argument.attr] for argument in args if isinstance(argument, ast.Attribute)):
                         parameters = routine.signature.parameters.values()
                         shown = (f"{x.name}: {x.annotation}{' = ...' * (x.default is not x.empty)}" for x in parameters)
-                        line, kind = f"{routine.name}({', '.join(shown)})", ast.unparse(returns)
+                        line, kind = f"{routine.name}({', '.join(shown)})", returns
                         for prefix in routine.prefixes:
                             of_type = kind.replace("Number", "Real") if prefix in ("ps", "pd") else kind
                             yield prefix + routine.name, f"def {prefix}{line} -> {of_type}: ..."

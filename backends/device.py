@@ -17,11 +17,12 @@ arrays are allowed everywhere but in reductions.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from pblas.backends.pieces import PieceProducts, PieceSizes
 from pblas.backends.push_engine import EXACT, GemmModes
 from pblas.backends.traced import Kind, product_text, traced, untraced
 
@@ -319,33 +320,6 @@ class Elementwise(Protocol):
 def _triangle_text(name: str, z: Array, k: int, flops: int) -> tuple[str, dict[str, object]]:
     m, n = z.shape
     return f"{name} {m} x {n} x {k}", {"flops": flops}
-
-
-class PieceSizes(NamedTuple):
-    """The products that a `PieceProducts` forms."""
-
-    width: int  # elements of K in a piece; the last one of a product may have less (local)
-    shape: tuple[int, int]  # the most rows and columns of a product (local)
-    pieces: int  # the most pieces of a product, a power of two (local)
-    dtype: Dtype  # of the sums (local)
-    transposed: bool  # the matrices are transposed ones: D^T = Y^T X^T is computed as D = X Y (local)
-
-
-class PieceProducts(Protocol):
-    """Products whose K consists of pieces: each element is the sum of the pieces' products along a binary tree."""
-
-    nbytes: int
-    """Bytes of memory that it holds."""
-
-    def gemm(
-        self, alpha: complex, x: Array, y: Array, beta: complex, z: Array, *, conj: tuple[bool, bool] = (False, False)
-    ) -> None:
-        """Z := alpha X Y + beta Z, in place; X and Y may be marked as conjugated."""
-
-    def totals(
-        self, x: Array, y: Array, conj: tuple[bool, bool] = (False, False)
-    ) -> Iterator[tuple[tuple[slice, slice], Array]]:
-        """Blocks of the product X Y, each with its place; valid until the next one."""
 
 
 class Level3(Protocol):

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pblas.backends.traced import Kind, product_text, ranks_text, traced, untraced
 
 if TYPE_CHECKING:
-    from pblas.backends.device import PieceProducts
     from pblas.backends.dtypes import Array, Dtype, GpuArray, Order
     from pblas.backends.engine_limits import Flag
+    from pblas.backends.pieces import PieceProducts
     from pblas.epilogues import Node
 
     Handle = Any  # an object of an engine that its caller only hands back

@@ -11,8 +11,9 @@ from pblas import errors
 from pblas.backends.cpu import blas, elementwise, lapack, pointwise, random, reductions
 from pblas.backends.cpu.blas import syr2k, syrk, trsm
 from pblas.backends.cpu.reproducible import PieceGemm, fingerprint, finish
-from pblas.backends.device import Axis, Device, Mark, PieceProducts, PieceSizes, Programs, Traits, Uplo
+from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
 from pblas.backends.dtypes import Array, Dtype, Order, accumulator_dtype
+from pblas.backends.pieces import PieceProducts, PieceSizes
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:

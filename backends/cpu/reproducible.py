@@ -20,8 +20,8 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.cpu.blas import gemm
-from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
+from pblas.backends.pieces import PieceProducts, PieceSizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -17,8 +17,9 @@ from pblas.backends.cpu import blas, lapack
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.cpu.reproducible import PieceGemm, fingerprint, finish, kernel
 from pblas.backends.cpu.threads import BlasThreads
-from pblas.backends.device import PieceSizes, Uplo
+from pblas.backends.device import Uplo
 from pblas.backends.dtypes import Array, Dtype, accumulator_dtype
+from pblas.backends.pieces import PieceSizes
 
 _DEPTH = 256  # elements of K that are added at a time
 _UNIT = 64  # multiples of K: few depths, so that few kernels are tested

@@ -27,8 +27,8 @@ from pblas.backends.cuda.kernels import expanded
 from pblas.backends.cuda.pointwise import type_name
 from pblas.backends.cuda.programs import Program
 from pblas.backends.cuda.reproducible import PieceGemm
-from pblas.backends.device import PieceSizes
 from pblas.backends.engine_limits import SLICE_BITS, exact_nbytes, moduli_of, padded, slices_of
+from pblas.backends.pieces import PieceSizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

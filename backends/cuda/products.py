@@ -13,8 +13,9 @@ from pblas.backends.cuda.gemm_problem import ALIGNMENT
 from pblas.backends.cuda.lanes import by_columns
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED
 from pblas.backends.cuda.triangles import gram_blocks, syrk, trmm, trsm
-from pblas.backends.device import PieceProducts, PieceSizes, Staircase, Uplo
+from pblas.backends.device import Staircase, Uplo
 from pblas.backends.dtypes import FLOAT8, Array, Dtype, GpuArray, Order
+from pblas.backends.pieces import PieceProducts, PieceSizes
 from pblas.backends.push_engine import EXACT
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
 from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem
 from pblas.backends.cuda.strided_copy import StridedRegion
-from pblas.backends.device import PieceProducts, PieceSizes
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.engine_limits import padded, pieces_nbytes
+from pblas.backends.pieces import PieceProducts, PieceSizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 
     from pblas.backends.cuda.kernels import Stream
     from pblas.backends.cuda.reproducible import PieceGemm
-    from pblas.backends.device import PieceProducts
     from pblas.backends.nvshmem.replay import Recording
     from pblas.backends.nvshmem.shared import EngineResources
     from pblas.backends.nvshmem.workspace import Workspace
+    from pblas.backends.pieces import PieceProducts
 
 _LAUNCH_NS = 100_000  # time for the host to launch an execution
 _DRAIN_SECONDS = 5.0  # time for streams to drain once the watchdog has broken the context

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
@@ -190,13 +190,13 @@ class _Outline:
     def __init__(self, product: Product, machine: Hardware, a: Placement, b: Placement, own: int) -> None:
         self._product, self._machine, self._own = product, machine, own
         nprocs, node = product.nprocs, machine.ranks_per_node
-        self._view = View(0, nprocs, node, machine.topology.transport(nprocs))
+        self._transport = machine.topology.transport(nprocs)
+        self._view = View(0, nprocs, node, self._transport)
         self._operands = [(place, _held(place, nprocs), share(place, self._view)) for place in (a, b.T)]
 
     def least(self, splits: tuple[Split, Split, Split]) -> float:
         """Lower bound of the predicted seconds of an arrangement that cuts m, n and k in this way."""
-        ranks = self._product.nprocs, self._view.transport
-        return bound(self._phases(*splits), self._machine, self._product.dtype, *ranks)
+        return self._bound(self._phases(*splits))
 
     def least_staying(self, splits: tuple[Split, Split, Split]) -> float:
         """Lower bound of the predicted seconds of an arrangement in which op(A) stays, and N is cut into panels."""
@@ -215,8 +215,11 @@ class _Outline:
             after=traffic(view, leaving, min(1.0, self._machine.ranks_per_node / layers), layers),
             copied=2 * itemsize * (n // steps) * k + 3 * leaving,
         )
-        ranks = self._product.nprocs, view.transport
-        return bound((Phase(STARTING), panels), self._machine, self._product.dtype, *ranks)
+        return self._bound((Phase(STARTING), panels))
+
+    def _bound(self, phases: Iterable[Phase]) -> float:
+        product = self._product
+        return bound(phases, self._machine, product.dtype, product.nprocs, self._transport)
 
     def _phases(self, m: Split, n: Split, k: Split) -> Iterator[Phase]:
         """Those of a rank with the largest cuboid, which holds as much of it as any rank may hold."""

@@ -784,7 +784,8 @@ def _along(place: Placement, splits: Sequence[Split], others: Sequence[set[int]]
     for corner in ([split.src for split in splits], [_busy(split) for split in splits]):
         for axis, (split, more) in enumerate(zip(splits, others, strict=True)):
             for end in _ends(split) | more:
-                yield place.rank(*corner[:axis], end, *corner[axis + 1 :])
+                coordinates: list[int] = [*corner[:axis], end, *corner[axis + 1 :], 0]
+                yield place.rank(*coordinates[:3])
 
 
 def contention(ranks: int, place: Placement, across: Split, widths: tuple[int, int], layers: int) -> float:

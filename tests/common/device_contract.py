@@ -18,8 +18,9 @@ import pytest
 from pblas import Epilogue
 from pblas.backends.cpu import random
 from pblas.backends.cpu.exact_sums import value as rounded
-from pblas.backends.device import Axis, Device, PieceSizes, Programs, Staircase, Uplo
+from pblas.backends.device import Axis, Device, Programs, Staircase, Uplo
 from pblas.backends.dtypes import DTYPES, FLOAT8, FLOAT32, STORED, Order, accumulator_dtype
+from pblas.backends.pieces import PieceSizes
 from pblas.backends.push_engine import GemmModes
 from pblas.epilogues import parse
 from tests.common.exact import expected

@@ -1,4 +1,4 @@
-"""The kernel of panels, whose CTAs wait for each other: a panel with more of them than the GPU holds ends with an error."""
+"""The kernel of panels: CTAs that wait for each other end with an error where the GPU does not hold them all."""
 
 from __future__ import annotations
 

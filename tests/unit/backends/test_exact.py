@@ -9,7 +9,7 @@ import pytest
 
 from pblas.backends.cpu import exact
 from pblas.backends.cpu.exact import ExactGemm
-from pblas.backends.device import PieceSizes
+from pblas.backends.pieces import PieceSizes
 from tests.common.exact import expected, nearest
 from tests.common.gauge import Array
 
