@@ -113,6 +113,9 @@ def choose_factorization(
     >>> large = MatrixDescriptor.row_wise(32768, 32768, 4)
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
+    >>> halves = MatrixDescriptor(16384, 16384, 512, 512, Grid(1, 2))
+    >>> choose_factorization("lu", halves, "float64", 2, "push", gpus=True).w.nprocs
+    1
     """
     per_column, first = _WIDTH if kind == "cholesky" else 0, None if gpus else _FIRST
     target = a if uplo == "L" else a.T
@@ -226,7 +229,7 @@ def block_columns(
         return MatrixDescriptor.column_wise(m, n, 1), why
     if algorithm == "blocked":
         ranks = max(1, min(nprocs, n // limits.narrowest))
-    if _is_cyclic(a, ranks, limits):
+    if _is_cyclic(a, ranks, limits) and not (gpus and a.grid.npcol > ranks):  # GPUs move A faster than they wait
         w = MatrixDescriptor(m, n, max(m, 1), a.nb, a.grid, 0, a.csrc, inb=a.inb)
         return w, "A has block columns on 1 x P ranks already"
     why = "panels in block columns are local to one rank"
