@@ -21,14 +21,13 @@ from cupy.cuda import runtime
 from nvmath import CudaDataType
 from nvmath.bindings import cublas
 
-from pblas.backends.cpu.reproducible import TreeSum
 from pblas.backends.cuda import streams
 from pblas.backends.cuda.kernels import expanded
 from pblas.backends.cuda.pointwise import type_name
 from pblas.backends.cuda.programs import Program
 from pblas.backends.cuda.reproducible import PieceGemm
 from pblas.backends.engine_limits import SLICE_BITS, exact_nbytes, moduli_of, padded, slices_of
-from pblas.backends.pieces import PieceSizes
+from pblas.backends.pieces import PieceSizes, TreeSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable

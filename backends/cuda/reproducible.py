@@ -18,7 +18,7 @@ import cupy
 import numpy as np
 
 from pblas import errors
-from pblas.backends.cpu.reproducible import DEEP, Kernel, TreeSum, equal_elements, trial_shapes, trial_vectors
+from pblas.backends.cpu.reproducible import DEEP, Kernel, equal_elements, trial_shapes, trial_vectors
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
 from pblas.backends.cuda.gemm import Gemm
@@ -26,7 +26,7 @@ from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem
 from pblas.backends.cuda.strided_copy import StridedRegion
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.engine_limits import padded, pieces_nbytes
-from pblas.backends.pieces import PieceProducts, PieceSizes
+from pblas.backends.pieces import PieceProducts, PieceSizes, TreeSum
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,9 +14,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.cpu.reproducible import TreeSum
 from pblas.backends.dtypes import dtype_of_name
-from pblas.backends.pieces import PieceProducts, PieceSizes
+from pblas.backends.pieces import PieceProducts, PieceSizes, TreeSum
 from pblas.matmul.allgather_gemm_run import RunAllGatherGemm
 from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, RunLocalGemm, RunScaling, gemm_runs
 from pblas.matmul.one_dimensional_plan import AllGatherGemm

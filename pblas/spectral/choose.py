@@ -53,8 +53,8 @@ _SHARED_FROM = 24576
 """Order from which several GPUs share the way by a band: for fewer columns they wait for each other's panels. Two took
 7.4 s for 32768 columns, one 13.3 s; two 1.5 to 1.9 s for 16384, one 1.8 s (H200, float64)."""
 _VECTORS_FROM = 12288
-"""Order from which several GPUs share vectors, and not the reduction, unless they share that too. On two H200 12288, 16384
-and 20480 columns take 519, 878 and 2031 ms so, on one 680, 1288 and 2695 (float64, medians of three)."""
+"""Order from which several GPUs share vectors, and not the reduction, unless they share that too. On two H200 12288,
+16384 and 20480 columns take 519, 878 and 2031 ms so, on one 680, 1288 and 2695 (float64, medians of three)."""
 _LAYOUTS = 256
 
 

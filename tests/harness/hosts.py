@@ -196,7 +196,7 @@ class Hosts:
             "shm": " ".join(f"{number}) shm={size};;" for number, size in self._shm.items()) + " *) shm=1g;;",
             "clocks": " ".join(f"{number}) clock={seconds};;" for number, seconds in self._clocks.items()),
         }
-        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="pblas-hosts-"))
+        folder = self._folder.enter_context(tempfile.TemporaryDirectory(prefix="hosts-of-pblas-"))
         self._script = Path(folder, "on-host")
         text = _SHELL.format(name=self._script.name, prefix=self._prefix, cores=os.cpu_count(), **settings)
         self._script.write_text(text)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pblas.backends.cpu import blas, reproducible
-from pblas.backends.cpu.reproducible import Kernel, PieceGemm, TreeSum, fingerprint, finish, kernel, uniform_elements
-from pblas.backends.pieces import PieceSizes
+from pblas.backends.cpu.reproducible import Kernel, PieceGemm, fingerprint, finish, kernel, uniform_elements
+from pblas.backends.pieces import PieceSizes, TreeSum
 from tests.common.gauge import Array, dtype_of, entries
 
 WIDTH, PIECES, K = 5, 4, 17
