@@ -204,5 +204,5 @@ $(VENV_CUDA)/.cuda: $(VENV)/.python pyproject.toml
 comma := ,
 
 clean:
-	@rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_FLOORS) $(VENV_TORCH) $(VENV_RELEASE) $(VENV_WHEEL) $(VENV_CUDA) build dist docs/_build *.egg-info \
+	@rm -rf $(VENV) $(VENV_OPENMPI) $(VENV_FLOORS) $(VENV_TORCH) $(VENV_RELEASE) $(VENV_WHEEL) $(VENV_CUDA) backends/cuda/cubins build dist docs/_build *.egg-info \
 	    .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage*

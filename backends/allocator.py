@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ALIGNMENT = 256
-_MOST_SPARES, _SPARE_NBYTES = 16, 1 << 20  # free intervals that are found by their sizes, and their largest size
 
 
 class Block:
@@ -107,9 +106,6 @@ class Blocks(ABC, Generic[W, B]):
         self._marked: deque[int] = deque()
         self._dropped: set[int] = set()
         self._free_slots: list[int] = []  # free numbers below the largest in use, a heap
-        self._spares: dict[int, tuple[int, int]] = {}
-        """Window and offset of one free interval of a size, by size, which the windows hold as taken: a loop that drops
-        its results takes it again without a search (global)."""
         self.noted: list[B] | None = None
         """The blocks that were allocated in a `provisional` block; None outside (local)."""
         self.provisional: Provisional = Provisional(self)
@@ -146,32 +142,21 @@ class Blocks(ABC, Generic[W, B]):
     def has_room(self, nbytes: int) -> bool:
         """Whether a block fits into the windows that there are (global)."""
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
-        return size in self._spares or any(window.lowest(0, size) is not None for window in self._windows)
+        return any(window.lowest(0, size) is not None for window in self._windows)
 
     def undo(self) -> None:
-        """Free the noted blocks, which are no one's any more; all ranks do so, with or without such blocks (global)."""
+        """Free the noted blocks, which are no one's any more (local)."""
         for block in self.noted or ():
             self._free(block.slot)
             block.slot = -1
         self.noted = []
-        self._give_back_spares()  # of which ranks without such blocks may have more
-
-    def _give_back_spares(self) -> None:
-        while self._spares:
-            size, (index, offset) = self._spares.popitem()
-            self._windows[index].give_back(offset, size)
 
     def _take(self, size: int) -> tuple[int, int]:
         """(window, offset) of a free interval, in a new window if no window has one."""
-        spare = self._spares.pop(size, None)
-        if spare is not None:
-            return spare
-        for _ in range(2):
-            for index, window in enumerate(self._windows):
-                offset = window.take(size)
-                if offset is not None:
-                    return index, offset
-            self._give_back_spares()
+        for index, window in enumerate(self._windows):
+            offset = window.take(size)
+            if offset is not None:
+                return index, offset
         offset = self._grow(size).take(size)
         assert offset is not None, "a new window is at least as large as the allocation"
         return len(self._windows) - 1, offset
@@ -207,10 +192,7 @@ class Blocks(ABC, Generic[W, B]):
     def _free(self, slot: int) -> None:
         """Free the memory of a block that all ranks have dropped (global)."""
         index, offset, size, _ = self._blocks.pop(slot)
-        if size <= _SPARE_NBYTES and size not in self._spares and len(self._spares) < _MOST_SPARES:
-            self._spares[size] = index, offset
-        else:
-            self._windows[index].give_back(offset, size)
+        self._windows[index].give_back(offset, size)
         self._dropped.discard(slot)
         self.live_nbytes -= size
         heappush(self._free_slots, slot)

@@ -272,6 +272,19 @@ def stemr(d: Array, e: Array, numbers: range, values: Array, z: Array) -> int:
     return info.value or -(count.value != len(numbers))
 
 
+def eigenvalue(d: Array, e: Array, number: int) -> float:
+    """The eigenvalue with this number, from 0, of a real tridiagonal matrix, by bisection; NaN if LAPACK fails.
+
+    >>> round(eigenvalue(np.array([2.0, 2.0]), np.array([1.0]), 1), 9)
+    3.0
+    """
+    n, zero, (count, blocks, info) = len(d), np.zeros(1, d.dtype), (ctypes.c_int() for _ in range(3))
+    values, places, work = np.empty(n, d.dtype), np.empty((2, n), np.intc), np.empty(4 * n, d.dtype)
+    what = b"I", b"E", n, zero, zero, number + 1, number + 1, zero, d, e
+    _call(d, "stebz", *what, count, blocks, values, *places, work, np.empty(3 * n, np.intc), info)
+    return float(values[0]) if count.value and not info.value else float("nan")
+
+
 def fix_signs(x: Array, *others: Array) -> None:
     """X := X with the first of each column's largest elements positive, of a complex one real and positive.
 

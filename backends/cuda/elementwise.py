@@ -100,7 +100,7 @@ class DeviceElementwise(DeviceLanes):
                 return
             out[...] = reductions.reduce("abs_max", x, None, FLOAT32)[0]
 
-    # Reductions, to arrays in host memory, on the default stream
+    # Reductions, to arrays in host memory, on the current stream
 
     def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
         return transfer.on_host(reductions.reduce(kind, x, axis, dtype, scale))

@@ -49,7 +49,7 @@ class Program:
         >>> Program("a").key == Program("a").key != Program("a", ["f<double>"]).key
         True
         """
-        return hashlib.sha256(repr((self.code, self.instances)).encode()).hexdigest()[:32]
+        return hashlib.sha256(repr((self.code, self.instances, STANDARD)).encode()).hexdigest()[:32]
 
     def compile(self) -> None:
         """Compile the kernels for the current GPU, or read them from the wheel or CuPy's cache, and load them."""
@@ -85,7 +85,7 @@ def _shipped(device: int) -> dict[str, list[str]]:
 
     try:
         index = json.loads((CUBINS / INDEX).read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (OSError, ValueError):  # none, or none that can be read: NVRTC compiles
         return {}
     attributes = runtime.getDeviceProperties(device)
     is_for = [attributes["major"], attributes["minor"]] == index["capability"]

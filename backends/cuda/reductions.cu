@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 // results[c, l] := the reduction of the c-th part of `height` elements of line l, by `group` threads: a warp or a CTA.
-// Packs of LENGTH > 1 neighbours are whole and aligned. The scale of line l is scales[l * scale_step].
+// Packs of LENGTH > 1 neighbours are whole. The scale of line l is scales[l * scale_step].
 template <int LENGTH>
 __global__ void __launch_bounds__(THREADS)
     reduce_along(const E* x, integer length, integer step, integer lines, integer ld, integer height, integer group,
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int p = 0; p < PACKS; p++) {
             const integer at = i + p * group * LENGTH;
-            if (at < stop) packs[p] = load<LENGTH>(x + at * step);
+            if (at < stop) packs[p] = load<LENGTH>(x + at * step, LENGTH);
         }
 #pragma unroll
         for (int p = 0; p < PACKS; p++)

@@ -76,7 +76,7 @@ class UniformGemm(Gemm):
             key = dtype.name, name.name, deep
             if key not in self._tested:
                 standard = self._tested.get((dtype.name, total.name, deep))
-                self._tested[key] = self._standard(dtype, depth) if standard is None else (standard[0].astype(name), {})
+                self._tested[key] = self._standard(dtype, deep) if standard is None else (standard[0].astype(name), {})
         elements, tested = self._tested[dtype.name, result.name, deep]
         with closing(self._product(dtype, *shape, depth, result)) as product:
             for algorithm in product.heuristics(_COUNT):

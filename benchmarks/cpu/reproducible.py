@@ -6,7 +6,7 @@
 Products of n x n matrices over shared memory, with one BLAS thread per rank: all-gathers (AG), reductions (RS, AR) and
 blocks over a grid. With --calls factorizations, solves and products with triangles, of matrices in block columns, with
 256 right-hand sides in `solve`. In each round both columns run once, in rotated order; a time is from a barrier to the
-last rank's return. The table has the least times, and the ratio of the medians of the rounds.
+last rank's return. The table has the least times, and the median of the ratios of the rounds.
 """
 
 from __future__ import annotations
@@ -103,6 +103,8 @@ def main() -> None:
     parser.add_argument("--calls", action="store_true", help="measure factorizations, solves and products of triangles")
     parser.add_argument("--job", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.exact and options.calls:
+        parser.error("--exact is for products; leave out --calls")
     if options.job and options.calls:
         calls(options.n, options.repeats, options.dtypes.split(","))
         return

@@ -178,7 +178,7 @@ def main() -> None:
         nprocs = ctx.nprocs
     Console(width=100).print(table)
     if arguments.json is not None:
-        results_file.write(arguments.json, about(device_name(), nprocs) | {"rows": rows})
+        results_file.write(arguments.json, about(device_name(), nprocs) | {"calls": arguments.calls, "rows": rows})
 
 
 if __name__ == "__main__":

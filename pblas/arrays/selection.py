@@ -230,6 +230,8 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
     It reads them in the arrays of near ranks; the others send messages, as all ranks do if out and A share memory.
     """
     runtime, backend = a.runtime, a.runtime.backend
+    if backend.dry is not None:
+        return
     rank, ranks, arrays = runtime.rank, range(runtime.nprocs), backend.arrays
     part, result = a.stored(opname), out.stored(opname)
     peers = PeerArrays(runtime, a.desc, part, out.shape[0] * out.shape[1] * a.dtype.itemsize)

@@ -21,6 +21,7 @@ from pblas.simulation.hardware import LAPTOP, Hardware, Link
 
 if TYPE_CHECKING:
     from pblas.context import Context
+    from pblas.matrices.matrix import DistMatrix
 
 _ROUNDS, _ROUND = 5, 0.02  # rounds, and seconds of each
 _LARGE, _THIN, _SMALL = 1024, 64, 8  # extents of the GEMMs
@@ -51,7 +52,9 @@ def measured_hardware(ctx: Context) -> Hardware:
     source, target = np.zeros(_COPIED // 8), np.ones(_COPIED // 8)
     memory = 2 * _COPIED / _least(ctx, lambda: np.copyto(target, source))
     rows = MatrixDescriptor.row_wise(_COPIED // 8 // _LARGE * ctx.nprocs, _LARGE, ctx.nprocs)
-    new_memory = _COPIED / _least(ctx, lambda: ctx.zeros(rows))
+    kept: list[DistMatrix] = []  # so that each matrix has pages that no process has written
+    new_memory = _COPIED / _least(ctx, lambda: kept.append(ctx.zeros(rows)))
+    kept.clear()
     near, far, node, most = LAPTOP.near, LAPTOP.far, sorted(backend.near), backend.most_near
     if most > 1:  # a rank alone on its node sends to itself
         i = node.index(ctx.rank)

@@ -421,8 +421,10 @@ class Creation:
         """A with block of work on the arrays of this rank, which is done on return, or is in the caller's stream."""
         arrays = self.runtime.backend.arrays
         arrays.begin(in_order=True)
-        yield arrays
-        arrays.hand_over()
+        try:
+            yield arrays
+        finally:
+            arrays.hand_over()
 
     def _memory(self, opname: str, desc: MatrixDescriptor, dtype: Dtype, nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""

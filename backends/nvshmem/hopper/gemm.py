@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import cupy
 import numpy as np
 
+from pblas import errors
 from pblas.backends.cuda.gemm_problem import read
 from pblas.backends.cuda.kernels import Stream, give
 from pblas.backends.engine_limits import (
@@ -266,7 +267,10 @@ class TreeGemm:
         """Reserve memory for the sums of so many pieces."""
         nbytes = max(self._hopper.sums_nbytes(pieces), 1)
         if not self._memory or self._memory[-1].size < nbytes:
-            self._memory.append(cupy.cuda.Memory(nbytes))
+            try:
+                self._memory.append(cupy.cuda.Memory(nbytes))
+            except (cupy.cuda.memory.OutOfMemoryError, cupy.cuda.runtime.CUDARuntimeError) as caught:
+                raise errors.BackendError(f"{nbytes} bytes for sums of pieces: {caught}") from None
 
     def matmul(self, stream: Stream, x: GpuArray, y: GpuArray, z: GpuArray, width: int) -> None:
         """Z := X Y with pieces of `width` elements of K, in stream order."""

@@ -18,7 +18,7 @@ SETTINGS = "shared", "message", "mixed"
 """On several hosts the first is mixed too, and the ranks of each host share memory."""
 P = COMM.size
 pytestmark = [pytest.mark.mpi(min_size=2)]
-SIZES = 300, 513, 700, 1100, 1537
+SIZES = 300, 513, 700, 1100
 """Panels of factorizations travel in pieces of 512 rows."""
 CASES = [*((n, "float64") for n in SIZES), (300, "float32"), (700, "float32")]
 

@@ -305,6 +305,23 @@ def tridiagonal(d: Array, e: Array) -> Array:
     return np.diag(d) + np.diag(e, 1) + np.diag(e, -1)
 
 
+@pytest.mark.parametrize(
+    ("n", "first", "last", "glue"), [(317, 72, 128, 1e-7), (400, 10, 60, 1e-5), (333, 200, 230, 1e-9)]
+)
+def test_a_few_pairs_of_glued_matrices_are_those_wanted(
+    ctx: pblas.Context, n: int, first: int, last: int, glue: float
+) -> None:
+    """Of clusters of eigenvalues LAPACK's xSTEMR finds neighbours of those that are wanted."""
+    beside = np.ones(n - 1)
+    beside[12::13] = glue
+    a = tridiagonal(np.full(n, 2.0), beside)
+    w, v = linalg.eigh(ctx.from_global(a), subset_by_index=[first, last])
+    vectors = collected(v)
+    assert np.abs(w - np.linalg.eigvalsh(a)[first : last + 1]).max() <= 1e-13
+    assert np.abs(a @ vectors - vectors * w).max() <= 1e-12
+    assert np.abs(vectors.T @ vectors - np.eye(last + 1 - first)).max() <= 1e-12
+
+
 @pytest.mark.parametrize("algorithm", ["blocked", "local"])
 def test_tridiagonal_matrices(ctx: pblas.Context, algorithm: Any) -> None:
     wilkinson = tridiagonal(np.abs(np.arange(-10.0, 11)), np.ones(20))
