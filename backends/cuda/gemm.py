@@ -10,7 +10,7 @@ a fixed order (see `pblas.backends.cuda.cublaslt`).
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import cupy
 from nvmath.bindings import cublasLt
@@ -54,6 +54,9 @@ class Gemm:
     A captured product keeps its algorithm and its lane's workspace.
     """
 
+    forgotten: ClassVar[int] = 0
+    """Number of times that products of any instance were dropped; recordings of dropped products are invalid."""
+
     def __init__(self, lanes: Sequence[Hashable] = ("main",), workspace_nbytes: int = WORKSPACE_NBYTES) -> None:
         properties = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)
         self.workspace_nbytes = workspace_nbytes
@@ -70,8 +73,6 @@ class Gemm:
             properties["name"].decode(), properties["multiProcessorCount"], self.version, workspace_nbytes
         )
         """Tuned algorithms: of this rank, of the file, or of rank 0."""
-        self.forgotten: int = 0
-        """Number of times that products were dropped; recordings of dropped products are invalid."""
         self._products: dict[tuple[Problem, str], tuple[Product, GemmAlgorithm]] = {}
         # By the layouts of a call: the product, its algorithm, whether X and Y are exchanged, and the epilogue.
         self._calls: dict[Any, tuple[Product, GemmAlgorithm, bool, str]] = {}
@@ -228,7 +229,7 @@ class Gemm:
 
     def _forget(self) -> None:
         """Drop all prepared products but not the choices; launches and captured graphs do not refer to products."""
-        self.forgotten += 1
+        Gemm.forgotten += 1
         self._calls.clear()
         for product, _ in self._products.values():
             product.close()

@@ -82,6 +82,8 @@ class DeviceLanes(Device):
         self._bands: dict[int, TwoStage] = {}
         self.tree_gemm: Callable[[], TreeProducts] | None = None
         """Makes a kernel that adds the pieces of K of a reproducible product itself; None without one (local)."""
+        self.launched: Callable[[], tuple[int, ...]] = tuple
+        """Events after which all executions that engines have launched have ended (local)."""
 
     @cached_property
     def strided_copy(self) -> StridedCopy:
@@ -180,6 +182,9 @@ class DeviceLanes(Device):
         try:
             if self._pending is not None:
                 self.settle(caller_stream)
+            if "uniform_gemm" in self.__dict__:  # engines, on any stream, may use its memory and that of `empty`
+                for event in self.launched():
+                    runtime.eventSynchronize(event)
             self.stream = caller_stream if in_order else self._main.ptr
             if in_order:
                 return

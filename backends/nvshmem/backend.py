@@ -52,6 +52,8 @@ class NvshmemBackend(GpuBackend):
             lacks = (int(not self.gpu.has_waiting_tiles),)
             self.tiles: bool = not any(self.agreement.agree("Context: compare GPUs", maxima=lacks).maxima)
             self.arrays.tree_gemm = TreeGemm if self.tiles else None
+            order = self.nvshmem.order
+            self.arrays.launched = lambda: order.last
         except errors.PblasError:  # on every rank
             super().close(free=self.agreement.broken is None)
             raise
