@@ -34,6 +34,7 @@ from pblas.matmul.product_plan import Distribution, Product, ProductPlan
 from pblas.simulation.hardware import Topology
 from pblas.simulation.simulate import least, predict
 
+_SURE = 0.95  # part of the bound of an outline that a plan on CPUs takes at any rate
 _AS_QUICK, _QUICKER, _MUCH_QUICKER = 0.97, 0.9, 0.8
 """A plan replaces one that was considered before, and so is as simple or simpler, if it is predicted to take less than
 _AS_QUICK times as long. One-dimensional plans are simpler than those over the grids of the matrices, and these are
@@ -96,7 +97,7 @@ def _best(
         search.consider(summa)
     search.end_of_kind()
     if not strict or (context.reproducible and search.best is None):
-        for summas in over_all_ranks(product, nonconforming, context.machine, search.improves):
+        for summas in over_all_ranks(product, nonconforming, context.machine, search.promises):
             search.consider(*context.allowed(summas))
     elif search.best is None and not search.large:
         raise PlanError("strict=True, but op(A), op(B) and D are all replicated, so none can stay; leave strict out")
@@ -149,6 +150,13 @@ class Search(Generic[PlanT]):
         """Whether a plan that takes at least these seconds may replace the best one."""
         return seconds < self._below
 
+    def promises(self, bound: float) -> bool:
+        """Whether a plan may replace the best one by the bound of its outline.
+
+        On GPUs any may: panels may be wider than in outline, and travel beside the products.
+        """
+        return self._context.topology.gpus or self.improves(_SURE * bound)
+
     def end_of_kind(self) -> None:
         """From now on plans are less simple than those that were considered before."""
         self._below = self._simpler * self.seconds
@@ -158,7 +166,7 @@ class Search(Generic[PlanT]):
         machine, neutral = self._context.machine, self._neutral
         bounds = [least(neutral.complete(plan, outline=True), machine) for plan in plans]
         for bound, plan in sorted(zip(bounds, plans, strict=True), key=lambda pair: pair[0]):
-            if not self.improves(bound):
+            if not self.promises(bound):
                 return
             if self.improves(seconds := predict(neutral.complete(plan), machine, self._below)):
                 if self._context.fits(plan):
@@ -196,7 +204,7 @@ def choose_output(
         before = search.best
         for summa in on_grids(product):
             search.consider(summa)
-        for summas in over_all_ranks(product, (), context.machine, search.improves):
+        for summas in over_all_ranks(product, (), context.machine, search.promises):
             search.consider(*summas)
         chosen = chosen if search.best is before else d
     return chosen
@@ -212,7 +220,7 @@ def choose_layouts(
     [1, 1, 1]
     """
     search, considered = Search[ProductPlan](context), []
-    for layouts, sizes in free_layouts(m, n, k, dtype, context.nprocs, context.machine, search.improves):
+    for layouts, sizes in free_layouts(m, n, k, dtype, context.nprocs, context.machine, search.promises):
         product = general_product(dtype, *layouts, context.nprocs, context.others)
         one = one_dimensional(dtype, *layouts, context.nprocs, context.others)
         for plan in context.allowed(itertools.chain(one, (natural_plan(product, sizes),), on_grids(product))):

@@ -35,7 +35,6 @@ from pblas.simulation.simulate import bound
 
 _TRIPLES = 128  # largest number of sizes p1 x p2 x p3 for which layouts are made
 _ARRANGEMENTS = 64  # largest number of arrangements over all ranks of which plans are made
-_SURE = 0.95  # part of the bound of an arrangement in outline that its plans take at any rate
 
 
 def on_grids(product: Product, misfits: tuple[str, ...] = ()) -> Iterator[Summa]:
@@ -84,11 +83,11 @@ def over_all_ranks(
             outline = _Outline(product, machine, a, b, owners.rows.max_count * owners.columns.max_count)
             for splits in itertools.product(options[0], options[1], options[2]):
                 least = outline.least(splits)
-                if promises(_SURE * least):
+                if promises(least):
                     arrangements.append((least, natural.strides, splits, sums))
     arrangements.sort(key=lambda arrangement: arrangement[0])
     for least, natural_strides, splits, sums in arrangements[:most]:
-        if not promises(_SURE * least):
+        if not promises(least):
             return
         yield [
             SummaC(product, why, cuboids=Cuboids(*splits, strides), sum_placement=sums, misfits=misfits)
@@ -130,7 +129,7 @@ def free_layouts(
     promising = _promising(m, n, k, dtype, nprocs, machine)
     linear = [entry for entry in promising if nprocs in entry[1]]
     for least, sizes in dict.fromkeys((*linear, *promising[:most])):
-        if nprocs in sizes or promises(_SURE * least):
+        if nprocs in sizes or promises(least):
             if sizes[2] == 1:
                 yield conforming_layouts(m, n, k, sizes[:2]), sizes
             if nprocs not in sizes[:2]:
