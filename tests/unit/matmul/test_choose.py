@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,12 +15,22 @@ import pblas
 from pblas.errors import PblasError, PlanError
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
-from pblas.matmul.choose import _MUCH_QUICKER, _grid_outputs, _outputs, choose, choose_output, one_dimensional
+from pblas.matmul.choose import (
+    _MUCH_QUICKER,
+    Search,
+    _best,
+    _grid_outputs,
+    _outputs,
+    choose,
+    choose_output,
+    one_dimensional,
+)
 from pblas.matmul.choose_granularity import PlanningContext
 from pblas.matmul.one_dimensional_plan import AllGatherGemm, GemmAllReduce, GemmReduceScatter, LocalGemm
 from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.summa_plan import Summa
 from pblas.simulation.hardware import Topology
+from pblas.simulation.simulate import predict
 
 KINDS = {"row": MatrixDescriptor.row_wise, "col": MatrixDescriptor.column_wise, "all": MatrixDescriptor.replicated}
 
@@ -330,3 +341,38 @@ def test_a_product_that_recurs_is_planned_once(monkeypatch: pytest.MonkeyPatch) 
     for other in (*others, {"memory_nbytes": 10**9}):
         with pytest.raises(TypeError):
             choose("float64", a, a, d, context=replace(context, **other))
+
+
+Triple = tuple[MatrixDescriptor, MatrixDescriptor, MatrixDescriptor]
+TOPOLOGIES = {
+    "shared": Topology(4, True),
+    "messages": Topology(2),
+    "GPUs": Topology(16, True, True, True, True),
+    "GPU-aware": Topology(16, False, False, True),
+}
+
+
+@pytest.mark.parametrize("kind", TOPOLOGIES)
+def test_bounds_leave_out_no_plan_that_is_quicker(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng, topology = random.Random(kind), TOPOLOGIES[kind]
+    for _ in range(40):
+        nprocs = rng.choice([2, 4, 8, 16])
+        m, n, k = (rng.choice([1, 7, 64, 300, 1000, 10000, 20000]) for _ in range(3))
+        dtype, context = rng.choice(["float64", "float16", "complex64"]), PlanningContext(topology, nprocs)
+        descs = any_layout(rng, m, k, nprocs), any_layout(rng, k, n, nprocs), any_layout(rng, m, n, nprocs)
+
+        chosen = seconds_of_best(dtype, descs, context)
+        with monkeypatch.context() as patch:
+            patch.setattr(Search, "promises", lambda *_: True)
+            assert chosen <= 1.06 * seconds_of_best(dtype, descs, context)
+
+
+def seconds_of_best(dtype: str, descs: Triple, context: PlanningContext) -> float:
+    plan = _best(dtype, *descs, context, strict=False)
+    return predict(context.neutral.complete(plan), context.machine)
+
+
+def any_layout(rng: random.Random, m: int, n: int, nprocs: int) -> MatrixDescriptor:
+    nprow = rng.choice([p for p in range(1, nprocs + 1) if nprocs % p == 0])
+    mb, nb = (rng.choice([16, 200, max(1, -(-size // p))]) for size, p in ((m, nprow), (n, nprocs // nprow)))
+    return MatrixDescriptor(m, n, mb, nb, Grid(nprow, nprocs // nprow))
