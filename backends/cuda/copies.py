@@ -179,9 +179,8 @@ def _step(places: Array) -> int | None:
     kept, known = _known_steps.get(id(places), (None, None))
     if kept is places:
         return known
-    step: int | None = int(places[1] - places[0])
-    if step is None or step < 0 or not (places[1:] - places[:-1] == step).all():
-        step = None
+    distance = int(places[1] - places[0])
+    step = distance if distance >= 0 and (places[1:] - places[:-1] == distance).all() else None
     if not places.flags.writeable:
         if len(_known_steps) >= _MOST_STEPS:
             _known_steps.clear()

@@ -13,6 +13,7 @@ from pblas.backends.cpu.exact_sums import is_squared, numbers_of, parts_of
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.kernels import WordArguments
 from pblas.backends.cuda.programs import Program
+from pblas.backends.cuda.reductions import multiprocessors
 from pblas.backends.engine_limits import BIN_RANGES, bins_of
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def binned(
     threads = _threads(bins)
     for w in (x, x if other is None else other):
         words += [w.data.ptr, *(stride // itemsize for stride in reversed(w.strides))]
-    ctas = _CTAS * _multiprocessors()
+    ctas = _CTAS * multiprocessors()
     across = -(-length // threads) if where == "columns" else max(1, min(-(-length // (_DEEP * threads)), ctas))
     down = min(lines, _MOST_LINES if where == "lines" else max(1, -(-ctas // across)))
     parts, stream = [], cupy.cuda.get_current_stream()
@@ -94,11 +95,6 @@ def _threads(bins: int) -> int:
 @cache
 def _kernel(code: str) -> Any:
     return Program(code).get_function("add_exactly")
-
-
-@cache
-def _multiprocessors() -> int:
-    return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 
 @cache

@@ -81,7 +81,7 @@ def _along(
     pack = pack if step == 1 and not length % pack else 1  # not by the address: the order of additions depends on it
     group = _WARP if length <= _WARP * _LEAST_HEIGHT * pack else _THREADS
     ctas = -(-count * group // _THREADS)
-    most = min(-(-_CTAS_PER_SM * _multiprocessors() // ctas), _MOST_PARTS)
+    most = min(-(-_CTAS_PER_SM * multiprocessors() // ctas), _MOST_PARTS)
     parts = max(1, min(-(-length // (group * _PARTIAL_PACKS * pack)), most))
     height = -(-length // (parts * pack)) * pack
     parts = -(-length // height)
@@ -99,7 +99,7 @@ def _across(kind: str, x: GpuArray, axis: int, dtype: Dtype) -> Any:
     ld, pack = x.strides[axis] // x.itemsize, max(1, _PACK_NBYTES // x.itemsize)
     pack = pack if _is_whole(x, length, ld, pack) else 1
     wide = -(-length // (_THREADS * pack))
-    parts = max(1, min(-(-lines // _LEAST_HEIGHT), -(-_CTAS_PER_SM * _multiprocessors() // wide), _MOST_PARTS))
+    parts = max(1, min(-(-lines // _LEAST_HEIGHT), -(-_CTAS_PER_SM * multiprocessors() // wide), _MOST_PARTS))
     height = -(-lines // parts)
     parts = -(-lines // height)
     results = cupy.empty((parts, length), dtype)
@@ -122,7 +122,7 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     pack = _PACK_NBYTES // x.itemsize
     whole = _is_whole(x, length, ld, pack)
     chunks = lines * -(-length // (_THREADS * _LOADS * (pack if whole else 1)))
-    ctas = min(chunks, _CTAS_PER_SM * _multiprocessors())
+    ctas = min(chunks, _CTAS_PER_SM * multiprocessors())
     dtype = np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.dtype(np.float32)
     candidates = cupy.empty(2 * (ctas + 1), np.int64)
     kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, f"enum {{ IS_MAX = {int(kind == 'max')} }};\n")
@@ -184,7 +184,8 @@ def _is_whole(x: GpuArray, length: int, ld: int, pack: int) -> bool:
 
 
 @cache
-def _multiprocessors() -> int:
+def multiprocessors() -> int:
+    """Multiprocessors of the current GPU."""
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 

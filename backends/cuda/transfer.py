@@ -97,10 +97,9 @@ def copy_from_host(host: Array, x: GpuArray, of: Places | None = None) -> None:
         if target.flags.c_contiguous:
             target.set(buffer.view(target.dtype))
             return
+        # The buffer is page-locked; CuPy's own copies would pass its elements through another one
         tight = cupy.empty(buffer.shape, target.dtype)
-        tight.set(
-            buffer.view(target.dtype)
-        )  # from page-locked memory, which CuPy's own copies pass through another one
+        tight.set(buffer.view(target.dtype))
         if abs(target.strides[0]) < abs(target.strides[1]):  # turned here, since writes to peers must be long
             turned = cupy.empty(tight.shape, tight.dtype, "F")
             turned[...] = tight
