@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import cupy
@@ -13,11 +12,15 @@ from pblas.backends.cuda.lanes import DeviceLanes
 from pblas.backends.cuda.strided_copy import StridedRegion, copied
 from pblas.backends.device import Axis
 from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
+from pblas.epilogues import parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pblas.epilogues import Epilogue, Node
+
+_PRODUCTS = {False: parse("x * y"), True: parse("conj(x) * y", parts=True)}
+"""The terms of an inner product, by whether the left ones are conjugated."""
 
 
 class DeviceElementwise(DeviceLanes):
@@ -90,7 +93,10 @@ class DeviceElementwise(DeviceLanes):
     def add_rows(self, x: Array, out: Array, stream: object = None) -> None:
         caller_stream = cupy.cuda.get_current_stream() if stream is None else cupy.cuda.Stream.from_external(stream)
         with caller_stream:
-            out[...] = x.astype(accumulator_dtype(x.dtype), copy=False).sum(0).astype(out.dtype, copy=False)
+            if not x.size:
+                out[...] = 0
+                return
+            out[...] = reductions.reduce("sum", x, 0, accumulator_dtype(x.dtype)).astype(out.dtype, copy=False)
 
     def largest(self, x: Array, out: Array, stream: object = None) -> None:
         handle = streams.current_handle(stream)
@@ -108,37 +114,22 @@ class DeviceElementwise(DeviceLanes):
     def exact_sums(self, kind: Any, x: Array, axis: Axis, other: Array | None = None, *, conj: bool = False) -> Array:
         from pblas.backends.cuda.exact_sums import binned
 
-        return binned(kind, _in_precision(x, FLOAT32) if x.dtype in FLOAT8 else x, axis, other, conj=conj)
+        return binned(kind, x.astype(FLOAT32) if x.dtype in FLOAT8 else x, axis, other, conj=conj)
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         if axis is None:
             return reductions.extreme(kind, x)
-        y: GpuArray = _in_precision(x, FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
+        y: GpuArray = x.astype(FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
         first = cupy.argmax if kind == "max" else cupy.argmin
         places = first(y, axis=axis)
         values = cupy.take_along_axis(y, cupy.expand_dims(places, axis), axis).squeeze(axis)
         return values.get(), places.get().astype(np.intp)
 
     def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
-        if order == "F":
-            x, y = x.T, y.T
-        left, right = _in_precision(x, dtype), _in_precision(y, dtype)
-        return transfer.on_host(cupy.sum((left.conj() if conj else left) * right).reshape(-1))
-
-
-def _in_precision(x: Array, dtype: Dtype) -> Any:
-    """X in the precision of `dtype`; complex if x is."""
-    if x.dtype.kind == "c":
-        dtype = np.result_type(dtype, np.complex64)
-    if x.dtype.char not in "fF" or dtype.char not in "dD":
-        return x.astype(dtype, copy=False)
-    y = cupy.empty(x.shape, dtype)
-    for source, target in [(x.real, y.real), (x.imag, y.imag)] if x.dtype.kind == "c" else [(x, y)]:
-        _widen()(source, target)
-    return y
-
-
-@cache
-def _widen() -> Any:
-    """Float32 to float64. CuPy compiles with subnormal numbers flushed to zero, which assembly is not subject to."""
-    return cupy.ElementwiseKernel("float32 x", "float64 y", 'asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x))', "widen")
+        is_complex = x.dtype.kind == "c"
+        total: Dtype = np.result_type(dtype, np.complex64) if is_complex else dtype
+        if not x.size:
+            return np.zeros(1, total)
+        products, stream = self.like(x, total), cupy.cuda.get_current_stream()
+        self.pointwise.combine(stream.ptr, _PRODUCTS[conj and is_complex], {"x": x, "y": y}, total, products)
+        return self.reduce("sum", products, None, order, dtype)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import cupy
 import numpy as np
 
-from pblas.backends.cuda import transfer
+from pblas.backends.cuda import reductions, transfer
 from pblas.backends.cuda.pointwise import functions, type_name
 from pblas.backends.cuda.programs import Program
 
@@ -39,7 +39,7 @@ def multiply(x: GpuArray, part: Staircase, vector: Array, dtype: Dtype, mode: st
     ctas = columns if transposed else -(-rows // _THREADS)
     v = transfer.on_gpu(vector.astype(dtype, copy=False))
     _launch(name, (ctas, len(sums)), x, part, dtype, v, sums, width, _MODES[mode])
-    return transfer.on_host(sums[0] if len(sums) == 1 else sums.sum(0))
+    return transfer.on_host(sums[0] if len(sums) == 1 else reductions.reduce("sum", sums, 0, dtype))
 
 
 def update(z: GpuArray, part: Staircase, x: Array, y: Array) -> None:

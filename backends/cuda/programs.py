@@ -57,8 +57,8 @@ class Program:
 
         if self._module is not None:
             return
-        symbols = _shipped(cupy.cuda.Device().id).get(self.key)
-        if symbols is None:
+        module = self._read()
+        if module is None:
             module = cupy.RawModule(
                 code=self.code,
                 options=(f"--std={STANDARD}",),
@@ -66,11 +66,23 @@ class Program:
                 enable_cooperative_groups=self._cooperative,
             )
             module.compile()
-        else:
-            path = str(CUBINS / f"{self.key}.cubin")
-            module = cupy.RawModule(path=path, enable_cooperative_groups=self._cooperative)
-            self._symbols = dict(zip(self.instances, symbols, strict=True))
         self._module = module
+
+    def _read(self) -> Any:
+        """The loaded module of the wheel; None if it has none for this GPU, or none that the driver loads."""
+        import cupy
+
+        symbols = _shipped(cupy.cuda.Device().id).get(self.key)
+        if symbols is None:
+            return None
+        path = str(CUBINS / f"{self.key}.cubin")
+        module = cupy.RawModule(path=path, enable_cooperative_groups=self._cooperative)
+        try:
+            module.compile()
+        except cupy.cuda.driver.CUDADriverError:  # the file is missing or damaged
+            return None
+        self._symbols = dict(zip(self.instances, symbols, strict=True))
+        return module
 
     def get_function(self, name: str) -> Any:
         """A kernel as CuPy's RawKernel, loaded; `name` is its C name, or one of the instances."""

@@ -6,7 +6,6 @@ Each reads the elements once, in the order of memory, by enough CTAs to fill the
 from __future__ import annotations
 
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -125,11 +124,15 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     ctas = min(chunks, _CTAS_PER_SM * multiprocessors())
     dtype = np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.dtype(np.float32)
     candidates = cupy.empty(2 * (ctas + 1), np.int64)
-    kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, f"enum {{ IS_MAX = {int(kind == 'max')} }};\n")
+    kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, _extreme_kind(kind))
     places = candidates.data.ptr, _ended().data.ptr
     _launch(kernel, (ctas, 1), x.data.ptr, length, lines, ld, slow, fast, whole, *places)
     result = transfer.on_host(candidates[2 * ctas :])
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
+
+
+def _extreme_kind(kind: Literal["max", "min"]) -> str:
+    return f"enum {{ IS_MAX = {int(kind == 'max')} }};\n"
 
 
 def fill_places(stream: int, shape: tuple[int, ...], element: Array, z: StridedRegion) -> None:
@@ -210,11 +213,20 @@ def _kernel(name: str, file: str, element: Dtype, result: Dtype, constants: str)
     return Program(source(file, element, result, constants), instances).get_function(name)
 
 
-def programs(element: Dtype, result: Dtype) -> Iterator[Program]:
-    """The programs of all reductions of real matrices whose packs are whole."""
-    names = (f"reduce_{way}<{_PACK_NBYTES // element.itemsize}>" for way in ("along", "across"))
-    for name, kind in product(names, KINDS):
-        yield Program(source("reductions.cu", element, result, _kind(kind)), (name,))
+def programs(element: Dtype) -> Iterator[Program]:
+    """The programs for matrices of a dtype: reductions of whole packs, the place of an extreme, and copies by lists."""
+    real, is_complex = np.empty(0, element).real.dtype, element.kind == "c"
+    for kind in KINDS:
+        if is_complex and kind in ("max", "min"):
+            continue
+        result = {"sum": element, "squares": np.dtype(np.float64)}.get(kind, real)
+        for way in ("along", "across"):
+            name = f"reduce_{way}<{_PACK_NBYTES // element.itemsize}>"
+            yield Program(source("reductions.cu", element, result, _kind(kind)), (name,))
+    yield Program(places_source(element.itemsize, is_complex=is_complex))
+    if not is_complex:
+        for kind in ("max", "min"):
+            yield Program(source("extremes.cu", element, element, _extreme_kind(kind)))
 
 
 def source(file: str, element: Dtype, result: Dtype, constants: str) -> str:

@@ -49,10 +49,10 @@ def programs() -> Iterator[Program]:
         dtype = np.dtype(letter)
         yield Program(random.source(dtype))
         yield Program(level2.source(dtype, dtype))
+        yield from reductions.programs(dtype)
     for letter in _REAL:
         yield from DtypeKernels("bisect").programs(letter).values()
         yield from DtypeKernels("merge").programs(letter).values()
-        yield from reductions.programs(np.dtype(letter), np.dtype(letter))
     yield from DtypeKernels("chains").programs("d").values()
     yield from DtypeKernels("split").programs("f").values()
 
