@@ -29,7 +29,10 @@ class DeviceCopies(DeviceLanes):
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
         line = _line(x, rows, columns)
         if line is not None:
-            return transfer.on_host(cupy.ascontiguousarray(line)).view(x.dtype)
+            tight, stream = cupy.empty(line.size, line.dtype), cupy.cuda.get_current_stream().ptr
+            target = StridedRegion(tight.data.ptr, 1, line.size)
+            reductions.copy_places(stream, (line.size, 1), _region(line), target, line.dtype)
+            return transfer.on_host(tight).view(x.dtype)
         return transfer.on_host(transfer.words(x)[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
 
     def pick(self, x: Array, rows: Array, columns: Array) -> Array:
@@ -112,12 +115,13 @@ class DeviceCopies(DeviceLanes):
         if waits:
             self.synchronize()
         if rows.size:
-            words, line = transfer.words(x), _line(x, rows, columns)
-            bits = np.array([value], x.dtype).view(words.dtype)
+            element, line = np.array([value], x.dtype), _line(x, rows, columns)
             if line is not None:
-                line.fill(bits[0])
+                stream = cupy.cuda.get_current_stream().ptr
+                reductions.fill_places(stream, (line.size, 1), element, _region(line))
             else:
-                words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = bits[0]
+                words = transfer.words(x)
+                words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = element.view(words.dtype)[0]
             if waits:
                 cupy.cuda.get_current_stream().synchronize()
 
@@ -197,3 +201,9 @@ def _line(x: GpuArray, rows: Array, columns: Array) -> Any:
     stride = sum(step * stride for step, stride in zip(steps, words.strides, strict=True) if step)
     first = words[int(rows[0]) :, int(columns[0]) :]
     return cupy.ndarray((rows.size,), words.dtype, first.data, (stride,))
+
+
+def _region(line: Any) -> StridedRegion:
+    """The positions of the elements of a line, as one column."""
+    step = line.strides[0] // line.itemsize
+    return StridedRegion(line.data.ptr, step, step * line.size)

@@ -117,13 +117,7 @@ class DeviceElementwise(DeviceLanes):
         return binned(kind, x.astype(FLOAT32) if x.dtype in FLOAT8 else x, axis, other, conj=conj)
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
-        if axis is None:
-            return reductions.extreme(kind, x)
-        y: GpuArray = x.astype(FLOAT32) if x.dtype.itemsize == FLOAT32.itemsize // 2 else x
-        first = cupy.argmax if kind == "max" else cupy.argmin
-        places = first(y, axis=axis)
-        values = cupy.take_along_axis(y, cupy.expand_dims(places, axis), axis).squeeze(axis)
-        return values.get(), places.get().astype(np.intp)
+        return reductions.extreme(kind, x) if axis is None else reductions.extremes(kind, x, axis)
 
     def dot(self, x: Array, y: Array, order: str, dtype: Dtype, *, conj: bool) -> Array:
         is_complex = x.dtype.kind == "c"

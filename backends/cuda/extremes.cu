@@ -1,4 +1,5 @@
-// The place of an extreme; reductions.py defines E, the elements, and IS_MAX. Lines are as in reductions.cu.
+// The place of an extreme, of all elements or of each line; reductions.py defines E, the elements, and IS_MAX. Lines are
+// as in reductions.cu.
 enum { THREADS = 256, WARP = 32, LOADS = 4 };
 typedef typename Accumulator<E>::type A;
 
@@ -17,12 +18,23 @@ struct Candidate {
     }
 };
 
+// What any element precedes.
+__device__ __forceinline__ Candidate last() {
+    return {Constant<A>::of(IS_MAX ? -1.0 / 0.0 : 1.0 / 0.0, 0), ~0ull >> 1};
+}
+
+// The best of a warp's candidates, in its first lane.
+__device__ __forceinline__ Candidate of_warp(Candidate best) {
+#pragma unroll
+    for (int distance = WARP / 2; distance; distance /= 2)
+        best.consider(__shfl_down_sync(~0u, best.value, distance), __shfl_down_sync(~0u, best.place, distance));
+    return best;
+}
+
 __device__ __forceinline__ Candidate of_cta(Candidate best) {
     __shared__ Candidate of_warps[THREADS / WARP];
     for (int round = 0; round < 2; round++) {
-#pragma unroll
-        for (int distance = WARP / 2; distance; distance /= 2)
-            best.consider(__shfl_down_sync(~0u, best.value, distance), __shfl_down_sync(~0u, best.place, distance));
+        best = of_warp(best);
         if (round) break;
         if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = best;
         __syncthreads();
@@ -39,7 +51,7 @@ __device__ __forceinline__ void find(
     word* ended) {
     constexpr int STRIDE = THREADS * LOADS;
     const integer packs = (length + LENGTH - 1) / LENGTH, chunks = (packs + STRIDE - 1) / STRIDE;
-    Candidate best = {Constant<A>::of(IS_MAX ? -1.0 / 0.0 : 1.0 / 0.0, 0), ~0ull >> 1};
+    Candidate best = last();
     for (integer chunk = blockIdx.x; chunk < chunks * lines; chunk += gridDim.x) {
         const integer line = lines == 1 ? 0 : chunk / chunks;
         const integer first = (chunk - line * chunks) * STRIDE + threadIdx.x;
@@ -79,4 +91,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) find_extreme(
         find<16 / sizeof(E)>(x, length, lines, ld, slow, fast, candidates, ended);
     else
         find<1>(x, length, lines, ld, slow, fast, candidates, ended);
+}
+
+// The extreme of each line and its index there: a warp takes a line whose elements are neighbours, and a CTA WARP lines
+// that are neighbours, `ld` = 1.
+extern "C" __global__ void __launch_bounds__(THREADS) find_extremes(
+    const E* x, integer length, integer step, integer lines, integer ld, A* values, integer* places) {
+    constexpr int WARPS = THREADS / WARP;
+    __shared__ Candidate of_warps[WARPS][WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const bool abreast = ld == 1;
+    const integer line = abreast ? blockIdx.x * integer(WARP) + lane : blockIdx.x * integer(WARPS) + warp;
+    Candidate best = last();
+    if (line < lines) {
+#pragma unroll 4
+        for (integer i = abreast ? warp : lane; i < length; i += abreast ? WARPS : WARP)
+            best.consider(widen(x[line * ld + i * step]), i);
+    }
+    if (abreast) {
+        of_warps[warp][lane] = best;
+        __syncthreads();
+        if (warp) return;
+        for (int w = 1; w < WARPS; w++) best.consider(of_warps[w][lane].value, of_warps[w][lane].place);
+    } else {
+        best = of_warp(best);
+        if (lane) return;
+    }
+    if (line < lines) values[line] = best.value, places[line] = best.place;
 }

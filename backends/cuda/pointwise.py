@@ -8,15 +8,18 @@ kernel, so new values need no compilation.
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from pblas import errors
 from pblas.backends.cuda.kernels import EARLY_CAPABILITY, Stream, WordArguments, configured, expanded, give
 from pblas.backends.cuda.programs import Program
-from pblas.epilogues import RESULT, Name, Node, Number, operand_names, renamed
+from pblas.epilogues import RESULT, Name, Node, Number, operand_names, parse, renamed
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, GpuArray
@@ -162,6 +165,45 @@ class _Kernels(NamedTuple):
         terms = tuple((name, dtypes[name] is not None) for name in names)
         return cls((canonical, used, x, out, compute), terms, pack_nbytes(used, x, out, compute), tree, {})
 
+    @classmethod
+    def combining(cls, tree: Node, dtypes: Mapping[str, Dtype | None], out: Dtype, compute: Dtype) -> _Kernels:
+        """Those of an expression whose operands have these dtypes, in this order, None for numbers."""
+        names = {name: f"o{number}" for number, name in enumerate(dtypes)}
+        first, x = next((name, dtype) for name, dtype in dtypes.items() if dtype is not None)
+        canonical = renamed(tree, names | {first: RESULT})
+        kernels = cls.of(tree, canonical, {names[name]: dtype for name, dtype in dtypes.items()}, x, out, compute)
+        originals = {new: name for name, new in names.items()}
+        terms = tuple((originals[new], is_array) for new, is_array in kernels.terms)
+        return kernels._replace(terms=terms, first=first)
+
+
+EXPRESSIONS = {
+    **dict.fromkeys(("x + y", "x - y", "x * y", "x / y", "conj(x) * y"), ("x y",)),
+    **dict.fromkeys(("x * s", "x / s"), ("x #s", "x ~s", "x* ~s")),
+    "(x + y) / 2": ("x y*",),
+    "(x + y) * s": ("x y* #s",),
+    "s * x + t * y": ("x y #s #t", "x y* #s #t"),
+    "r * x + s * y + t * z + u * w": ("x y z w #r #s #t #u",),
+    "x + y * s": ("y ~s x", "x y ~s"),
+    "x - y * s": ("x y ~s",),
+    "x * 0": ("x",),
+    "x * t / s": ("x ~t ~s",),
+    "x * t / s - y": ("x y ~t ~s",),
+}
+"""Expressions of the package's own calls, and their operands in the order of arguments: `#s` is a number, `~s` is real,
+and `y*` is a conjugated view if the matrices are complex."""
+
+
+def programs(dtype: Dtype) -> Iterator[Program]:
+    """The programs of `EXPRESSIONS` for matrices of a dtype."""
+    kinds: dict[str, Dtype | None] = {"#": None, "~": np.empty(0, dtype).real.dtype}
+    for text, operands in ((text, operands) for text, ways in EXPRESSIONS.items() for operands in ways):
+        views = "|".join(re.findall(r"(\w+)\*", operands)) if dtype.kind == "c" else ""
+        tree = parse(re.sub(rf"\b({views})\b", r"conj(\1)", text) if views else text, parts=True)
+        dtypes = {operand.strip("#~*"): kinds.get(operand[0], dtype) for operand in operands.split()}
+        key = _Kernels.combining(tree, dtypes, dtype, dtype).key
+        yield from (Program(source(*key, packs=packs)) for packs in (0, _PACKS))
+
 
 def _is_tight(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether the elements of a matrix follow each other in memory, by rows or by columns.
@@ -223,14 +265,9 @@ class Pointwise:
         key = id(tree), tuple(operands), types, out.dtype, compute
         kernels = self._kernels.get(key)
         if kernels is None:
-            names = {name: f"o{number}" for number, name in enumerate(operands)}
-            first = next(name for name, dtype in zip(operands, types, strict=True) if dtype is not None)
-            canonical = renamed(tree, names | {first: RESULT})
-            dtypes = dict(zip(names.values(), types, strict=True))
-            kernels = _Kernels.of(tree, canonical, dtypes, operands[first].dtype, out.dtype, compute)
-            originals = {new: name for name, new in names.items()}
-            terms = tuple((originals[new], is_array) for new, is_array in kernels.terms)
-            kernels = self._keep(key, kernels._replace(terms=terms, first=first))
+            kernels = self._keep(
+                key, _Kernels.combining(tree, dict(zip(operands, types, strict=True)), out.dtype, compute)
+            )
         self._evaluate(stream, kernels, operands[kernels.first], operands, out)
 
     def evaluate(

@@ -106,11 +106,18 @@ def _shipped(device: int) -> dict[str, list[str]]:
     return programs if is_for and runtime.driverGetVersion() // 1000 >= index["nvrtc"][0] else {}
 
 
-def compiling(programs: Sequence[Program]) -> list[Future[Program]]:
-    """Begin to compile programs in threads, each of which NVRTC takes one in.
+def unbound_threads(count: int) -> ThreadPoolExecutor:
+    """Threads that may use all processors, also where a launcher has bound the rank to one, as Open MPI does."""
 
-    The threads may use all processors, also where a launcher has bound the rank to one, as Open MPI does.
-    """
+    def unbind() -> None:
+        with suppress(OSError):  # the affinity of this thread, within what the system allows
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+
+    return ThreadPoolExecutor(min(count, _MOST_THREADS), initializer=unbind)
+
+
+def compiling(programs: Sequence[Program]) -> list[Future[Program]]:
+    """Begin to compile programs in threads, each of which NVRTC takes one in."""
     import cupy
     from cuda.bindings import driver
 
@@ -118,15 +125,13 @@ def compiling(programs: Sequence[Program]) -> list[Future[Program]]:
 
     def compiled(program: Program) -> Program:
         with device:
-            with suppress(OSError):  # the affinity of this thread, within what the system allows
-                os.sched_setaffinity(0, range(os.cpu_count() or 1))
             driver.cuThreadExchangeStreamCaptureMode(relaxed)  # a module may be loaded while the caller captures
             program.compile()
         return program
 
     if not programs:
         return []
-    threads = ThreadPoolExecutor(min(len(programs), _MOST_THREADS))
+    threads = unbound_threads(len(programs))
     futures = [threads.submit(compiled, program) for program in programs]
     threads.shutdown(wait=False)
     return futures

@@ -16,6 +16,7 @@ from pblas.backends.cuda import transfer
 from pblas.backends.cuda.kernels import WordArguments
 from pblas.backends.cuda.pointwise import functions, type_name
 from pblas.backends.cuda.programs import Program
+from pblas.backends.dtypes import accumulator_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,10 +42,7 @@ _LINES = 8  # elements that a thread copies at a time
 
 def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = None) -> Any:
     """The reduction of X on the current stream; see `Device.reduce`. The results stay on the device."""
-    if kind != "sum":
-        dtype = np.empty(0, dtype).real.dtype
-    elif x.dtype.kind == "c":
-        dtype = np.result_type(dtype, np.complex64)
+    dtype = result_dtype(kind, x.dtype, dtype)
     (m, n), (down, across) = x.shape, (stride // x.itemsize for stride in x.strides)
     fast = int(abs(across) < abs(down) if min(m, n) > 1 else n > 1)
     if axis == 1 - fast and x.shape[fast] > 1 and x.strides[fast] == x.itemsize and scale is None:
@@ -61,6 +59,17 @@ def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = Non
             else _across(_COMBINING[kind], results.reshape(-1, lines), 0, dtype)
         )
     return results
+
+
+def result_dtype(kind: str, element: Dtype, dtype: Dtype) -> Dtype:
+    """The dtype of a reduction of elements in at least the precision of `dtype`.
+
+    >>> result_dtype("sum", np.dtype("complex64"), np.dtype("float64"))
+    dtype('complex128')
+    """
+    if kind == "sum" and element.kind == "c":
+        return np.result_type(dtype, np.complex64)
+    return dtype if kind == "sum" else np.empty(0, dtype).real.dtype
 
 
 def _along(
@@ -122,13 +131,23 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     whole = _is_whole(x, length, ld, pack)
     chunks = lines * -(-length // (_THREADS * _LOADS * (pack if whole else 1)))
     ctas = min(chunks, _CTAS_PER_SM * multiprocessors())
-    dtype = np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.dtype(np.float32)
-    candidates = cupy.empty(2 * (ctas + 1), np.int64)
+    dtype, candidates = accumulator_dtype(x.dtype), cupy.empty(2 * (ctas + 1), np.int64)
     kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, _extreme_kind(kind))
     places = candidates.data.ptr, _ended().data.ptr
     _launch(kernel, (ctas, 1), x.data.ptr, length, lines, ld, slow, fast, whole, *places)
     result = transfer.on_host(candidates[2 * ctas :])
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
+
+
+def extremes(kind: Literal["max", "min"], x: GpuArray, axis: Literal[0, 1]) -> tuple[Array, Array]:
+    """The extremes of a real X along an axis, in 32 bits at least, and their indices there, in host memory."""
+    (length, step), (lines, ld) = ((x.shape[i], x.strides[i] // x.itemsize) for i in (axis, 1 - axis))
+    dtype = accumulator_dtype(x.dtype)
+    values, places = cupy.empty(lines, dtype), cupy.empty(lines, np.int64)
+    kernel = _kernel("find_extremes", "extremes.cu", x.dtype, dtype, _extreme_kind(kind))
+    ctas = -(-lines // (_WARP if ld == 1 else _THREADS // _WARP))
+    _launch(kernel, (ctas, 1), x.data.ptr, length, step, lines, ld, values.data.ptr, places.data.ptr)
+    return transfer.on_host(values), transfer.on_host(places)
 
 
 def _extreme_kind(kind: Literal["max", "min"]) -> str:

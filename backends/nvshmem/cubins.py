@@ -3,8 +3,8 @@
     python -m pblas.backends.nvshmem.cubins
 
 cuda.core's NVRTC makes it, without a GPU. A wheel that is built without the folder works as well, and so does one whose
-folder is of another version: then NVRTC compiles at the first call. Kernels of expressions are not in it, nor variants
-that few calls use; each takes NVRTC a tenth of a second.
+folder is of another version: then NVRTC compiles at the first call. Only those expressions are in it that the package's
+own calls evaluate, and no variants that few calls use; each takes NVRTC a tenth of a second.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pblas.backends.cuda import level2, random, reductions, strided_copy
+from pblas.backends.cuda import level2, pointwise, random, reductions, strided_copy
 from pblas.backends.cuda.lapack import INVERTED, MOST_INVERTED, DtypeKernels, inversion
 from pblas.backends.cuda.programs import CUBINS, INDEX, STANDARD, Program
 from pblas.backends.nvshmem.kernels import sources
@@ -50,6 +50,7 @@ def programs() -> Iterator[Program]:
         yield Program(random.source(dtype))
         yield Program(level2.source(dtype, dtype))
         yield from reductions.programs(dtype)
+        yield from pointwise.programs(dtype)
     for letter in _REAL:
         yield from DtypeKernels("bisect").programs(letter).values()
         yield from DtypeKernels("merge").programs(letter).values()

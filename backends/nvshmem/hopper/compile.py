@@ -12,6 +12,7 @@ from cuda.bindings import driver
 from pblas.backends.cuda.gemm_problem import Problem, Reading, read
 from pblas.backends.cuda.kernels import configured
 from pblas.backends.cuda.pointwise import ANY_STEP, TERM_WORDS, check_count, functions, printed
+from pblas.backends.cuda.programs import unbound_threads
 from pblas.backends.engine_limits import LINE, is_side_by_side
 from pblas.backends.nvshmem.hopper import machine_code, source
 from pblas.backends.nvshmem.hopper.tile_scheduler import CLUSTER, SHARED_NBYTES, STRIPE, THREADS
@@ -266,13 +267,13 @@ class Variant:
 
 
 class Kernel:
-    """A variant on the current device."""
+    """A variant on the current device, from its machine code."""
 
-    def __init__(self, variant: Variant) -> None:
-        text, macros = variant.text, variant.macros
-        status, self._module = driver.cuModuleLoadData(machine_code(text, macros))
+    def __init__(self, variant: Variant, code: bytes) -> None:
+        status, self._module = driver.cuModuleLoadData(code)
         if int(status):  # the cached file is damaged
-            self._module = checked(driver.cuModuleLoadData(machine_code(text, macros, anew=True)), "load")
+            code = machine_code(variant.text, variant.macros, anew=True)
+            self._module = checked(driver.cuModuleLoadData(code), "load")
         self._function = checked(driver.cuModuleGetFunction(self._module, b"hopper_gemm"), "find")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
@@ -289,3 +290,12 @@ class Kernel:
             self._configs[clusters] = config
         config.hStream = driver.CUstream(stream)
         checked(driver.cuLaunchKernelEx(config, self._function, arguments, 0), "launch")
+
+
+def compiled(variants: Sequence[Variant]) -> list[Kernel]:
+    """The kernels of some variants, which are compiled at the same time."""
+    if not variants:
+        return []
+    with unbound_threads(len(variants)) as threads:
+        codes = list(threads.map(lambda variant: machine_code(variant.text, variant.macros), variants))
+    return [Kernel(variant, code) for variant, code in zip(variants, codes, strict=True)]

@@ -33,6 +33,7 @@ from pblas.backends.nvshmem.hopper.compile import (
     KernelEpilogue,
     Part,
     Variant,
+    compiled,
     key_of,
     list_capacity,
     map_of,
@@ -227,13 +228,11 @@ class Hopper:
     def kernel(self, variant: Variant, *, planned: bool) -> Kernel:
         """The kernel of a variant, or the general kernel if only that was planned."""
         kernels = self._kernels
-        for needed in (variant, variant.general) if planned else ():
-            if needed not in kernels:
-                kernels[needed] = Kernel(needed)
-        kernel = kernels.get(variant) or kernels.get(variant.general)
-        if kernel is None:
-            kernel = kernels[variant] = Kernel(variant)
-        return kernel
+        lacking = [x for x in dict.fromkeys((variant, variant.general)) if x not in kernels] if planned else []
+        if not lacking and variant not in kernels and variant.general not in kernels:
+            lacking = [variant]
+        kernels.update(zip(lacking, compiled(lacking), strict=True))
+        return kernels.get(variant) or kernels[variant.general]
 
     def table(
         self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...], shape: Shape, interleaved: tuple[int, ...]

@@ -15,14 +15,15 @@ import pblas
 from pblas.plans.algorithm import Algorithm
 from tests.common.ranks import COMM, check_product, outcome_of
 from tests.gpu.products.products import note, sync, take
+from tests.gpu.sharing import SHARED
 from tests.model.push import ALONG_N, EVERY_LAYOUT, descriptor
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.gpu]
 
-TIMEOUT = 2.0
+TIMEOUT = 2.0 if SHARED else 0.5
 PATIENT = 30.0
 LATE = 2 * TIMEOUT
-LONG = 6.0  # seconds; by then no stream should still wait
+LONG = 3 * TIMEOUT  # seconds; by then no stream should still wait
 SLACK = 3.0  # seconds in which a rank that knows of a fault has notified the others and drained its stream
 N = 64
 
@@ -178,8 +179,8 @@ def test_a_rank_reports_its_own_timeout() -> None:
 def test_a_rank_whose_gpu_is_busy_is_named(scene: Scene) -> None:
     if COMM.rank == 0:
         engine: Any = scene.ctx.runtime.backend.engine(scene.planned.plan.queue)
-        for _ in range(int(LATE)):
-            engine._kernels.delay(cupy.cuda.get_current_stream().ptr, 1_000_000_000)
+        for _ in range(4):
+            engine._kernels.delay(cupy.cuda.get_current_stream().ptr, int(LATE / 4 * 1e9))
     check_late(scene, 0, until_error(scene.execute), "a GPU is busy")
 
 

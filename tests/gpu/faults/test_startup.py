@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -33,6 +34,14 @@ cupy = pytest.importorskip("cupy")
 pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 LAUNCHERS = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "MPI_LOCAL", "MPIR_", "HYDRA_", "ORTE_")
+AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+    "PBLAS_SHARE_GPU": "1",
+}
+"""Environment of jobs of several ranks."""
 SECONDS = 20.0
 
 
@@ -231,8 +240,11 @@ def test_info_shows_the_gpus(capsys: pytest.CaptureFixture[str]) -> None:
         print(out)
 
 
-# Separate processes, each the only rank of its job
+# Jobs of their own, which rank 0 runs beside each other: processes that are the only rank, and several ranks of which
+# the last one does not start NVSHMEM as the others do
 
+BESIDE = 3  # jobs at a time: many starts on one GPU at a time fail now and then in NVSHMEM
+LATE = 12.0  # seconds for the start, in which a rank loads the library first
 OWN = "import pblas; pblas.init_nvshmem(nbytes=8 << 20)\n"
 USERS = """
 import cupy
@@ -258,41 +270,7 @@ SCRIPTS = {
     "by an exception": OWN + "import sys; sys.exit(3)",
     "by the program, which started it": USERS,
 }
-
-
-def _environment() -> dict[str, str]:
-    """That of a job of its own, on this machine (local)."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
-    environment |= {"OMPI_MCA_plm": "isolated"}  # one process needs neither ssh nor rsh to start others
-    environment |= {"NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
-    return environment | {"NVSHMEM_DISABLE_NVLS": "1", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_library_shuts_down_in_order(name: str, tmp_path: Path) -> None:
-    done = None
-    if COMM.rank == 0:
-        script = tmp_path / "script.py"
-        script.write_text(SCRIPTS[name] + "\nprint('the end')\n" if name != "by an exception" else SCRIPTS[name])
-        command = [sys.executable, str(script)]
-        run = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=50, check=False)
-        done = run.returncode, run.stdout, run.stderr
-    status, out, err = COMM.bcast(done)
-    assert status == (3 if name == "by an exception" else 0), (out, err)
-    assert ("the end" in out) == (name != "by an exception")
-    assert "Error" not in err
-
-
-# A job of several ranks, of which the last one does not start NVSHMEM as the others do
-
-AS_ROOT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-}
-LATE = 12.0  # seconds for the start, in which a rank loads the library first
-JOB = """
+SEVERAL = """
 import os, signal, sys, time
 from dataclasses import replace
 from mpi4py import MPI
@@ -323,54 +301,108 @@ os._exit(0)
 """
 
 
-def run_job(ranks: int, name: str, replacement: str, *, deadline: float) -> tuple[int, str, str, float]:
-    """Status and output of a job, and its seconds, on all ranks."""
-    done = None
-    if COMM.rank == 0:
+class Job(NamedTuple):
+    """A program in Python, and on how many ranks it runs; 0: one process without the launcher."""
+
+    code: str
+    ranks: int = 0
+
+
+def several(ranks: int, name: str, replacement: str, *, deadline: float = 600) -> Job:
+    return Job(SEVERAL.format(late=LATE, deadline=deadline, name=name, replacement=replacement), ranks)
+
+
+JOBS = {
+    "a rank stops": several(2, "_core_device", "lambda index: os.kill(os.getpid(), signal.SIGSTOP)", deadline=LATE),
+    "a rank dies": several(2, "_core_device", "lambda index: os.kill(os.getpid(), signal.SIGKILL)"),
+    "a rank fails": several(2, "_core_device", "fail"),
+    "uneven sharing": several(3, "_prepare", "other_gpu"),
+    **{name: Job(code + "\nprint('the end')\n") for name, code in SCRIPTS.items()},
+}
+
+
+class Ended(NamedTuple):
+    """Status and output of a job, and its seconds."""
+
+    status: int
+    out: str
+    err: str
+    seconds: float
+
+
+def run(job: Job) -> Ended:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(LAUNCHERS)}
+    environment |= {"NVSHMEM_REMOTE_TRANSPORT": "none", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME": "lo"}
+    environment |= {"NVSHMEM_DISABLE_NVLS": "1", "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{ROOT}"}
+    environment |= {"OMPI_MCA_plm": "isolated"}  # on one host neither ssh nor rsh is needed to start processes
+    command = [sys.executable, "-c", job.code]
+    if job.ranks:
         launcher = os.environ.get("MPIEXEC") or str(Path(sys.executable).parent / "mpiexec")
-        start = time.monotonic()
-        code = JOB.format(late=LATE, deadline=deadline, name=name, replacement=replacement)
-        run = subprocess.run(
-            [launcher, "-n", str(ranks), sys.executable, "-c", code],
-            env=_environment() | AS_ROOT | {"PBLAS_SHARE_GPU": "1"},
-            capture_output=True,
-            text=True,
-            timeout=5 * LATE,
-            check=False,
-        )
-        done = run.returncode, run.stdout, run.stderr, time.monotonic() - start
-    result: tuple[int, str, str, float] = COMM.bcast(done)
+        command, environment = [launcher, "-n", str(job.ranks), *command], environment | AS_ROOT
+    start = time.monotonic()
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=5 * LATE, check=False)
+    return Ended(ended.returncode, ended.stdout, ended.stderr, time.monotonic() - start)
+
+
+@pytest.fixture(scope="module")
+def jobs() -> Iterator[dict[str, Future[Ended]]]:
+    """All jobs on rank 0, of which some run while tests wait for others."""
+    with ThreadPoolExecutor(BESIDE) as pool:
+        yield {name: pool.submit(run, job) for name, job in JOBS.items()} if COMM.rank == 0 else {}
+
+
+@pytest.fixture
+def ended(request: pytest.FixtureRequest, jobs: dict[str, Future[Ended]]) -> Ended:
+    """The job of the name that the test is parametrized with."""
+    result: Ended = COMM.bcast(jobs[request.param].result() if COMM.rank == 0 else None)
     return result
 
 
-def test_a_rank_that_stops_in_the_start_is_named() -> None:
+def job(*names: str) -> pytest.MarkDecorator:
+    """Mark for tests of the outcomes of jobs."""
+    return pytest.mark.parametrize("ended", names, indirect=True)
+
+
+@job(*(name for name in SCRIPTS if name != "by an exception"))
+def test_library_shuts_down_in_order(ended: Ended) -> None:
+    assert ended.status == 0, ended
+    assert "the end" in ended.out
+    assert "Error" not in ended.err
+
+
+@job("by an exception")
+def test_library_shuts_down_after_an_exception(ended: Ended) -> None:
+    assert ended.status == 3, ended
+    assert "the end" not in ended.out
+    assert "Error" not in ended.err
+
+
+@job("a rank stops")
+def test_a_rank_that_stops_in_the_start_is_named(ended: Ended) -> None:
     """NVSHMEM itself waits for it for ever."""
-    stop = "lambda index: os.kill(os.getpid(), signal.SIGSTOP)"
-    _, out, err, seconds = run_job(2, "_core_device", stop, deadline=LATE)
     expected = f"PeerTimeout init_nvshmem: start NVSHMEM: rank 1 of 2 did not arrive within {LATE:g} s"
-    assert expected in out, (out, err)
-    assert seconds > LATE
+    assert expected in ended.out, ended
+    assert ended.seconds > LATE
 
 
-def test_a_rank_that_dies_in_the_start_ends_the_job() -> None:
+@job("a rank dies")
+def test_a_rank_that_dies_in_the_start_ends_the_job(ended: Ended) -> None:
     """The launcher ends the others, long before the deadline."""
-    kill = "lambda index: os.kill(os.getpid(), signal.SIGKILL)"
-    status, out, err, seconds = run_job(2, "_core_device", kill, deadline=600)
-    assert status, (out, err)
-    assert seconds < 4 * LATE
+    assert ended.status, ended
+    assert ended.seconds < 4 * LATE
 
 
-def test_an_error_of_one_rank_in_the_start_is_that_of_all() -> None:
+@job("a rank fails")
+def test_an_error_of_one_rank_in_the_start_is_that_of_all(ended: Ended) -> None:
     """NVSHMEM keeps the others waiting, but pblas does not."""
-    _, out, err, seconds = run_job(2, "_core_device", "fail", deadline=600)
     for rank in range(2):
-        assert f"rank {rank} after" in out, (out, err)
-    assert out.count("BackendError NVSHMEM: it did not start: no such device") == 2, (out, err)
-    assert seconds < 4 * LATE
+        assert f"rank {rank} after" in ended.out, ended
+    assert ended.out.count("BackendError NVSHMEM: it did not start: no such device") == 2, ended
+    assert ended.seconds < 4 * LATE
 
 
-def test_uneven_sharing_is_refused_before_the_start() -> None:
+@job("uneven sharing")
+def test_uneven_sharing_is_refused_before_the_start(ended: Ended) -> None:
     """NVSHMEM itself would wait for ever."""
-    _, out, err, seconds = run_job(3, "_prepare", "other_gpu", deadline=600)
-    assert out.count("BackendError ranks share GPUs unevenly") == 3, (out, err)
-    assert seconds < 4 * LATE
+    assert ended.out.count("BackendError ranks share GPUs unevenly") == 3, ended
+    assert ended.seconds < 4 * LATE

@@ -13,6 +13,7 @@ from pblas import blas
 from pblas.backends.cuda import copies, lanes
 from tests.gpu.products.general import context
 from tests.gpu.products.products import Placed
+from tests.gpu.sharing import SHARED
 from tests.mpi.matrices.test_constructors import (  # noqa: F401 - pytest runs the imported tests on GPUs
     test_a_replicated_matrix_is_whole_on_every_rank,
     test_filled_matrices_are_those_of_numpy,
@@ -40,7 +41,7 @@ from tests.mpi.matrices.test_reductions import (  # noqa: F401
     test_reductions_are_those_of_numpy,
     test_vdot_takes_any_two_layouts,
 )
-from tests.mpi.operations import test_elementwise
+from tests.mpi.operations import test_elementwise, test_structured
 from tests.mpi.operations.test_elementwise import (  # noqa: F401
     test_any_layouts_give_what_numpy_gives,
     test_astype_converts_and_rounds_once,
@@ -102,8 +103,10 @@ class Guarded(Placed):
 
 
 @pytest.fixture(autouse=True)
-def guarded_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_elementwise, "Guarded", Guarded)
+    if SHARED:  # each message takes time slices
+        monkeypatch.setattr(test_structured, "CASES", test_structured.CASES // 4)
 
 
 class Counting:

@@ -1,21 +1,12 @@
-"""The laws of singular values and polar decompositions on GPUs; see tests/mpi."""
+"""The laws of singular values on GPUs; see tests/mpi."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.gpu.products.test_arrays import Guarded, contexts, ctx  # noqa: F401 - fixtures
-from tests.mpi.operations import test_lstsq, test_matrix_functions, test_svd
-from tests.mpi.operations.test_lstsq import (  # noqa: F401 - pytest runs the imported tests on GPUs
-    test_pseudoinverses_and_norms,
-    test_singular_values_that_count_as_zero,
-)
-from tests.mpi.operations.test_matrix_functions import (  # noqa: F401
-    test_newton_schulz,
-    test_polar_of_any_condition,
-    test_polar_of_any_layout,
-)
-from tests.mpi.operations.test_svd import (  # noqa: F401
+from tests.mpi.operations import test_svd
+from tests.mpi.operations.test_svd import (  # noqa: F401 - pytest runs the imported tests on GPUs
     test_any_layout,
     test_kahan_and_graded_matrices,
     test_leading_singular_values,
@@ -27,6 +18,5 @@ pytestmark = [pytest.mark.mpi, pytest.mark.gpu]
 
 @pytest.fixture(autouse=True)
 def on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (test_lstsq, test_matrix_functions, test_svd):
-        monkeypatch.setattr(module, "Guarded", Guarded)
+    monkeypatch.setattr(test_svd, "Guarded", Guarded)
     monkeypatch.setattr(test_svd, "ALGORITHMS", ("auto", "polar"))
