@@ -17,6 +17,7 @@ from pblas.layouts.descriptor import MatrixDescriptor, resized
 from pblas.matrices.indexing import Lists, is_listed, lists, selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import PeerArrays, global_indices, holds_first_copy, part_of
+from pblas.plans.partition import padded
 from pblas.redistribution.api import redistributed
 from pblas.runtime.arrays import compare_array, converted_array, equal_array
 from pblas.runtime.runtime import Runtime
@@ -225,16 +226,18 @@ def _held(split: Split, indices: Array, p: int, *, first_copy: bool = False) -> 
 
 
 def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Lists) -> None:
-    """**Collective.** out[target] := a[source]: each rank reads the elements that it stores.
+    """**Collective.** out[target] := a[source]: each rank gets the elements that it stores.
 
-    It reads them in the arrays of near ranks; the others send messages, as all ranks do if out and A share memory.
+    It reads them in the arrays of near ranks, on GPUs in blocks that these have packed. The others send messages, as
+    all ranks of CPUs do if out and A share memory.
     """
     runtime, backend = a.runtime, a.runtime.backend
     if backend.dry is not None:
         return
     rank, ranks, arrays = runtime.rank, range(runtime.nprocs), backend.arrays
+    others = [(rank + turn) % len(ranks) for turn in range(1, len(ranks))]
     part, result = a.stored(opname), out.stored(opname)
-    peers = PeerArrays(runtime, a.desc, part, out.shape[0] * out.shape[1] * a.dtype.itemsize)
+    peers = PeerArrays(runtime, a.desc, part, 0 if backend.push else out.shape[0] * out.shape[1] * a.dtype.itemsize)
     with runtime.local_step(opname):
         axes = [(a.desc.rows, out.desc.rows), (a.desc.columns, out.desc.columns)]
 
@@ -250,18 +253,36 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
             return there, here
 
         incoming = [common(peer, rank) for peer in ranks]
+        outgoing = {peer: common(rank, peer)[0] for peer in others} if backend.push else {}
         is_apart = not shares_memory(backend.memory_of(part), backend.memory_of(result))
         arrays.begin()
-        hidden = peers.publish(usable=is_apart)
-    peers.begin(opname, runtime.agree(f"{opname}: places", "", maxima=(hidden,))[0])
-    blocks: dict[int, Array] = {}
-    if not (peers.reaches_all and is_apart):  # the same on all ranks, since they all read in place or none does
+        blocks = {} if is_apart else {rank: arrays.pick(part, *incoming[rank][0])}
+        hidden = 0 if backend.push else peers.publish(usable=is_apart)
+        largest = max((rows.size * columns.size for rows, columns in outgoing.values()), default=0)
+    maxima = hidden, padded(largest * a.dtype.itemsize)
+    hidden, slot_nbytes = runtime.agree(f"{opname}: places", "", maxima=maxima)
+    peers.begin(opname, hidden)
+    memory: Any = None
+    if backend.push and slot_nbytes:
+        memory = backend.allocate_scratch(slot_nbytes * len(others))
+
+        def block(sender: int, receiver: int, places: list[Array]) -> Array:
+            """The elements between two ranks, in the memory of the sender."""
+            offset, shape = slot_nbytes * ((receiver - sender) % len(ranks) - 1), (places[0].size, places[1].size)
+            return backend.peer_block(memory, sender, offset, shape, a.dtype, a.desc.order)
+
         with runtime.local_step(opname):
-            if not is_apart:
-                blocks[rank] = arrays.pick(part, *incoming[rank][0])
-            far = [peer for turn in range(1, len(ranks)) if not peers.reaches(peer := (rank + turn) % len(ranks))]
-            outgoing = {peer: arrays.pick(part, *common(rank, peer)[0]) for peer in far}
-            packed = {peer: np.ravel(backend.reading(x), order=a.desc.order) for peer, x in outgoing.items()}
+            for peer, places in outgoing.items():
+                if all(z.size for z in places):
+                    arrays.place(part, block(rank, peer, places), of=places)
+            arrays.synchronize()
+        runtime.agree(f"{opname}: packed", "")
+        blocks |= {peer: block(peer, rank, incoming[peer][1]) for peer in others}
+    elif not (backend.push or peers.reaches_all):
+        with runtime.local_step(opname):
+            far = [peer for peer in others if not peers.reaches(peer)]
+            picked = {peer: arrays.pick(part, *common(rank, peer)[0]) for peer in far}
+            packed = {peer: np.ravel(backend.reading(x), order=a.desc.order) for peer, x in picked.items()}
             for peer in far:
                 blocks[peer] = np.empty(tuple(z.size for z in incoming[peer][1]), a.dtype, order=a.desc.order)
         runtime.agree(f"{opname}: memory", "")
