@@ -56,7 +56,7 @@ class Bins:
         b = (int(np.frexp(largest)[1]) - 1) // BIN_BITS  # the last bin
         for exponent in _halves(-BIN_BITS * b):
             terms *= 2.0**exponent
-        while terms.any() and b + shift >= self._first:  # what is smaller is part of a complex number's size
+        while terms.any():
             # term = 2^(26 b) (integer + rest), and the rest is cut at the next bin
             integers = np.rint(terms)
             self._bins[b + shift - self._first, place] += integers.sum(axis=axis).astype(np.int64)
@@ -163,7 +163,11 @@ def _terms(kind: Kind, x: Array, y: Array | None, *, conj: bool) -> Iterator[tup
     """Real terms in float64, each with the part that it belongs to and a power of 2^26 by which it is multiplied."""
     parts = _parts(x)
     if kind == "abs_sum":
-        yield 0, np.hypot(*parts) if len(parts) > 1 else abs(parts[0]), 0  # hypot rounds alike at all places
+        if len(parts) == 1:
+            yield 0, abs(parts[0]), 0
+        else:  # in float64, where hypot rounds alike at all places
+            with np.errstate(over="ignore", under="ignore"):
+                yield 0, np.hypot(*parts).astype(x.real.dtype).astype(np.float64), 0
     elif kind == "squares":
         for z in parts:
             yield from _squares(z)

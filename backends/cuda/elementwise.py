@@ -11,7 +11,7 @@ from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.lanes import DeviceLanes
 from pblas.backends.cuda.strided_copy import StridedRegion, copied
 from pblas.backends.device import Axis
-from pblas.backends.dtypes import FLOAT8, FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
+from pblas.backends.dtypes import FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
 from pblas.epilogues import parse
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class DeviceElementwise(DeviceLanes):
     def exact_sums(self, kind: Any, x: Array, axis: Axis, other: Array | None = None, *, conj: bool = False) -> Array:
         from pblas.backends.cuda.exact_sums import binned
 
-        return binned(kind, x.astype(FLOAT32) if x.dtype in FLOAT8 else x, axis, other, conj=conj)
+        return binned(kind, x, axis, other, conj=conj)
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:
         return reductions.extreme(kind, x) if axis is None else reductions.extremes(kind, x, axis)

@@ -15,6 +15,21 @@ __shared__ integer bins[BINS + OTHERS][THREADS];
 // 2^exponent, a normal number.
 __device__ __forceinline__ double power(int exponent) { return __longlong_as_double(integer(exponent + 1023) << 52); }
 
+__device__ __forceinline__ double wide(float x) {
+    double y;
+    asm("cvt.f64.f32 %0, %1;" : "=d"(y) : "f"(x));
+    return y;
+}
+
+// The absolute value of a complex number, rounded to the precision of its parts.
+__device__ __forceinline__ double size(double re, double im) {
+    const double exact = hypot(re, im);
+    if constexpr (OF == FLOAT64) return exact;
+    float rounded;
+    asm("cvt.rn.f32.f64 %0, %1;" : "=f"(rounded) : "d"(exact));
+    return wide(rounded);
+}
+
 // Real part i of a matrix as float64, without flushing subnormal numbers.
 __device__ __forceinline__ double element(const void* x, integer i) {
     if constexpr (OF == FLOAT64) return static_cast<const double*>(x)[i];
@@ -23,9 +38,7 @@ __device__ __forceinline__ double element(const void* x, integer i) {
     if constexpr (OF == BFLOAT16) value = __uint_as_float(unsigned(static_cast<const unsigned short*>(x)[i]) << 16);
     if constexpr (OF == FLOAT16)
         asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<const unsigned short*>(x)[i]));
-    double wide;
-    asm("cvt.f64.f32 %0, %1;" : "=d"(wide) : "f"(value));
-    return wide;
+    return wide(value);
 }
 
 // Adds x 2^(26 shift).
@@ -67,7 +80,7 @@ __device__ __forceinline__ void add_square(double x) {
 __device__ __forceinline__ void add_term(const void* x, integer i, const void* y, integer j) {
     const double re = element(x, i), im = COMPLEX ? element(x, i + 1) : 0;
     if constexpr (KIND == SUM) add(PART ? im : re);
-    if constexpr (KIND == ABS_SUM) add(COMPLEX ? hypot(re, im) : fabs(re));
+    if constexpr (KIND == ABS_SUM) add(COMPLEX ? size(re, im) : fabs(re));
     if constexpr (KIND == SQUARES) {
         add_square(re);
         if (COMPLEX) add_square(im);

@@ -59,6 +59,7 @@ def binned(
     return np.concatenate(parts)
 
 
+@cache
 def source(
     kind: str,
     itemsize: int,
