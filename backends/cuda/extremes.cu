@@ -8,6 +8,9 @@ struct Candidate {
     A value;
     integer place;
 
+    // Whether an element may be taken: it is not less, or it is NaN.
+    __device__ __forceinline__ bool may_precede(A x) const { return !(IS_MAX ? x < value : x > value); }
+
     __device__ __forceinline__ void consider(A x, integer at) {
         const bool exceeds = IS_MAX ? x > value : x < value;
         if (exceeds || (x != x && value == value)) {
@@ -59,6 +62,13 @@ __device__ __forceinline__ void find(
 #pragma unroll
         for (int l = 0; l < LOADS; l++)
             if (first + l * THREADS < packs) loaded[l] = load<LENGTH>(x + line * ld + (first + l * THREADS) * LENGTH);
+        bool may_be_best = false;  // one comparison of most elements
+#pragma unroll
+        for (int l = 0; l < LOADS; l++)
+            if (first + l * THREADS < packs)
+#pragma unroll
+                for (int k = 0; k < LENGTH; k++) may_be_best |= best.may_precede(widen(loaded[l].x[k]));
+        if (!may_be_best) continue;
 #pragma unroll
         for (int l = 0; l < LOADS; l++)
             if (first + l * THREADS < packs)

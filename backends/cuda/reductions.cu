@@ -51,7 +51,7 @@ __device__ __forceinline__ T combined(T x, T y) {
         return pointwise::add(x, y);
 }
 
-// What changes no result.
+// What changes no result, but that a sum of -0 is 0, as in NumPy.
 __device__ __forceinline__ R neutral() {
     return Constant<R>::of(KIND == MAX ? -1.0 / 0.0 : KIND == MIN ? 1.0 / 0.0 : 0.0, 0);
 }
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(THREADS)
     R sums[LENGTH];
     const Pack<E, LENGTH> first = load<LENGTH>(x);
 #pragma unroll
-    for (int k = 0; k < LENGTH; k++) sums[k] = contribution(widen(first.x[k]));
+    for (int k = 0; k < LENGTH; k++) sums[k] = combined(neutral(), contribution(widen(first.x[k])));
     integer line = 1;
     for (; line + LOADS <= count; line += LOADS) {
         Pack<E, LENGTH> packs[LOADS];
