@@ -262,7 +262,9 @@ class Elementwise(Protocol):
         """Out := the largest |element| of a real X, as one float32: NaN if it has one, 0 if it has no elements."""
 
     @traced("sum", lambda kind, x, *_, **__: (f"reduce: {kind}", {"bytes": x.nbytes}))
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
+    def reduce(
+        self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None, *, waits: bool = True
+    ) -> Array:
         """Reduce the elements of X, converted to `dtype` and divided by `scale`, along an axis or all together.
 
         Args:
@@ -272,9 +274,10 @@ class Elementwise(Protocol):
             order: storage order of X, "F" or "C" (global).
             dtype: precision of the reduction; complex if X is (global).
             scale: a power of two for each result, or one; None: no division (local).
+            waits: whether the results are needed in host memory (global).
 
         Returns:
-            The results in host memory, in one dimension.
+            The results in one dimension, in host memory; without `waits` in the device's, by work of its stream.
         """
 
     @traced("sum", lambda kind, x, *_: (f"reduce: arg{kind}", {"bytes": x.nbytes}))
@@ -408,13 +411,13 @@ class Level3(Protocol):
         Args:
             x: m x n (local).
             part: the elements (local).
-            vector: n elements, or m if transposed, in host memory (local).
+            vector: n elements, or m if transposed, in host memory or in the device's (local).
             dtype: precision of products and sums, the accumulator dtype of X or its real one (global).
             mode: op: "" for none, "conj", "abs" for absolute values, "abs1" for |Re| + |Im| (global).
             transposed: whether op(X)^T is multiplied (global).
 
         Returns:
-            m elements, or n if transposed, in host memory.
+            m elements, or n if transposed, where the vector is: in the device's memory by work of its stream.
         """
         raise lacking("multiply_part")
 

@@ -97,7 +97,9 @@ class HostArrays(Device):
 
     # Reductions, to arrays in host memory
 
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
+    def reduce(
+        self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None, *, waits: bool = True
+    ) -> Array:
         return reductions.reduce(kind, x, axis, order, dtype, scale)
 
     def arg_reduce(self, kind: Literal["max", "min"], x: Array, axis: Axis, order: str) -> tuple[Array, Array]:

@@ -108,8 +108,11 @@ class DeviceElementwise(DeviceLanes):
 
     # Reductions, to arrays in host memory, on the current stream
 
-    def reduce(self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None) -> Array:
-        return transfer.on_host(reductions.reduce(kind, x, axis, dtype, scale))
+    def reduce(
+        self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None, *, waits: bool = True
+    ) -> Array:
+        results = reductions.reduce(kind, x, axis, dtype, scale)
+        return transfer.on_host(results) if waits else results
 
     def exact_sums(self, kind: Any, x: Array, axis: Axis, other: Array | None = None, *, conj: bool = False) -> Array:
         from pblas.backends.cuda.exact_sums import binned

@@ -26,20 +26,19 @@ _MOST_CTAS = 65535  # of the second dimension of a grid
 _MODES = {"": 0, "conj": 1, "abs": 2, "abs1": 3}
 
 
-def multiply(x: GpuArray, part: Staircase, vector: Array, dtype: Dtype, mode: str, *, transposed: bool) -> Array:
-    """op(X) v, or op(X)^T v, with the elements of a part; v and the result are in host memory."""
+def multiply(x: GpuArray, part: Staircase, v: GpuArray, dtype: Dtype, mode: str, *, transposed: bool) -> Any:
+    """op(X) v, or op(X)^T v, with the elements of a part."""
     rows, columns = x.shape
     if not x.size:
-        return np.zeros(columns if transposed else rows, dtype)
+        return cupy.zeros(columns if transposed else rows, dtype)
     name, results, added, width = "multiply_rows", rows, columns, _WIDTH
     if transposed:
         name, results, added, width = "multiply_columns", columns, rows, _HEIGHT
     width = max(width, -(-added // _MOST_CTAS))
     sums = cupy.empty((-(-added // width), results), dtype)
     ctas = columns if transposed else -(-rows // _THREADS)
-    v = transfer.on_gpu(vector.astype(dtype, copy=False))
     _launch(name, (ctas, len(sums)), x, part, dtype, v, sums, width, _MODES[mode])
-    return transfer.on_host(sums[0] if len(sums) == 1 else reductions.reduce("sum", sums, 0, dtype))
+    return sums[0] if len(sums) == 1 else reductions.reduce("sum", sums, 0, dtype)
 
 
 def update(z: GpuArray, part: Staircase, x: Array, y: Array) -> None:

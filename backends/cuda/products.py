@@ -46,8 +46,11 @@ class DeviceProducts(DeviceElementwise):
     def multiply_part(
         self, x: Array, part: Staircase, vector: Array, dtype: Dtype, mode: str, *, transposed: bool
     ) -> Array:
+        if isinstance(vector, cupy.ndarray):
+            return level2.multiply(x, part, vector, dtype, mode, transposed=transposed)
         self.synchronize()
-        return level2.multiply(x, part, vector, dtype, mode, transposed=transposed)
+        v = transfer.on_gpu(vector.astype(dtype, copy=False))
+        return transfer.on_host(level2.multiply(x, part, v, dtype, mode, transposed=transposed))
 
     def update_part(self, z: Array, part: Staircase, x: Array, y: Array) -> None:
         self.synchronize()

@@ -96,13 +96,36 @@ __global__ void __launch_bounds__(THREADS)
     for (int k = 0; k < LENGTH; k++) results[blockIdx.y * length + i + k] = sums[k];
 }
 
+// The reduction of the sums of `group` threads, a warp or a CTA, in its first thread.
+__device__ __forceinline__ R of_group(R sum, integer group) {
+    __shared__ R of_warps[THREADS / WARP];
+#pragma unroll
+    for (int lanes = WARP / 2; lanes; lanes /= 2) sum = combined(sum, shifted(sum, lanes));
+    if (group == WARP) return sum;
+    __syncthreads();
+    if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0)
+        for (int w = 1; w < THREADS / WARP; w++) sum = combined(sum, of_warps[w]);
+    return sum;
+}
+
+// What another CTA has written.
+__device__ __forceinline__ R fresh(const R& x) {
+    R copy;
+#pragma unroll
+    for (int w = 0; w < sizeof(R) / sizeof(word); w++)
+        reinterpret_cast<word*>(&copy)[w] = reinterpret_cast<const volatile word*>(&x)[w];
+    return copy;
+}
+
 // results[c, l] := the reduction of the c-th part of `height` elements of line l, by `group` threads: a warp or a CTA.
-// Packs of LENGTH > 1 neighbours are whole. The scale of line l is scales[l * scale_step].
+// Packs of LENGTH > 1 neighbours are whole. The scale of line l is scales[l * scale_step]. With `ended` there is one
+// line, whose CTA that ends last reduces all parts, writes the result behind them, and leaves 0 in `ended`.
 template <int LENGTH>
 __global__ void __launch_bounds__(THREADS)
     reduce_along(const E* x, integer length, integer step, integer lines, integer ld, integer height, integer group,
-                 const R* scales, integer scale_step, R* results) {
-    __shared__ R of_warps[THREADS / WARP];
+                 const R* scales, integer scale_step, R* results, word* ended) {
     const integer line = blockIdx.x * (THREADS / group) + threadIdx.x / group, start = integer(blockIdx.y) * height;
     const integer stop = line >= lines ? 0 : start + height < length ? start + height : length;
     const R* scale = scales ? scales + (line < lines ? line * scale_step : 0) : 0;
@@ -126,13 +149,19 @@ __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int p = 1; p < PACKS; p++) sums[0] = combined(sums[0], sums[p]);
-#pragma unroll
-    for (int lanes = WARP / 2; lanes; lanes /= 2) sums[0] = combined(sums[0], shifted(sums[0], lanes));
-    if (group > WARP) {
-        if (threadIdx.x % WARP == 0) of_warps[threadIdx.x / WARP] = sums[0];
-        __syncthreads();
-        if (threadIdx.x == 0)
-            for (int w = 1; w < THREADS / WARP; w++) sums[0] = combined(sums[0], of_warps[w]);
-    }
+    sums[0] = of_group(sums[0], group);
     if (threadIdx.x % group == 0 && line < lines) results[blockIdx.y * lines + line] = sums[0];
+    if (!ended) return;
+    __shared__ bool is_last;
+    if (threadIdx.x == 0) {
+        __threadfence();
+        is_last = atomicInc(ended, gridDim.y - 1) == gridDim.y - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+    R sum = neutral();
+    for (word part = threadIdx.x; part < gridDim.y; part += THREADS) sum = combined(sum, fresh(results[part]));
+    sum = of_group(sum, THREADS);
+    if (threadIdx.x == 0) results[gridDim.y] = sum;
 }

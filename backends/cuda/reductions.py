@@ -6,6 +6,7 @@ Each reads the elements once, in the order of memory, by enough CTAs to fill the
 from __future__ import annotations
 
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +39,8 @@ _LOADS = 4  # packs that a thread compares at a time
 _MOST_WORDS = 12  # arguments of a kernel
 _WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}  # by their sizes
 _LINES = 8  # elements that a thread copies at a time
+_COUNTERS = 256
+_kept_counters: list[Any] = []
 
 
 def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = None) -> Any:
@@ -52,12 +55,10 @@ def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = Non
     if axis is None and ld == length * step:
         length, lines = length * lines, 1  # all lines are one
     results = _along(kind, x, (length, step), (lines, ld if lines > 1 else 0), dtype, scale)
-    while len(results) > (1 if axis is None else lines):  # parts of lines
-        results = (
-            _along(_COMBINING[kind], results, (len(results), 1), (1, 0), dtype)
-            if axis is None or lines == 1
-            else _across(_COMBINING[kind], results.reshape(-1, lines), 0, dtype)
-        )
+    if axis is None and lines > 1:
+        return _along(_COMBINING[kind], results, (len(results), 1), (1, 0), dtype)
+    if len(results) > lines:  # parts of lines
+        return _across(_COMBINING[kind], results.reshape(-1, lines), 0, dtype)
     return results
 
 
@@ -75,7 +76,7 @@ def result_dtype(kind: str, element: Dtype, dtype: Dtype) -> Dtype:
 def _along(
     kind: str, x: GpuArray, elements: tuple[int, int], lines: tuple[int, int], dtype: Dtype, scale: object = None
 ) -> Any:
-    """The reduction of each line, or of parts of lines, by parts.
+    """The reduction of each line; of several lines perhaps that of their parts, part by part.
 
     Args:
         kind: of the reduction.
@@ -89,16 +90,28 @@ def _along(
     pack = pack if step == 1 and not length % pack else 1  # not by the address: the order of additions depends on it
     group = _WARP if length <= _WARP * _LEAST_HEIGHT * pack else _THREADS
     ctas = -(-count * group // _THREADS)
-    most = min(-(-_CTAS_PER_SM * multiprocessors() // ctas), _MOST_PARTS)
+    most = min(-(-_CTAS_PER_SM * multiprocessors() // ctas), _MOST_PARTS) if group == _THREADS else 1
     parts = max(1, min(-(-length // (group * _PARTIAL_PACKS * pack)), most))
     height = -(-length // (parts * pack)) * pack
     parts = -(-length // height)
-    results = cupy.empty(parts * count, dtype)
+    ends = count == 1 < parts
+    results = cupy.empty(parts * count + ends, dtype)
     scales = None if scale is None else transfer.on_gpu(np.atleast_1d(np.asarray(scale, dtype)))
     scaled = (0, 0) if scales is None else (scales.data.ptr, int(scales.size > 1))
-    words = x.data.ptr, length, step, count, ld, height, group, *scaled, results.data.ptr
+    words = (
+        x.data.ptr,
+        length,
+        step,
+        count,
+        ld,
+        height,
+        group,
+        *scaled,
+        results.data.ptr,
+        next(_counters()) if ends else 0,
+    )
     _launch(_kernel(f"reduce_along<{pack}>", "reductions.cu", x.dtype, dtype, _kind(kind)), (ctas, parts), *words)
-    return results
+    return results[parts:] if ends else results
 
 
 def _across(kind: str, x: GpuArray, axis: int, dtype: Dtype) -> Any:
@@ -133,7 +146,7 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     ctas = min(chunks, _CTAS_PER_SM * multiprocessors())
     dtype, candidates = accumulator_dtype(x.dtype), cupy.empty(2 * (ctas + 1), np.int64)
     kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, _extreme_kind(kind))
-    places = candidates.data.ptr, _ended().data.ptr
+    places = candidates.data.ptr, next(_counters())
     _launch(kernel, (ctas, 1), x.data.ptr, length, lines, ld, slow, fast, whole, *places)
     result = transfer.on_host(candidates[2 * ctas :])
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
@@ -212,9 +225,11 @@ def multiprocessors() -> int:
 
 
 @cache
-def _ended() -> Any:
-    """A counter of CTAs, which each kernel leaves at 0."""
-    return cupy.zeros(1, np.uint32)
+def _counters() -> Iterator[int]:
+    """Addresses of counters of CTAs, which each kernel leaves at 0; taken in turn, since kernels may run at a time."""
+    _kept_counters.append(cupy.zeros(_COUNTERS, np.uint32))
+    first = int(_kept_counters[0].data.ptr)
+    return cycle(range(first, first + 4 * _COUNTERS, 4))
 
 
 def _launch(kernel: Any, ctas: tuple[int, int], *words: int) -> None:

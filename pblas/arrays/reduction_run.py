@@ -31,6 +31,10 @@ _KEPT = 1 << 16
 """Most indices that are kept for later calls: to compute more takes less time than to move as many elements."""
 
 
+REDUCED = "sum", "abs_sum", "max", "min", "abs_max"
+"""Operations whose partial results are those of one call of the device."""
+
+
 class PreparedReduction:
     """A reduction on one rank, for any number of calls: its plan, and where each rank's partial results belong."""
 
@@ -123,8 +127,13 @@ class _Share(NamedTuple):
     is_first: bool  # whether no lower rank contributes to these results (global)
 
 
-def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple[Any, ...]) -> Array:
-    """This rank's partial results: an array of one dimension, of `prepared.counts[rank]` numbers."""
+def partial_results(
+    prepared: PreparedReduction, arrays: Device, operands: tuple[Any, ...], *, waits: bool = True
+) -> Array:
+    """This rank's partial results: an array of one dimension, of `prepared.counts[rank]` numbers.
+
+    It is in host memory, unless one of `REDUCED` does not wait: then in the device's, by work of its stream.
+    """
     plan, rank, dtype = prepared.plan, prepared.rank, prepared.dtype
     if not prepared.counts[rank]:
         return np.empty(0, dtype)
@@ -145,7 +154,7 @@ def partial_results(prepared: PreparedReduction, arrays: Device, operands: tuple
         vector, conj = operands[1:]
         product: Array = arrays.multiply_vector(x, vector[prepared.columns], dtype, conj=conj)
         return product
-    reduced: Array = arrays.reduce(plan.operation, x, axis, order, dtype)
+    reduced: Array = arrays.reduce(plan.operation, x, axis, order, dtype, waits=waits)
     return reduced
 
 

@@ -12,8 +12,9 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.reduction_plan import SUMS, ReductionPlan
 from pblas.arrays.reduction_plan import Operation as Reduces
-from pblas.arrays.reduction_run import PreparedReduction, combined, partial_results
-from pblas.collectives.api import Exchange, Exchanging, stage
+from pblas.arrays.reduction_run import REDUCED, PreparedReduction, combined, partial_results
+from pblas.backends.dtypes import dtype_of_name
+from pblas.collectives.api import Exchange, Exchanging, GpuExchange, stage
 from pblas.core.call import call, checked_call
 from pblas.core.checks import check_matrix, common_dtype
 from pblas.core.operation import Bound, Operation
@@ -47,9 +48,15 @@ class RunReduction(Exchanging):
 
     def __init__(self, plan: ReductionPlan, backend: HostRanks, values: Callable[[Array], Any]) -> None:
         self.prepared = PreparedReduction(plan, backend.rank)
-        self._exchange = (
-            None if backend.size == 1 else Exchange(self.prepared.counts, self.prepared.dtype, backend.rank)
-        )
+        dtype, counts, itemsize = self.prepared.dtype, self.prepared.counts, dtype_of_name(plan.dtype).itemsize
+        is_reduced = plan.operation in REDUCED and not plan.exact
+        self._exchange: Exchange | None = None
+        self.on_gpus: GpuExchange | None = None
+        self._adds = plan.operation in ("sum", "abs_sum") and set(counts) == {plan.nresults}
+        if is_reduced and GpuExchange.serves(backend, math.prod(plan.a.shape) * itemsize, sum(counts)):
+            self.on_gpus = GpuExchange(backend, dtype, plan.nresults if self._adds else counts)
+        elif backend.size > 1:
+            self._exchange = Exchange(counts, dtype, backend.rank)
         self._values = values
 
     def publish(self, x: _Partial) -> bool:
@@ -62,8 +69,17 @@ class RunReduction(Exchanging):
 
     def run(self, x: _Partial) -> Any:
         """**Collective.** The values, equal on all ranks."""
-        # A copy, since those of one row or column may be elements of the matrix.
-        gathered = x.results.flatten() if self._exchange is None else self._exchange.collect()
+        if self.on_gpus is not None:  # kernels have run since before the agreement
+            arrays, own = x.runtime.backend.arrays, self.on_gpus.own
+            if own.size:
+                arrays.assign(x.results[:, None], own[:, None])
+            gathered = arrays.download(self.on_gpus.run(x.runtime))
+            if self._adds:
+                return self._values(gathered)
+        elif self._exchange is None:  # a copy, since those of one row or column may be elements of the matrix
+            gathered = x.results.flatten()
+        else:
+            gathered = self._exchange.collect()
         return self._values(combined(self.prepared, gathered))
 
 
@@ -118,7 +134,8 @@ class Reduced(Operation[Any]):
     ) -> _Partial:
         prepared = executor.prepared
         np.empty(prepared.nresults, prepared.dtype)  # the results have space, or all ranks raise an error
-        return _Partial(runtime, opname, partial_results(prepared, runtime.backend.arrays, self.operands(bound)))
+        arrays, waits = runtime.backend.arrays, executor.on_gpus is None
+        return _Partial(runtime, opname, partial_results(prepared, arrays, self.operands(bound), waits=waits))
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,6 +23,7 @@ from pblas.runtime.kept_plans import Kept
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, ArrayT, Dtype
+    from pblas.backends.host_ranks import HostRanks
     from pblas.backends.local_step import LocalStep
     from pblas.runtime.runtime import Runtime
 
@@ -166,6 +167,11 @@ def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequen
     return exchange.collect().reshape(sum(rows), *row)
 
 
+LEAST_ON_GPUS = 16 << 20
+"""Bytes that a kernel reads in the time of an agreement of the hosts, nearly."""
+_MOST_ON_GPUS = 1 << 20  # numbers that a kept plan has memory for
+
+
 class Exchange(Kept):
     """All ranks' arrays on all ranks, for any number of calls: `lay_out`, an agreement, `stage`, `collect`."""
 
@@ -196,6 +202,39 @@ class Exchange(Kept):
             return self._gathering.run()
         (_, _, x), self._later = self._later, None
         return x.flatten()
+
+
+class GpuExchange(Kept):
+    """Arrays of one dimension of all ranks, joined or added on each GPU by a kernel on the caller's stream.
+
+    Args:
+        backend: the ranks.
+        dtype: of the arrays (global).
+        counts: the length of each rank's array, if they are joined; the length of all, if they are added (global).
+    """
+
+    def __init__(self, backend: HostRanks, dtype: Dtype, counts: tuple[int, ...] | int) -> None:
+        self._counts = counts
+        self._all: Array = backend.new((counts if isinstance(counts, int) else sum(counts),), dtype)
+        self.own: Array = self._all
+        """This rank's array, in which a call begins and which it overwrites if it adds (local)."""
+        if not isinstance(counts, int):
+            start = sum(counts[: backend.rank])
+            self.own = self._all[start : start + counts[backend.rank]]
+
+    @staticmethod
+    def serves(backend: HostRanks, nbytes: int, length: int) -> bool:
+        """Whether ranks whose kernels read `nbytes` in all exchange `length` numbers on GPUs, not on hosts (global)."""
+        reads_much = nbytes >= backend.size * LEAST_ON_GPUS
+        return backend.push and backend.size > 1 and reads_much and length <= _MOST_ON_GPUS
+
+    def run(self, runtime: Runtime) -> Array:
+        """**Collective.** The joined arrays, or their sum, in memory of this object."""
+        if isinstance(self._counts, int):
+            _reduce(runtime, "allreduce", self._all, self._all, Reduction("sum", None, "auto"), None)
+        else:
+            _gather(runtime, self.own, self._all, self._counts, None)
+        return self._all
 
 
 class Exchanging:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, overload
@@ -11,7 +12,7 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.arrays.reduction_run import PreparedReduction, combined
-from pblas.collectives.api import Exchange, Exchanging, add_up, stage
+from pblas.collectives.api import Exchange, Exchanging, GpuExchange, add_up, stage
 from pblas.core.call import call as perform
 from pblas.core.checks import check_matrix, check_not_conjugated, checked_letter, checked_trans
 from pblas.core.operation import Bound, Operation
@@ -23,13 +24,13 @@ from pblas.redistribution.packing import Scaling
 from pblas.runtime.runtime import Runtime, checked_scalar, name_of
 from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
 from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
-from pblas.vectors.matrix_vector_run import LocalProduct, absolute_values, multiply
+from pblas.vectors.matrix_vector_run import LocalProduct, absolute_values, add_parts, multiply
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pblas.backends.device import Uplo
-    from pblas.backends.dtypes import Array, Dtype, Scalar
+    from pblas.backends.dtypes import Array, Dtype, Index, Scalar
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.triangle import Part
     from pblas.simulation.hardware import Topology
@@ -398,7 +399,7 @@ class MatrixVector(Operation[Any]):
         return np.zeros(self.oriented.m, self.result_dtype) if self.result is None else None
 
     def in_order(self, executor: RunMatrixVector) -> bool:
-        return executor.takes_whole
+        return executor.takes_whole or executor.is_on_gpus
 
     def finish(self, opname: str, runtime: Runtime, executor: object, bound: Bound[Any], result: object) -> Any:
         return result.T if isinstance(result, DistMatrix) and self.target and self.target.is_row else result
@@ -415,7 +416,11 @@ class RunMatrixVector(Exchanging):
         self._multiplies = operation.reads_x and plan.vector_length > 0 and plan.length > 0
         old = None if y is None or not operation.reads_y else y.column
         self._y_is_local = old is not None and column is not None and old.same_distribution(column)
-        if self.takes_whole:
+        self._rows: Index = slice(0)
+        if column is not None and column.local_shape(backend.rank)[1] > 0:
+            self._rows = index_of(column.global_ranges(backend.rank)[0])
+        self.is_on_gpus: bool = not self.takes_whole and self._goes_on_gpus()
+        if self.takes_whole or self.is_on_gpus:
             self._vectors = self._exchange = None
             return
         self._gathers_x = self._multiplies and x.column is not None
@@ -425,8 +430,6 @@ class RunMatrixVector(Exchanging):
             assert y is not None, "it is read"
             kinds.append(y)
         self._vectors = Columns(kinds, plan.nprocs, backend.rank) if kinds else None
-        own = column is not None and column.local_shape(backend.rank)[1] > 0
-        self._rows = index_of(column.global_ranges(backend.rank)[0] if column is not None and own else [])
         dtype, self._sums, self._exchange = np.dtype(plan.partial_dtype), None, None
         if self._multiplies and not plan.stays:
             if not plan.is_whole:
@@ -440,6 +443,63 @@ class RunMatrixVector(Exchanging):
         stays = plan.stays and self._multiplies and has_y and operation.kind == "gemv"
         self._stays_there: bool = stays and _is_of_blas(operation, backend)
         """Whether one call of a device that gets the vector gives this rank's part of the result (global)."""
+
+    def _goes_on_gpus(self) -> bool:
+        """Whether vectors stay on the GPUs, where kernels exchange them in the order of the caller's stream (global).
+
+        So it is for large matrices and vectors in blocks of consecutive rows and columns, one for each rank. Makes the
+        exchanges.
+        """
+        plan, operation, backend = self._plan, self._operation, self._backend
+        x, dtype = operation.x, np.dtype(plan.partial_dtype)
+        if not _is_of_blas(operation, backend) or x.column is None or x.conjugated or not self._multiplies:
+            return False
+        if operation.reads_y and (operation.y is None or operation.y.conjugated or not self._y_is_local):
+            return False
+        if not GpuExchange.serves(backend, math.prod(plan.a.shape) * dtype.itemsize, sum(plan.a.shape)):
+            return False
+        target = operation.target
+        assert target is not None, "BLAS writes it"
+        assert target.column is not None, "BLAS writes it"
+        splits = plan.a.rows, plan.a.columns, target.column.rows
+        gathered = PreparedReduction(ReductionPlan(x.column, "sum", 1, dtype.name, plan.nprocs), backend.rank)
+        if not gathered.is_sequence or any(z.is_replicated or z.nblocks > z.nprocs for z in splits):
+            return False
+        self._everywhere = GpuExchange(backend, dtype, gathered.counts)
+        self._added = GpuExchange(backend, dtype, plan.length)
+        return True
+
+    def _run_on_gpus(self, x: _Operands) -> None:
+        """**Collective.** out = alpha op(A) x + beta y, by kernels on the caller's stream."""
+        plan, operation, arrays, put = self._plan, self._operation, x.runtime.backend.arrays, x.put
+        assert isinstance(put, Scaling), "there are no absolute values"
+        assert x.result is not None, "the result is a matrix"
+        if self._everywhere.own.size:
+            arrays.assign(x.x, self._everywhere.own[:, None])
+        vector = self._everywhere.run(x.runtime)  # x   (all its elements, on every rank)
+        options: Any = {"uplo": "L", "trans": operation.trans, "unit": False}
+        if plan.stays and operation.kind == "gemv":
+            if x.result.size:  # out_r = alpha op(A_r) x + beta y_r
+                arrays.multiply_whole("gemv", put.alpha, x.a, vector[:, None], put.beta, x.y, x.result, **options)
+            return
+        # y_r = op(A_r) x   (this rank's elements of A)
+        partial, local = self._added.own, self._local
+        arrays.fill_whole(partial[:, None], 0)
+        if x.a.size and operation.kind == "gemv":
+            i_loc, j_loc = (local.columns, local.rows) if local.transposes else (local.rows, local.columns)
+            source, target = (j_loc, i_loc) if operation.trans == "N" else (i_loc, j_loc)
+            part = partial[target, None]
+            arrays.multiply_whole("gemv", 1, x.a, vector[source, None], 0, None, part, **options)
+        elif x.a.size:
+            add_parts(local, arrays, x.a, vector, partial)
+        # y_0 + y_1 + ... + y_{P-1}
+        total = partial if plan.stays else self._added.run(x.runtime)
+        if operation.unit:
+            arrays.add_scaled(1, vector[:, None], 1, total[:, None])
+        if x.result.size:  # out = alpha total + beta y
+            if x.y is not None and put.beta != 0:
+                arrays.assign(x.y, x.result)
+            arrays.add_scaled(put.alpha, total[self._rows, None], put.beta, x.result)
 
     @cached_property
     def _local(self) -> LocalProduct:
@@ -474,6 +534,9 @@ class RunMatrixVector(Exchanging):
                 trans=operation.trans,
                 unit=operation.unit,
             )
+            return None
+        if self.is_on_gpus:
+            self._run_on_gpus(x)
             return None
         # x, and y if its layout is not that of the result   (all their elements, on every rank)
         gathered = iter([] if self._vectors is None else self._vectors.collect())

@@ -130,6 +130,18 @@ def multiply(local: LocalProduct, backend: HostRanks, x: Array, vector: Array) -
     return result
 
 
+def add_parts(local: LocalProduct, arrays: Device, x: Array, vector: Array, total: Array) -> None:
+    """Total += this rank's partial results of all elements; all arrays are in the device's memory (local)."""
+    if local.transposes:
+        x = x.T
+    for term in local.plan.terms:
+        source, target = (local.rows, local.columns)[:: 1 if term.transposed else -1]
+        part = local.staircase(strict=term.strict, hermitian=local.plan.hermitian)
+        mode = "conj" * term.conj
+        product = arrays.multiply_part(x, part, vector[source], local.dtype, mode, transposed=term.transposed)
+        arrays.add_scaled(1, product[:, None], 1, total[target, None])
+
+
 _Vectors = dict[bool, "Array"]  # by whether a term multiplies the transposed matrix
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import pblas
-from pblas import blas
+from pblas import MatrixDescriptor, blas
 from pblas.backends.cuda import copies, lanes
+from pblas.collectives import api
 from tests.gpu.products.general import context
 from tests.gpu.products.products import Placed
 from tests.gpu.sharing import SHARED
@@ -155,3 +157,35 @@ def test_a_chain_in_one_layout_waits_for_nothing(
         expected = 2 * c
         assert np.allclose(D.to_global(None), expected, rtol=1e-14, atol=1e-13)
         assert np.isclose(total, expected.sum())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128"])
+@pytest.mark.parametrize("layout", ["row_wise", "column_wise"])
+def test_large_matrices_exchange_results_on_gpus(
+    ctx: pblas.Context, dtype: str, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "LEAST_ON_GPUS", 0)
+    n, agreement = 61, ctx.runtime.backend.agreement
+    A = ctx.random(getattr(MatrixDescriptor, layout)(n, n, ctx.nprocs), dtype, seed=1, distribution="normal")
+    x, y = (ctx.random((n, 1), dtype, seed=seed) for seed in (2, 3))
+    a, v, w = (z.to_global(None) for z in (A, x, y))
+    close: Any = partial(np.allclose, rtol=1e-4, atol=1e-3 if dtype == "float32" else 1e-11)
+    before = agreement.nexecutions
+    for axis in (None, 0, 1):
+        assert close(A.sum(axis=axis), a.sum(axis))
+        if A.dtype.kind == "f":
+            assert np.array_equal(A.max(axis=axis), a.max(axis))
+    lower, unit = np.tril(a), np.tril(a, -1) + np.eye(n)
+    symmetric = lower + np.tril(a, -1).T
+    hermitian = np.tril(a, -1) + np.tril(a, -1).conj().T + np.diag(np.diag(a).real)
+    for trans, op in (("N", a), ("T", a.T), ("C", a.conj().T)):
+        assert close(blas.gemv(A, x, y, trans=trans, alpha=2.0, beta=-1.0).to_global(None), 2 * op @ v - w, **close)
+    for _ in range(2):
+        assert close(blas.symv(A, x, y, alpha=0.5).to_global(None), 0.5 * symmetric @ v + w)
+        assert close(blas.hemv(A, x).to_global(None), hermitian @ v)
+        assert close(blas.symv(A.T, x, uplo="U").to_global(None), symmetric @ v)
+        assert close(blas.trmv(A, x, trans="T").to_global(None), lower.T @ v)
+        assert close(blas.trmv(A, x, diag="U").to_global(None), unit @ v)
+    z = x.copy()
+    assert close(blas.gemv(A, z, out=z).to_global(None), a @ v)
+    assert ctx.nprocs == 1 or agreement.nexecutions > before
