@@ -421,6 +421,25 @@ class Level3(Protocol):
         """
         raise lacking("multiply_part")
 
+    @traced("gemm", lambda x, _parts, v, w, *_, **__: product_text([(x, v[:, None], w[:, None])]))
+    def multiply_both(
+        self, x: Array, parts: Sequence[Staircase], v: Array, w: Array, dtype: Dtype, modes: Sequence[str]
+    ) -> tuple[Array, Array]:
+        """op(X) v with one part of an X in Fortran order, and op(X)^T w with another part, in one pass; optional.
+
+        Args:
+            x: m x n, at least one element (local).
+            parts: the elements of each product: equal but for a diagonal (local).
+            v: n elements, contiguous, in the device's memory (local).
+            w: m elements, also (local).
+            dtype: as in `multiply_part` (global).
+            modes: op of each product, as in `multiply_part` (global).
+
+        Returns:
+            m and n elements in the device's memory, by work of its stream.
+        """
+        raise lacking("multiply_both")
+
     @traced("gemm", lambda z, _part, x, y: product_text([(x, y, z)]))
     def update_part(self, z: Array, part: Staircase, x: Array, y: Array) -> None:
         """Z += X Y in a part of a Z in Fortran order; X and Y are in host memory; done on return; optional."""

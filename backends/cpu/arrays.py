@@ -39,8 +39,8 @@ class HostArrays(Device):
         pivot_dtype=np.dtype(np.intc),
         lacks=frozenset(
             {
-                *("trmm", "download", "upload", "check_stream", "multiply_part", "update_part"),
-                *("multiply_whole", "update_whole", "band_stages"),
+                *("trmm", "download", "upload", "check_stream", "multiply_part", "multiply_both"),
+                *("multiply_whole", "update_part", "update_whole", "band_stages"),
             }
         ),
     )

@@ -84,6 +84,76 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (threadIdx.x == 0) sums[blockIdx.y * columns + j] = sum;
 }
 
+// Two products in one pass. The second is of a part with rows other_first[j] <= i < other_stop[j], as one part without
+// its diagonal. For the c-th WIDTH columns, and the c-th HEIGHT rows,
+// row_sums[c, i] := the sum of X[i, j] v[j]
+// column_sums[c, j] := the sum of X[i, j] w[i]
+enum { ROWS = 4, COLUMNS = 4, WARPS = THREADS / WARP, HEIGHT = WARPS * ROWS * WARP, WIDTH = 128 };
+extern "C" __global__ void __launch_bounds__(THREADS) multiply_both(
+    ARGUMENTS, const integer* other_first, const integer* other_stop, const A* v, const A* w, A* row_sums,
+    A* column_sums, integer mode, integer other_mode) {
+    __shared__ A of_warps[WARPS][WIDTH];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const integer start = integer(blockIdx.y) * WIDTH, end = start + WIDTH < columns ? start + WIDTH : columns;
+    const integer low = (integer(blockIdx.x) * WARPS + warp) * ROWS * WARP, high = low + ROWS * WARP;
+    A sums[ROWS] = {}, of_rows[ROWS] = {};
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const integer i = low + r * WARP + lane;
+        if (i < rows) of_rows[r] = w[i];
+    }
+    const auto is_used = [&](integer j) {
+        return j < end && (first[j] < high && stop[j] > low || other_first[j] < high && other_stop[j] > low);
+    };
+    bool meets = false;  // whether the rows of this warp have elements of the parts
+    for (integer j = start + lane; j < end; j += WARP) {
+        meets |= is_used(j);
+        of_warps[warp][j - start] = {};
+    }
+    meets = __any_sync(~0u, meets);
+    for (integer j0 = start; meets && j0 < end; j0 += COLUMNS) {
+        E loaded[COLUMNS][ROWS];
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            const integer j = j0 + c;
+            if (!is_used(j)) continue;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const integer i = low + r * WARP + lane;
+                if (first[j] <= i && i < stop[j] || other_first[j] <= i && i < other_stop[j])
+                    loaded[c][r] = x[i + j * ld];
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < COLUMNS; c++) {
+            const integer j = j0 + c;
+            if (!is_used(j)) continue;
+            A sum = {};
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const integer i = low + r * WARP + lane;
+                const bool is_real = diagonal[j] == i;
+                if (first[j] <= i && i < stop[j])
+                    add_product(sums[r], factor(loaded[c][r], is_real, mode), v[j]);
+                if (other_first[j] <= i && i < other_stop[j])
+                    add_product(sum, factor(loaded[c][r], is_real, other_mode), of_rows[r]);
+            }
+            sum = sum_of_warp(sum);
+            if (lane == 0) of_warps[warp][j - start] = sum;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const integer i = low + r * WARP + lane;
+        if (i < rows) row_sums[blockIdx.y * rows + i] = sums[r];
+    }
+    __syncthreads();
+    if (start + threadIdx.x >= end) return;
+    A sum = of_warps[0][threadIdx.x];
+    for (int other = 1; other < WARPS; other++) sum = pointwise::add(sum, of_warps[other][threadIdx.x]);
+    column_sums[blockIdx.x * columns + start + threadIdx.x] = sum;
+}
+
 // X[i, j] += the sum of left[c, i] right[c, j] over c < count, in the part; the diagonal becomes real if it is given.
 extern "C" __global__ void __launch_bounds__(THREADS)
     update_part(ARGUMENTS, const E* left, const E* right, integer count) {

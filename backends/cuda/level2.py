@@ -17,11 +17,14 @@ from pblas.backends.cuda.pointwise import functions, type_name
 from pblas.backends.cuda.programs import Program
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pblas.backends.device import Staircase
     from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 _THREADS = 256
 _WIDTH, _HEIGHT = 64, 8192  # columns or rows whose products one thread or one CTA adds
+_BOTH_WIDTH, _BOTH_HEIGHT = 128, 1024  # columns and rows of a CTA that multiplies with both vectors
 _MOST_CTAS = 65535  # of the second dimension of a grid
 _MODES = {"": 0, "conj": 1, "abs": 2, "abs1": 3}
 
@@ -41,6 +44,21 @@ def multiply(x: GpuArray, part: Staircase, v: GpuArray, dtype: Dtype, mode: str,
     return sums[0] if len(sums) == 1 else reductions.reduce("sum", sums, 0, dtype)
 
 
+def multiply_both(
+    x: GpuArray, parts: Sequence[Staircase], v: GpuArray, w: GpuArray, dtype: Dtype, modes: Sequence[str]
+) -> tuple[Any, Any]:
+    """op(X) v with the elements of one part, and op(X)^T w with those of another."""
+    (rows, columns), (part, other) = x.shape, parts
+    row_sums, column_sums = (
+        cupy.empty((-(-added // width), results), dtype)
+        for added, width, results in ((columns, _BOTH_WIDTH, rows), (rows, _BOTH_HEIGHT, columns))
+    )
+    ctas = len(column_sums), len(row_sums)
+    numbers = (_MODES[mode] for mode in modes)
+    _launch("multiply_both", ctas, x, part, dtype, *_on_gpu(other)[:2], v, w, row_sums, column_sums, *numbers)
+    return reductions.reduce("sum", row_sums, 0, dtype), reductions.reduce("sum", column_sums, 0, dtype)
+
+
 def update(z: GpuArray, part: Staircase, x: Array, y: Array) -> None:
     """Z += X Y in a part; X and Y are in host memory, and the diagonal of a part becomes real if it has one."""
     if not z.size:
@@ -51,12 +69,16 @@ def update(z: GpuArray, part: Staircase, x: Array, y: Array) -> None:
 
 
 def _launch(name: str, ctas: tuple[int, int], x: GpuArray, part: Staircase, dtype: Dtype, *arguments: Any) -> None:
-    """Launch a kernel; the bounds of the part stay on the GPU for later calls."""
+    shape = x.strides[1] // x.itemsize, *x.shape
+    words = (np.int64(z) if isinstance(z, int) else z for z in (x.data.ptr, *shape, *_on_gpu(part), *arguments))
+    _kernel(name, x.dtype, dtype)(ctas, (_THREADS,), tuple(words))
+
+
+def _on_gpu(part: Staircase) -> Any:
+    """The bounds of a part, which stay on the GPU for later calls."""
     if part.on_device is None:
         part.on_device = transfer.on_gpu(np.stack([part.first, part.stop, part.diagonal]).astype(np.int64))
-    shape = x.strides[1] // x.itemsize, *x.shape
-    words = (np.int64(z) if isinstance(z, int) else z for z in (x.data.ptr, *shape, *part.on_device, *arguments))
-    _kernel(name, x.dtype, dtype)(ctas, (_THREADS,), tuple(words))
+    return part.on_device
 
 
 @cache

@@ -19,7 +19,7 @@ from pblas.backends.pieces import PieceProducts, PieceSizes
 from pblas.backends.push_engine import EXACT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 
 _GRAM_BLOCKS, _GRAM_ROWS = 528, 512
@@ -51,6 +51,11 @@ class DeviceProducts(DeviceElementwise):
         self.synchronize()
         v = transfer.on_gpu(vector.astype(dtype, copy=False))
         return transfer.on_host(level2.multiply(x, part, v, dtype, mode, transposed=transposed))
+
+    def multiply_both(
+        self, x: Array, parts: Sequence[Staircase], v: Array, w: Array, dtype: Dtype, modes: Sequence[str]
+    ) -> tuple[Array, Array]:
+        return level2.multiply_both(x, parts, v, w, dtype, modes)
 
     def update_part(self, z: Array, part: Staircase, x: Array, y: Array) -> None:
         self.synchronize()

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 KINDS = ("sum", "abs_sum", "squares", "max", "min", "abs_max")
 _COMBINING = {"sum": "sum", "abs_sum": "sum", "squares": "sum", "max": "max", "min": "min", "abs_max": "max"}
 """How the results of parts are combined."""
-_THREADS, _WARP = 256, 32
+_THREADS, _WARP, _MOST_THREADS = 256, 32, 1024
 _PACK_NBYTES = 16
 _CTAS_PER_SM = 8  # as many as fit at once
 _LEAST_HEIGHT = 32  # lines that a thread adds at least, and packs of a line that a lane adds at most if a warp takes it
@@ -191,10 +191,12 @@ def copy_places(stream: int, shape: tuple[int, ...], x: StridedRegion, z: Stride
     if not z.by_columns:
         places = [pair[::-1] for pair in places]
     strides_x, strides_z, lists_x, lists_z, (fast, slow) = places
-    ctas = -(-fast // _THREADS), min(-(-slow // _LINES), _MOST_PARTS)
+    name, ctas, threads = "copy_places", (-(-fast // _THREADS), min(-(-slow // _LINES), _MOST_PARTS)), _THREADS
+    if lists_x[0] and fast > _MOST_THREADS and slow > _LINES * multiprocessors():
+        name, ctas, threads = "copy_lines", (1, multiprocessors()), _MOST_THREADS
     words = x.address, z.address, *strides_x, *strides_z, *lists_x, *lists_z, fast, slow
-    kernel = _place_kernel("copy_places", dtype.itemsize, dtype.kind == "c")
-    _words().launch(kernel.kernel.ptr, stream, ctas, _THREADS, words)
+    kernel = _place_kernel(name, dtype.itemsize, dtype.kind == "c")
+    _words().launch(kernel.kernel.ptr, stream, ctas, threads, words)
 
 
 @cache

@@ -134,12 +134,18 @@ def add_parts(local: LocalProduct, arrays: Device, x: Array, vector: Array, tota
     """Total += this rank's partial results of all elements; all arrays are in the device's memory (local)."""
     if local.transposes:
         x = x.T
-    for term in local.plan.terms:
-        source, target = (local.rows, local.columns)[:: 1 if term.transposed else -1]
-        part = local.staircase(strict=term.strict, hermitian=local.plan.hermitian)
-        mode = "conj" * term.conj
-        product = arrays.multiply_part(x, part, vector[source], local.dtype, mode, transposed=term.transposed)
-        arrays.add_scaled(1, product[:, None], 1, total[target, None])
+    terms = sorted(local.plan.terms, key=lambda term: term.transposed)
+    parts = [local.staircase(strict=term.strict, hermitian=local.plan.hermitian) for term in terms]
+    modes, rows, columns = ["conj" * term.conj for term in terms], total[local.rows], total[local.columns]
+    if len(terms) > 1:
+        v, w = vector[local.columns], vector[local.rows]
+        products = zip(arrays.multiply_both(x, parts, v, w, local.dtype, modes), (rows, columns), strict=True)
+    else:
+        v, is_turned = vector[local.rows if terms[0].transposed else local.columns], terms[0].transposed
+        product = arrays.multiply_part(x, parts[0], v, local.dtype, modes[0], transposed=is_turned)
+        products = zip((product,), (columns if is_turned else rows,), strict=True)
+    for product, target in products:
+        arrays.add_scaled(1, product[:, None], 1, target[:, None])
 
 
 _Vectors = dict[bool, "Array"]  # by whether a term multiplies the transposed matrix

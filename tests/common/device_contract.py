@@ -549,6 +549,25 @@ def multiply_part(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
 
 
 @case(*LAPACK_DTYPES, orders="F")
+def multiply_both(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    x = entries((m, N), dtype, 1)
+    v, w = entries((N, 1), dtype, 2), entries((m, 1), dtype, 3)
+    v_there, w_there = (on.put(z, order)[:, 0] for z in (v, w))
+    for hermitian, conj in itertools.product(BOTH, BOTH):
+        part, mask = staircase(m, hermitian)
+        strict = Staircase(part.first + 1, part.stop, part.diagonal)
+        below = mask & (np.arange(m)[:, None] > part.first)
+        used, others = (np.where(kept, x, dtype.type(0)) for kept in (mask, below))
+        if hermitian:
+            used[1:2, 1:2], others[1:2, 1:2] = used[1:2, 1:2].real, others[1:2, 1:2].real
+        others = others.conj() if conj else others
+        modes = ["", "conj" * conj]
+        rows, columns = on.device.multiply_both(on.put(x, order), (part, strict), v_there, w_there, dtype, modes)
+        assert gauge(on.get(rows[:, None]), used, v) <= THRESHOLD
+        assert gauge(on.get(columns[:, None]), others.T, w) <= THRESHOLD
+
+
+@case(*LAPACK_DTYPES, orders="F")
 def update_part(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     x, y, old = entries((m, K), dtype, 1), entries((K, N), dtype, 2), entries((m, N), dtype, 3)
     part, mask = staircase(m, True)
