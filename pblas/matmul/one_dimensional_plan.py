@@ -167,12 +167,27 @@ class AllGatherGemm(ProductPlan):
             before = sum((phase.before for phase in group), Traffic())
             if self.push_algorithm.kind == "sm_push":  # one kernel
                 before = replace(before, near_messages=min(1, before.near_messages))
-            # D += op(A)[:, k] op(B)[k, :]   (a GEMM for each run of K, which reads and writes D)
-            is_cyclic = self.along_k and self.shards.nblocks > self.shards.nprocs
-            runs = max(1, -(-k // self.shards.nb)) if is_cyclic else 1
-            added = 2 * (runs - 1) * max(4, self.d_itemsize) * rows * width
+            # D += op(A)[:, k] op(B)[k, :]   (a GEMM for each run of K, which reads and writes D, or op(A) packed)
+            added = 2 * (self._runs(k) - 1) * max(4, self.d_itemsize) * rows * width
+            if self.packs_left:
+                added = 2 * self.itemsize * rows * k
             grouped.append(Phase(1, (rows, width, k), before, copied=added, launch="graph"))
         return grouped
+
+    def _runs(self, k: int) -> int:
+        """Number of runs of consecutive rows of op(B) among `k` rows of a shard."""
+        is_cyclic = self.along_k and self.shards.nblocks > self.shards.nprocs
+        return max(1, -(-k // self.shards.nb)) if is_cyclic else 1
+
+    @property
+    def packs_left(self) -> bool:
+        """Whether a rank that pushes packs columns of op(A), so that a shard of a cyclic K is one GEMM.
+
+        Otherwise each run of K is one, which reads and writes D. Both cost as much as they read and write.
+        """
+        p = self.oriented
+        is_pushed = self.transport == "push" and p.a.axis == "rows" and p.itemsize > 1
+        return is_pushed and (self._runs(p.k) - 1) * p.n > p.k
 
     @property
     def goes_by_packets(self) -> bool:
@@ -216,12 +231,17 @@ class AllGatherGemm(ProductPlan):
 
     @property
     def workspace_nbytes(self) -> int:
-        """The pieces in flight, or all pieces without overlap; in shared memory at most a copy of the own shard."""
+        """The pieces in flight, or all pieces without overlap; in shared memory at most a copy of the own shard.
+
+        For the push transport all shards, double-buffered, sums of 16-bit matrices over shards of K in 32 bits, and a
+        packed op(A).
+        """
         product = self.oriented
-        if self.transport == "push":  # all shards, double-buffered; sums of 16-bit matrices over shards of K in 32 bits
+        if self.transport == "push":
             rows = product.d.split.max_count if product.d.split else product.m
             sums = 4 * rows * product.n if self.along_k and product.rounds else 0
-            return 2 * padded(product.itemsize * product.k * product.n) + sums
+            packed = product.itemsize * rows * product.k if self.packs_left else 0
+            return 2 * padded(product.itemsize * product.k * product.n) + padded(sums) + packed
         rows, columns = product.d.split.max_count if product.d.split else product.m, self.shards.max_count
         sums = self.sums_nbytes(rows, columns, self.k_pieces.parts)
         return self.staged_nbytes + (self.held_nbytes if self.transport != "shared" else 0) + sums

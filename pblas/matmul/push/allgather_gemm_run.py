@@ -38,7 +38,12 @@ class RunPushGather(RunPush):
             rows = product.d.split
             assert rows is not None, "AllGatherGemm splits D"
             self._sums = (rows.count(self._rank), product.n), orders.result
-            self._own_nbytes = rows.count(self._rank) * product.n * self._total.itemsize
+            self._own_nbytes = padded(rows.count(self._rank) * product.n * self._total.itemsize)
+        self._packed_at, self._left_order = self._own_nbytes, orders.left
+        if plan.packs_left:
+            lengths = (len(op.operand) for op in self._ops if isinstance(op, Multiply) and op.operand is not None)
+            height = sum(length for *_, length in self._m.runs)
+            self._own_nbytes += height * max(lengths, default=0) * self._dtypes.a.itemsize
 
     def _take(self) -> None:
         super()._take()
@@ -106,17 +111,27 @@ class RunPushGather(RunPush):
             for begin in range(start, stop, width):
                 end = begin + width
                 lines = self._lines(begin, end)
-                n, k = lines.flipped(), IndexRuns.whole(self._product.k)
+                n, k, left = lines.flipped(), IndexRuns.whole(self._product.k), x.left
                 if self._along_k:
                     n, k = IndexRuns.whole(self._product.n), lines
+                if self._plan.packs_left and len(k.runs) > 1:
+                    left, k = self._packed(lane, x.left, k), IndexRuns.whole(end - begin)
                 right = x.right
                 if operand.buffer != "shard":
                     right = self._engine.array(stack.offset(begin), stack.shape(width), self._dtypes.b, stack.order)
                 finish = None if self._along_k else x.finish
                 # D[i, j] = alpha op(A)[i, k] op(B)[k, j] + beta C[i, j]   (or += along k, from the second shard on)
-                gemm_runs(x.alpha, x.left, right, self._beta, self._d, self._m, n, k, x.conj, gemm, finish=finish)
+                gemm_runs(x.alpha, left, right, self._beta, self._d, self._m, n, k, x.conj, gemm, finish=finish)
                 if self._along_k:
                     self._beta = 1.0
+
+    def _packed(self, lane: Lane, left: Array, k: IndexRuns) -> Array:
+        """Columns of op(A) side by side, in memory that the next product overwrites."""
+        shape = len(left), sum(length for *_, length in k.runs)
+        packed = self._own_array(self._packed_at, shape, left.dtype, self._left_order)
+        for source, target, length in k.runs:
+            self._engine.copy(lane, left[:, source : source + length], packed[:, target : target + length])
+        return packed
 
     def _multiply_arrivals(self, op: GemmAsArriving, x: Operands) -> None:
         """D[:, j] += alpha op(A) op(B)[:, j] for columns j that arrive, by one kernel if there is one."""
