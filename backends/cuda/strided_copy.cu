@@ -4,14 +4,14 @@
 
 enum { TILE = 32, LINES = 8, PER_THREAD = TILE / LINES };
 
-// The index of element (i, j): rows[i] * down + columns[j] * across; without an array, i or j itself.
+// The position of element (i, j) is rows[i] * down + columns[j] * across; without an array, i or j itself.
 struct ElementIndex {
     const integer *rows, *columns;
     integer down, across;
 
-    __device__ __forceinline__ integer at(integer i, integer j) const {
-        return (rows ? rows[i] : i) * down + (columns ? columns[j] : j) * across;
-    }
+    // Positions of a row, or of a column, to which those of its elements in the other dimension are added.
+    __device__ __forceinline__ integer row(integer i) const { return (rows ? rows[i] : i) * down; }
+    __device__ __forceinline__ integer column(integer j) const { return (columns ? columns[j] : j) * across; }
 };
 
 struct MoveArguments {
@@ -81,15 +81,25 @@ __global__ void __launch_bounds__(256) move(const __grid_constant__ MoveArgument
     const X* source = reinterpret_cast<const X*>(a.source);
     O* target = reinterpret_cast<O*>(a.target);
     const bool transposes = a.from_by_columns != a.to_by_columns, reads = !a.alpha.is_zero();
-    const integer down = (a.m + TILE - 1) / TILE, tiles = down * ((a.n + TILE - 1) / TILE);
-    for (integer t = blockIdx.x; t < tiles; t += gridDim.x) {
-        const integer i0 = t % down * TILE, j0 = t / down * TILE;
+    const word down = (a.m + TILE - 1) / TILE, tiles = down * ((a.n + TILE - 1) / TILE);
+    for (word t = blockIdx.x; t < tiles; t += gridDim.x) {
+        const word tile_column = t / down;  // 32 bits: a division of 64 takes longer than the copy of an element
+        const integer i0 = integer(t - tile_column * down) * TILE, j0 = integer(tile_column) * TILE;
         A elements[PER_THREAD] = {};
+        if (a.from_by_columns) {
+            const integer i = i0 + threadIdx.x, row = i < a.m ? a.from.row(i) : 0;
 #pragma unroll
-        for (int e = 0; e < PER_THREAD; e++) {
-            const int line = threadIdx.y + e * LINES;
-            const int i = a.from_by_columns ? threadIdx.x : line, j = a.from_by_columns ? line : threadIdx.x;
-            if (reads && a.has(i0 + i, j0 + j)) elements[e] = Operation::read(a, source[a.from.at(i0 + i, j0 + j)]);
+            for (int e = 0; e < PER_THREAD; e++) {
+                const integer j = j0 + threadIdx.y + e * LINES;
+                if (reads && a.has(i, j)) elements[e] = Operation::read(a, source[row + a.from.column(j)]);
+            }
+        } else {
+            const integer j = j0 + threadIdx.x, column = j < a.n ? a.from.column(j) : 0;
+#pragma unroll
+            for (int e = 0; e < PER_THREAD; e++) {
+                const integer i = i0 + threadIdx.y + e * LINES;
+                if (reads && a.has(i, j)) elements[e] = Operation::read(a, source[a.from.row(i) + column]);
+            }
         }
         if (transposes) {
 #pragma unroll
@@ -105,11 +115,20 @@ __global__ void __launch_bounds__(256) move(const __grid_constant__ MoveArgument
             }
             __syncthreads();
         }
+        if (a.to_by_columns) {
+            const integer i = i0 + threadIdx.x, row = i < a.m ? a.to.row(i) : 0;
 #pragma unroll
-        for (int e = 0; e < PER_THREAD; e++) {
-            const int line = threadIdx.y + e * LINES;
-            const int i = a.to_by_columns ? threadIdx.x : line, j = a.to_by_columns ? line : threadIdx.x;
-            if (a.has(i0 + i, j0 + j)) Operation::write(a, elements[e], target[a.to.at(i0 + i, j0 + j)]);
+            for (int e = 0; e < PER_THREAD; e++) {
+                const integer j = j0 + threadIdx.y + e * LINES;
+                if (a.has(i, j)) Operation::write(a, elements[e], target[row + a.to.column(j)]);
+            }
+        } else {
+            const integer j = j0 + threadIdx.x, column = j < a.n ? a.to.column(j) : 0;
+#pragma unroll
+            for (int e = 0; e < PER_THREAD; e++) {
+                const integer i = i0 + threadIdx.y + e * LINES;
+                if (a.has(i, j)) Operation::write(a, elements[e], target[a.to.row(i) + column]);
+            }
         }
     }
 }
