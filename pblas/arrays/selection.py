@@ -72,28 +72,28 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
         mask = redistributed(_READ, mask, a.desc.without_lld, agrees=text)
         text = ""
     runtime.agree(_READ, text)
+    in_blocks = a.desc.is_row_wise and a.desc.rsrc == 0 and a.desc.rows.nblocks <= a.desc.rows.nprocs
+    is_sorted = runtime.nprocs == 1 or a.desc.is_replicated or in_blocks  # in the order of ranks
     with runtime.local_step(_READ):
         elements, arrays = a.stored(_READ), runtime.backend.arrays
         places, values = np.empty(0, np.int64), np.empty(0, a.dtype)
         if elements.size and holds_first_copy(a.desc, runtime.rank):
             flags = mask.stored(_READ) if is_matrix else part_of(mask, a.desc, runtime.rank)
             arrays.begin()
-            local, values = arrays.select(elements, flags, with_places=runtime.nprocs > 1)
+            local, values = arrays.select(elements, flags, with_places=not is_sorted)
             if local is not None:
                 rows, columns = global_indices(a.desc, runtime.rank)
                 places = rows[local[0]] * a.shape[1] + columns[local[1]]
     runtime.agree(f"{_READ}: the elements of each rank", "")
     if runtime.nprocs == 1:
         return np.conj(values) if a.conjugated else values
-    counts = runtime.gathered(places.size)
+    counts, parts = runtime.gathered(values.size), [values] if is_sorted else [values, places]
     with runtime.local_step(_READ):
-        gathered = [np.empty(sum(counts), x.dtype) for x in (places, values)]
+        gathered = [np.empty(sum(counts), x.dtype) for x in parts]
     runtime.agree(f"{_READ}: memory", "")
-    for x, out in zip((places, values), gathered, strict=True):
+    for x, out in zip(parts, gathered, strict=True):
         runtime.backend.complete(runtime.backend.plain_channel.all_gather(x, out, counts), step=f"{_READ}: elements")
-    all_places, all_values = gathered
-    is_sorted = bool((all_places[1:] > all_places[:-1]).all())  # as of blocks of rows
-    result = all_values if is_sorted else all_values[np.argsort(all_places)]
+    result = gathered[0] if is_sorted else gathered[0][np.argsort(gathered[1])]
     return np.conj(result) if a.conjugated else result
 
 
