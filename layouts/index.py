@@ -117,7 +117,9 @@ def indxg2p(indxglob: Any, nb: int, isrcproc: int, nprocs: int, inb: int | None 
     nb, nprocs, isrcproc, inb = _checked("indxg2p", nb, nprocs, isrcproc, inb)
     if isrcproc == -1:
         return 0 * indxglob
-    return (isrcproc + (indxglob >= inb) * (1 + (indxglob - inb) // nb)) % nprocs
+    block = indxglob // nb if inb == nb else (indxglob >= inb) * (1 + (indxglob - inb) // nb)
+    place = isrcproc + block
+    return place - place // nprocs * nprocs  # NumPy divides by a number quickly, but has no such remainder
 
 
 @overload
@@ -149,6 +151,9 @@ def indxg2l(indxglob: Any, nb: int, nprocs: int, inb: int | None = None) -> Any:
     """
     checked_index("indxg2l", "indxglob", indxglob)
     nb, nprocs, _, inb = _checked("indxg2l", nb, nprocs, 0, inb)
+    if inb == nb:
+        block = indxglob // nb
+        return indxglob - (block - block // nprocs) * nb
     later = indxglob >= inb
     block = later * (1 + (indxglob - inb) // nb)
     within = (indxglob < inb) * indxglob + later * ((indxglob - inb) % nb)

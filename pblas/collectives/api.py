@@ -214,8 +214,8 @@ class GpuExchange(Kept):
     """
 
     def __init__(self, backend: HostRanks, dtype: Dtype, counts: tuple[int, ...] | int) -> None:
-        self._counts = counts
-        self._all: Array = backend.new((counts if isinstance(counts, int) else sum(counts),), dtype)
+        self._counts, arrays, length = counts, backend.arrays, counts if isinstance(counts, int) else sum(counts)
+        self._all: Array = arrays.array(arrays.empty(length * dtype.itemsize), (length,), dtype)
         self.own: Array = self._all
         """This rank's array, in which a call begins and which it overwrites if it adds (local)."""
         if not isinstance(counts, int):
