@@ -497,7 +497,8 @@ class RunMatrixVector(Exchanging):
         if operation.unit:
             arrays.add_scaled(1, vector[:, None], 1, total[:, None])
         if x.result.size:  # out = alpha total + beta y
-            if x.y is not None and put.beta != 0:
+            address = x.runtime.backend.address
+            if x.y is not None and address(x.y) != address(x.result):
                 arrays.assign(x.y, x.result)
             arrays.add_scaled(put.alpha, total[self._rows, None], put.beta, x.result)
 
