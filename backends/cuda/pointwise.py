@@ -139,42 +139,17 @@ def functions(dtype: Dtype) -> str:
     return f"#define SHORT_RESULTS {int(dtype.itemsize <= 2)}\n{expanded(FOLDER / 'pointwise.cuh')}"
 
 
-class _Kernels(NamedTuple):
-    """What the kernels of an expression depend on."""
+class _Launch(NamedTuple):
+    """A launch of an expression on arrays of known layouts: only addresses and numbers change."""
 
+    tree: Node  # keeps the place of the tree, by which the launch is found again
     key: tuple[Any, ...]  # the arguments of `source`
-    terms: tuple[tuple[str, bool], ...]  # the operands beside x, and whether each is an array
-    nbytes: int  # of an element, for the length of packs
-    tree: Node  # the expression with the operands' own names
-    functions: dict[bool, int]  # for arrays whose packs are whole, and for all others
-    first: str = RESULT  # the operand that is x
-
-    @classmethod
-    def of(
-        cls,
-        tree: Node,
-        canonical: Node,
-        dtypes: Mapping[str, Dtype | None],
-        x: Dtype,
-        out: Dtype,
-        compute: Dtype | None,
-    ) -> _Kernels:
-        names = operand_names(canonical)
-        check_count(len(names))
-        used = tuple(dtypes[name] for name in names)
-        terms = tuple((name, dtypes[name] is not None) for name in names)
-        return cls((canonical, used, x, out, compute), terms, pack_nbytes(used, x, out, compute), tree, {})
-
-    @classmethod
-    def combining(cls, tree: Node, dtypes: Mapping[str, Dtype | None], out: Dtype, compute: Dtype) -> _Kernels:
-        """Those of an expression whose operands have these dtypes, in this order, None for numbers."""
-        names = {name: f"o{number}" for number, name in enumerate(dtypes)}
-        first, x = next((name, dtype) for name, dtype in dtypes.items() if dtype is not None)
-        canonical = renamed(tree, names | {first: RESULT})
-        kernels = cls.of(tree, canonical, {names[name]: dtype for name, dtype in dtypes.items()}, x, out, compute)
-        originals = {new: name for name, new in names.items()}
-        terms = tuple((originals[new], is_array) for new, is_array in kernels.terms)
-        return kernels._replace(terms=terms, first=first)
+    words: list[int]  # arguments of the kernel
+    arrays: tuple[tuple[str, int, int], ...]  # operands: name, place of the address among the words, bits that are 0
+    numbers: tuple[tuple[str, int], ...]  # names of the numbers, and places of their words
+    ctas: tuple[int, int]  # if all packs of all arrays are whole and aligned, and otherwise
+    is_ragged: bool  # whether some packs are not whole at any addresses
+    functions: dict[bool, int]  # the kernels, by whether all packs are whole
 
 
 EXPRESSIONS = {
@@ -201,8 +176,17 @@ def programs(dtype: Dtype) -> Iterator[Program]:
         views = "|".join(re.findall(r"(\w+)\*", operands)) if dtype.kind == "c" else ""
         tree = parse(re.sub(rf"\b({views})\b", r"conj(\1)", text) if views else text, parts=True)
         dtypes = {operand.strip("#~*"): kinds.get(operand[0], dtype) for operand in operands.split()}
-        key = _Kernels.combining(tree, dtypes, dtype, dtype).key
+        first, canonical, own = _canonical(tree, dtypes)
+        used = [dtypes[own[name]] for name in operand_names(canonical)]
+        key = canonical, used, dtypes[first] or dtype, dtype, dtype
         yield from (Program(source(*key, packs=packs)) for packs in (0, _PACKS))
+
+
+def _canonical(tree: Node, dtypes: Mapping[str, Dtype | None]) -> tuple[str, Node, dict[str, str]]:
+    """(the first array, the expression with it as x and numbered operands, these and their names in `dtypes`)."""
+    first = next(name for name, dtype in dtypes.items() if dtype is not None)
+    own = {f"o{number}": name for number, name in enumerate(dtypes)}
+    return first, renamed(tree, {name: new for new, name in own.items()} | {first: RESULT}), own
 
 
 def _is_tight(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
@@ -232,15 +216,14 @@ def _lines(arrays: Sequence[GpuArray]) -> tuple[int, int, list[tuple[int, int]]]
     return lines, length, places
 
 
-def _are_whole(pack: int, length: int, arrays: Sequence[GpuArray], places: Sequence[tuple[int, int]]) -> bool:
-    """Whether all packs of all arrays are whole, aligned, and of neighbours."""
-    if length % pack:
-        return False
-    for z, (fast, slow) in zip(arrays, places, strict=True):
-        itemsize = z.itemsize
-        if fast != 1 or (z.data.ptr | slow * itemsize) % (pack * itemsize):
-            return False
-    return True
+def _masks(pack: int, length: int, arrays: Sequence[GpuArray], places: Sequence[tuple[int, int]]) -> list[int] | None:
+    """Bits of the addresses of arrays that are 0 if all packs are whole and aligned; None if no packs are whole."""
+    masks = [pack * z.itemsize - 1 for z in arrays]
+    if length % pack or any(
+        fast != 1 or slow * z.itemsize & mask for z, (fast, slow), mask in zip(arrays, places, masks, strict=True)
+    ):
+        return None
+    return masks
 
 
 class Pointwise:
@@ -255,20 +238,12 @@ class Pointwise:
         self._sms: int = device.attributes["MultiProcessorCount"]
         self._early = int(device.compute_capability) >= EARLY_CAPABILITY
         self._compiled: dict[Any, tuple[int, Any]] = {}
-        self._kernels: dict[Any, _Kernels] = {}
+        self._launches: dict[Any, _Launch] = {}
         self._words = WordArguments(_HEAD_WORDS + TERM_WORDS * MAX_TERMS)
 
     def combine(self, stream: Stream, tree: Node, operands: Mapping[str, Any], compute: Dtype, out: Array) -> None:
         """Launch Out := the value of an expression of arrays of any dtypes, rounded once."""
-        ndarray = self._cupy.ndarray
-        types = tuple([z.dtype if isinstance(z, ndarray) else None for z in operands.values()])
-        key = id(tree), tuple(operands), types, out.dtype, compute
-        kernels = self._kernels.get(key)
-        if kernels is None:
-            kernels = self._keep(
-                key, _Kernels.combining(tree, dict(zip(operands, types, strict=True)), out.dtype, compute)
-            )
-        self._evaluate(stream, kernels, operands[kernels.first], operands, out)
+        self._evaluate(stream, tree, operands, compute, out, None)
 
     def evaluate(
         self,
@@ -280,54 +255,87 @@ class Pointwise:
         compute: Dtype | None = None,
     ) -> None:
         """Launch Out := the value of an expression, computed in 32 bits at least and rounded once."""
-        if not out.size:
-            return
-        ndarray = self._cupy.ndarray
-        types = tuple([z.dtype if isinstance(z, ndarray) else None for z in operands.values()])
-        key = id(tree), tuple(operands), types, out.dtype, compute, x.dtype
-        kernels = self._kernels.get(key)
-        if kernels is None:
-            dtypes = dict(zip(operands, types, strict=True))
-            kernels = self._keep(key, _Kernels.of(tree, tree, dtypes, x.dtype, out.dtype, compute))
-        self._evaluate(stream, kernels, x, operands, out)
-
-    def _keep(self, key: tuple[object, ...], kernels: _Kernels) -> _Kernels:
-        """Keep kernels, found again by the place of their tree, which stays there as long as they (local)."""
-        if len(self._kernels) >= _MOST_KNOWN:
-            self._kernels.clear()
-        self._kernels[key] = kernels
-        return kernels
+        if out.size:
+            self._evaluate(stream, tree, operands, compute, out, x)
 
     def _evaluate(
-        self, stream: Stream, kernels: _Kernels, x: GpuArray, operands: Mapping[str, Any], out: GpuArray
+        self,
+        stream: Stream,
+        tree: Node,
+        operands: Mapping[str, Any],
+        compute: Dtype | None,
+        out: GpuArray,
+        x: GpuArray | None,
     ) -> None:
-        """Launch the kernel for arrays of these shapes and strides."""
-        shape, strides, pack = out.shape, out.strides, _PACK_NBYTES // kernels.nbytes
-        arrays = [out, x, *[operands[name] for name, is_array in kernels.terms if is_array]]
-        pointers = [z.data.ptr for z in arrays]
-        if _is_tight(shape, strides, out.itemsize) and all([z.shape == shape and z.strides == strides for z in arrays]):  # noqa: C419 - a list takes less time
+        """Launch the kernel for arrays of these layouts; x is that of the expression, or one of the operands."""
+        ndarray = self._cupy.ndarray
+        layout: list[Any] = [id(tree), compute, out.dtype, out.shape, out.strides]
+        if x is not None:
+            layout += (x.dtype, x.shape, x.strides)
+        for name, z in operands.items():
+            layout += (name, z.dtype, z.shape, z.strides) if isinstance(z, ndarray) else (name, None)
+        key = tuple(layout)
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._prepared(tree, operands, compute, out, x)
+            if len(self._launches) >= _MOST_KNOWN:
+                self._launches.clear()
+            self._launches[key] = launch
+        words, wrong = launch.words, int(launch.is_ragged)
+        for name, place, mask in launch.arrays:
+            array: Any = out if not place else x if x is not None and name == RESULT else operands[name]
+            words[place] = address = array.data.ptr
+            wrong |= address & mask
+        for name, place in launch.numbers:
+            words[place : place + TERM_WORDS] = number_term(operands[name])
+        function = launch.functions.get(not wrong)
+        if function is None:
+            function = launch.functions[not wrong] = self._function(launch.key, 0 if wrong else _PACKS)
+        self._launch(function, stream, words, launch.ctas[bool(wrong)])
+
+    def _prepared(
+        self, tree: Node, operands: Mapping[str, Any], compute: Dtype | None, out: GpuArray, x: GpuArray | None
+    ) -> _Launch:
+        """The launch for arrays of these layouts."""
+        dtypes = {name: z.dtype if isinstance(z, self._cupy.ndarray) else None for name, z in operands.items()}
+        first, canonical, own = RESULT, tree, {name: name for name in dtypes}
+        if x is None:  # the names of operands change no kernel
+            first, canonical, own = _canonical(tree, dtypes)
+        start = operands[first] if x is None else x
+        names = operand_names(canonical)
+        check_count(len(names))
+        terms = [own[name] for name in names]
+        used = tuple(dtypes[name] for name in terms)
+        arrays = [out, start, *[operands[name] for name in terms if dtypes[name] is not None]]
+        pack = _PACK_NBYTES // pack_nbytes(used, start.dtype, out.dtype, compute)
+        shape, strides = out.shape, out.strides
+        if _is_tight(shape, strides, out.itemsize) and all(z.shape == shape and z.strides == strides for z in arrays):
             lines, length, places = 1, out.size, [(1, 0)] * len(arrays)  # all elements, in the order of memory
-            is_whole = not (length % pack or any([pointer % _PACK_NBYTES for pointer in pointers]))  # noqa: C419
         else:
             lines, length, places = _lines(arrays)
-            is_whole = _are_whole(pack, length, arrays, places)
-        words = [pointers[0], lines, *places[0], length, pointers[1], *places[1]]
-        remaining = zip(pointers[2:], places[2:], strict=True)
-        for name, is_array in kernels.terms:
-            if is_array:
-                pointer, place = next(remaining)
-                words += pointer, *place
-            else:
-                words += number_term(operands[name])
+        masks = _masks(pack, length, arrays, places)
         packs = -(-length // pack)
-        ctas = lines * -(-packs // (_THREADS * _PACKS))
-        is_whole = is_whole and ctas <= _MOST_CTAS
-        if not is_whole:
-            ctas = min(-(-lines * packs // _THREADS), _CTAS_PER_SM * self._sms)
-        function = kernels.functions.get(is_whole)
-        if function is None:
-            function = kernels.functions[is_whole] = self._function(kernels.key, _PACKS if is_whole else 0)
-        self._launch(function, stream, words, ctas)
+        whole = lines * -(-packs // (_THREADS * _PACKS))
+        is_ragged = masks is None or whole > _MOST_CTAS
+        words = [0, lines, *places[0], length, 0, *places[1]]
+        pointers, numbers, remaining = [0, _HEAD_WORDS], [], iter(places[2:])
+        for name in terms:
+            if dtypes[name] is None:
+                numbers.append((name, len(words)))
+            else:
+                pointers.append(len(words))
+            words += (0, 0, 0) if dtypes[name] is None else (0, *next(remaining))
+        named = "", first, *(name for name in terms if dtypes[name] is not None)
+        return _Launch(
+            tree,
+            (canonical, used, start.dtype, out.dtype, compute),
+            words,
+            tuple(zip(named, pointers, masks or [0] * len(arrays), strict=True)),
+            tuple(numbers),
+            (whole, min(-(-lines * packs // _THREADS), _CTAS_PER_SM * self._sms)),
+            is_ragged,
+            {},
+        )
 
     def normalise(
         self,
@@ -358,6 +366,7 @@ class Pointwise:
         if not early and isinstance(stream, int):
             self._words.launch(function, stream, (ctas, 1), _THREADS, words)
             return
+        words = words.copy()  # which the next launch changes
 
         def start(handle: int) -> None:
             if not early:

@@ -35,7 +35,7 @@ class HostPointwise(Pointwise):
 
     def __init__(self) -> None:
         self._cupy = SimpleNamespace(ndarray=HostArray)
-        self._sms, self._kernels = 1, {}
+        self._sms, self._launches = 1, {}
         self.packs: list[int] = []
 
     def _function(self, key: Any, packs: int) -> Any:
