@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from bisect import bisect
 from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ALIGNMENT = 256
+_FOLDER = __file__.removesuffix("backends/allocator.py")
 
 
 class Block:
@@ -49,10 +51,11 @@ class Extent:
 
     def take(self, nbytes: int) -> int | None:
         """Allocate the first free interval that is large enough; its offset, or None when there is none."""
-        offset = self.lowest(0, nbytes)
-        if offset is not None:
-            self.reserve(offset, nbytes)
-        return offset
+        for i, (offset, size) in enumerate(self.free):
+            if nbytes <= size:
+                self._cut(i, offset, nbytes)
+                return offset
+        return None
 
     def lowest(self, start: int, nbytes: int) -> int | None:
         """The lowest offset >= start at which `nbytes` bytes are free; None when there is none."""
@@ -66,21 +69,26 @@ class Extent:
         """Take the free bytes offset..offset+nbytes-1."""
         for i, (start, size) in enumerate(self.free):
             if start <= offset and offset + nbytes <= start + size:
-                before, after = (start, offset - start), (offset + nbytes, start + size - offset - nbytes)
-                self.free[i : i + 1] = [place for place in (before, after) if place[1]]
-                self.touched = max(self.touched, offset + nbytes)
+                self._cut(i, offset, nbytes)
                 return
         raise AssertionError(f"bytes {offset}..{offset + nbytes - 1} are not free")
 
+    def _cut(self, i: int, offset: int, nbytes: int) -> None:
+        """Take bytes of the i-th free interval."""
+        (start, size), stop = self.free[i], offset + nbytes
+        rest = [(stop, start + size - stop)] if stop < start + size else []
+        self.free[i : i + 1] = [(start, offset - start), *rest] if start < offset else rest
+        self.touched = max(self.touched, stop)
+
     def give_back(self, offset: int, nbytes: int) -> None:
         """Free allocated bytes."""
-        merged: list[tuple[int, int]] = []
-        for start, size in sorted([*self.free, (offset, nbytes)]):
-            if merged and merged[-1][0] + merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            else:
-                merged.append((start, size))
-        self.free = merged
+        i = bisect(self.free, (offset, nbytes))
+        first, last, start, stop = i, i, offset, offset + nbytes
+        if i and sum(self.free[i - 1]) == offset:
+            first, start = i - 1, self.free[i - 1][0]
+        if i < len(self.free) and self.free[i][0] == stop:
+            last, stop = i + 1, sum(self.free[i])
+        self.free[first:last] = [(start, stop - start)]
 
 
 class Window(Extent):
@@ -142,7 +150,11 @@ class Blocks(ABC, Generic[W, B]):
     def has_room(self, nbytes: int) -> bool:
         """Whether a block fits into the windows that there are (global)."""
         size = max(nbytes + -nbytes % ALIGNMENT, ALIGNMENT)
-        return any(window.lowest(0, size) is not None for window in self._windows)
+        for window in self._windows:
+            for _, free in window.free:
+                if size <= free:
+                    return True
+        return False
 
     def undo(self) -> None:
         """Free the noted blocks, which are no one's any more (local)."""
@@ -174,8 +186,11 @@ class Blocks(ABC, Generic[W, B]):
             self._dropped.add(self._marked.popleft())
         if not self._dropped:
             return 0
-        first = self._first_slot(turn)
-        return sum(1 << (slot - first) for slot in self._dropped if 0 <= slot - first < self._nbits)
+        first, bits = self._first_slot(turn), 0
+        for slot in self._dropped:
+            if 0 <= slot - first < self._nbits:
+                bits |= 1 << (slot - first)
+        return bits
 
     def reclaim(self, turn: int, common: int) -> None:
         """Free the slots that all ranks reported as marked (global)."""
@@ -242,6 +257,6 @@ class NoBlocks(Blocks[Window, Block]):
 def call_site() -> str:
     """file:line of the innermost caller outside pblas."""
     frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files and costs milliseconds
-    while frame.f_back is not None and frame.f_globals.get("__name__", "")[:6] in ("pblas", "pblas."):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDER):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
