@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _VALUE = Name("value")
 _MOST_STEPS = 64
+_MOST_LISTS, _MOST_LISTED = 64, 1 << 16  # lists of places that are kept on the GPU, and their places
 _known_steps: dict[int, tuple[Array, int | None]] = {}
 """Places that are kept for later calls, and their distance, by the places of their arrays."""
 
@@ -29,9 +30,11 @@ class DeviceCopies(DeviceLanes):
     def take(self, x: Array, rows: Array, columns: Array) -> Array:
         line = _line(x, rows, columns)
         if line is not None:
-            tight, stream = cupy.empty(line.size, line.dtype), cupy.cuda.get_current_stream().ptr
-            target = StridedRegion(tight.data.ptr, 1, line.size)
-            reductions.copy_places(stream, (line.size, 1), _region(line), target, line.dtype)
+            address, count, step = line
+            words = transfer.words(x)
+            tight, distance = cupy.empty(count, words.dtype), step // x.itemsize
+            source, target = StridedRegion(address, distance, distance + 1), StridedRegion(tight.data.ptr, 1, count)
+            reductions.copy_places(cupy.cuda.get_current_stream().ptr, (count, 1), source, target, words.dtype)
             return transfer.on_host(tight).view(x.dtype)
         return transfer.on_host(transfer.words(x)[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
 
@@ -90,13 +93,26 @@ class DeviceCopies(DeviceLanes):
                 continue
             step = _step(places)
             if step is None:
-                memory, host = upload(self, places.astype(np.int64))
-                self._kept += memory, host
-                lists[axis] = int(memory.data.ptr)
+                lists[axis] = int(self._list(places).data.ptr)
             else:
                 address += int(places[0]) * stride
                 steps[axis] *= step
         return StridedRegion(address, *steps, *lists)
+
+    def _list(self, places: Array) -> Any:
+        """Row or column numbers on the GPU; those that cannot be written are kept for later calls."""
+        kept, numbers = self._lists.get(id(places), (None, None))
+        if kept is places:
+            return numbers
+        if places.flags.writeable or places.size > _MOST_LISTED:
+            numbers, host = upload(self, places.astype(np.int64))
+            self._kept += numbers, host
+            return numbers
+        if len(self._lists) >= _MOST_LISTS:
+            runtime.deviceSynchronize()
+            self._lists.clear()
+        self._lists[id(places)] = places, transfer.on_gpu(places.astype(np.int64, copy=False))
+        return self._lists[id(places)][1]
 
     def select(self, x: Array, flags: Array, *, with_places: bool) -> tuple[tuple[Array, Array] | None, Array]:
         if not isinstance(flags, cupy.ndarray):
@@ -115,15 +131,17 @@ class DeviceCopies(DeviceLanes):
         if waits:
             self.synchronize()
         if rows.size:
-            element, line = np.array([value], x.dtype), _line(x, rows, columns)
-            if line is not None:
-                stream = cupy.cuda.get_current_stream().ptr
-                reductions.fill_places(stream, (line.size, 1), element, _region(line))
+            words, line = transfer.words(x), _line(x, rows, columns)
+            bits = np.array([value], x.dtype).view(words.dtype)
+            if line is None:
+                words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = bits[0]
             else:
-                words = transfer.words(x)
-                words[transfer.on_gpu(rows), transfer.on_gpu(columns)] = element.view(words.dtype)[0]
+                address, count, step = line
+                elements = StridedRegion(address, step // x.itemsize, step // x.itemsize + 1)
+                reductions.fill_places(self.stream, (count, 1), bits, elements)
             if waits:
                 cupy.cuda.get_current_stream().synchronize()
+                self.synchronize()
 
     def fill_whole(self, x: GpuArray, value: complex) -> None:
         if not x.size:
@@ -140,9 +158,10 @@ class DeviceCopies(DeviceLanes):
         waits = not self.is_in_order
         if waits:
             self.synchronize()
-        random.fill(x, rows, columns, seed, normal=normal)
+        if x.size:
+            random.fill(self.stream, x, self._list(rows), self._list(columns), seed, normal=normal)
         if waits:
-            cupy.cuda.get_current_stream().synchronize()
+            self.synchronize()
 
     # Host memory, for naive collectives
 
@@ -191,18 +210,10 @@ def _step(places: Array) -> int | None:
     return step
 
 
-def _line(x: GpuArray, rows: Array, columns: Array) -> Any:
-    """The elements X[rows[i], columns[i]] as a view, if these are places with a distance, as those of a diagonal."""
-    steps = [_step(places) for places in (rows, columns)]
-    if not rows.size or None in steps:
+def _line(x: GpuArray, rows: Array, columns: Array) -> tuple[int, int, int] | None:
+    """Address, number and distance in bytes of the elements X[rows[i], columns[i]]; None if they have no distance."""
+    down, across = _step(rows), _step(columns)
+    if not rows.size or down is None or across is None:
         return None
-    words = transfer.words(x)
-    stride = sum(step * stride for step, stride in zip(steps, words.strides, strict=True) if step)
-    first = words[int(rows[0]) :, int(columns[0]) :]
-    return cupy.ndarray((rows.size,), words.dtype, first.data, (stride,))
-
-
-def _region(line: Any) -> StridedRegion:
-    """The positions of the elements of a line, as one column."""
-    step = line.strides[0] // line.itemsize
-    return StridedRegion(line.data.ptr, step, step * line.size)
+    address = x.data.ptr + int(rows[0]) * x.strides[0] + int(columns[0]) * x.strides[1]
+    return address, rows.size, down * x.strides[0] + across * x.strides[1]

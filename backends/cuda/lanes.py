@@ -75,6 +75,7 @@ class DeviceLanes(Device):
         self.stream: int = int(self._main.ptr)
         self._pool = cupy.cuda.MemoryPool()  # not the user's: a lane may still use memory that is free here
         self._kept: list[Any] = []
+        self._lists: dict[int, tuple[Array, Any]] = {}  # row and column numbers on the GPU, by their host arrays
         self._modes, self._autotune = EXACT, False
         self._blas: dict[int, int] = {}
         self._handed = cupy.cuda.Event(block=False, disable_timing=True)
@@ -286,6 +287,7 @@ class DeviceLanes(Device):
         with suppress(runtime.CUDARuntimeError):  # a failed GPU
             self.settle(_NO_STREAM)
         self._kept.clear()
+        self._lists.clear()
         if self._loaded is not None:
             self._gemm.close()
             self._loaded = None

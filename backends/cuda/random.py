@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pblas.backends.cpu import random
-from pblas.backends.cuda import transfer
-from pblas.backends.cuda.kernels import FOLDER, expanded
+from pblas.backends.cuda.kernels import FOLDER, WordArguments, expanded
 from pblas.backends.cuda.pointwise import type_name
 from pblas.backends.cuda.programs import Program
 
@@ -21,27 +20,28 @@ if TYPE_CHECKING:
 
 _THREADS = 256
 _MOST_LINES = 65535  # CTAs of the second dimension of a grid
+_ARGUMENTS = 10
+_SIGN = 1 << 63
 
 
-def fill(x: Any, rows: Array, columns: Array, seed: int, *, normal: bool) -> None:
-    """X := the random numbers at global rows and columns, which are in host memory; on the current stream."""
-    if not x.size:
-        return
+def fill(stream: int, x: Any, rows: Any, columns: Any, seed: int, *, normal: bool) -> None:
+    """X := the random numbers at global rows and columns, which are on the GPU."""
     by_columns = int(x.strides[0] == x.itemsize)
-    along, across = (
-        transfer.on_gpu(z.astype(np.int64, copy=False)) for z in ((rows, columns) if by_columns else (columns, rows))
-    )
+    along, across = (rows, columns) if by_columns else (columns, rows)
     ld = x.strides[by_columns] // x.itemsize
-    real = np.empty(0, x.dtype).real.dtype if x.dtype.kind == "c" else x.dtype
-    integers = x.data.ptr, ld, along.size, across.size, along.data.ptr, across.data.ptr, by_columns
-    arguments = (*integers, np.uint64(random.start_of(seed)), int(normal), np.float64(random.largest_uniform(real)))
+    places = x.data.ptr, ld, along.size, across.size, along.data.ptr, across.data.ptr, by_columns
+    kernel, arguments, largest = _kernel(x.dtype)
+    start = (random.start_of(seed) ^ _SIGN) - _SIGN  # as a signed integer
     grid = -(-along.size // _THREADS), min(across.size, _MOST_LINES)
-    _kernel(x.dtype)(grid, (_THREADS,), tuple(np.int64(z) if isinstance(z, int) else z for z in arguments))
+    arguments.launch(kernel.kernel.ptr, stream, grid, _THREADS, (*places, start, int(normal), largest))
 
 
 @cache
-def _kernel(dtype: Dtype) -> Any:
-    return Program(source(dtype)).get_function("fill_random")
+def _kernel(dtype: Dtype) -> tuple[Any, WordArguments, int]:
+    """The kernel, memory of its arguments, and its last one: the bits of the largest uniform number."""
+    real = np.empty(0, dtype).real.dtype if dtype.kind == "c" else dtype
+    largest = np.float64(random.largest_uniform(real)).view(np.int64)
+    return Program(source(dtype)).get_function("fill_random"), WordArguments(_ARGUMENTS), int(largest)
 
 
 def source(dtype: Dtype) -> str:

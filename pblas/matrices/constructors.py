@@ -84,13 +84,13 @@ class Constructors(Creation):
             return {"k": int(k)}
 
         shape: Any = (desc, desc) if isinstance(desc, int | np.integer) else desc
-        matrix = self._new("eye", shape, dtype, checked)
-        with self.runtime.local_step("eye"), self._in_order() as arrays:
-            arrays.fill_whole(matrix.local, 0)
-            if matrix.local.size:
-                arrays.fill(matrix.local, *diagonal_places(matrix.desc, self.runtime.rank, int(k)), 1.0)
-        self.runtime.agree("eye: fill", {})
-        return matrix
+
+        def fill(arrays: Device, x: Array, layout: MatrixDescriptor) -> None:
+            arrays.fill_whole(x, 0)
+            if x.size:
+                arrays.fill(x, *diagonal_places(layout, self.runtime.rank, int(k)), 1.0)
+
+        return self._new("eye", shape, dtype, checked, fill)
 
     @collective
     def zeros_like(self, a: DistMatrix, dtype: DTypeLike | None = None) -> DistMatrix:
@@ -110,10 +110,9 @@ class Constructors(Creation):
         with self.runtime.local_step("zeros_like"):
             if not isinstance(a, DistMatrix):
                 raise errors.ArgumentError(f"zeros_like: expected a DistMatrix, got {type(a).__name__}")
-        matrix = self._new("zeros_like", a.desc, a.dtype if dtype is None else dtype)
-        with self._in_order() as arrays:
-            arrays.fill_whole(matrix.local, 0)
-        return matrix
+        return self._new(
+            "zeros_like", a.desc, a.dtype if dtype is None else dtype, fill=lambda arrays, x, _: arrays.fill_whole(x, 0)
+        )
 
     @collective
     def from_function(
@@ -239,12 +238,7 @@ class Constructors(Creation):
         def checked() -> dict[str, Any]:
             return {"value": checked_scalar(opname, "value", value, checked_dtype(opname, dtype, stored=True))}
 
-        matrix = self._new(opname, desc, dtype, checked)
-        runtime = self.runtime
-        with runtime.local_step(opname), self._in_order() as arrays:
-            arrays.fill_whole(matrix.local, value)
-        runtime.agree(f"{opname}: fill", {})
-        return matrix
+        return self._new(opname, desc, dtype, checked, lambda arrays, x, _: arrays.fill_whole(x, value))
 
 
 TAG = 1011

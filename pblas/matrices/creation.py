@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -212,10 +212,7 @@ class Creation:
     @collective
     def zeros(self, desc: Layout, dtype: DTypeLike = np.float64) -> DistMatrix:
         """**Collective.** A matrix of zeros; see `empty`."""
-        matrix = self._new("zeros", desc, dtype)
-        with self._in_order() as arrays:
-            arrays.fill_whole(matrix.local, 0)
-        return matrix
+        return self._new("zeros", desc, dtype, fill=lambda arrays, x, _: arrays.fill_whole(x, 0))
 
     @collective
     def random(
@@ -256,17 +253,15 @@ class Creation:
                 raise errors.ArgumentError(f"random: distribution must be 'uniform' or 'normal', got {distribution!r}")
             return {"seed": seed if seed is None else _checked_seed(seed), "distribution": distribution}
 
-        matrix, runtime = self._new("random", desc, dtype, checked), self.runtime
-        if seed is None:
-            seed, runtime.nstreams = _FIRST_STREAM + runtime.nstreams, runtime.nstreams + 1
-        seed = int(seed)  # NumPy's integers would overflow
-        with runtime.local_step("random"):
-            if matrix.local.size:
-                indices = transfer.global_indices(matrix.desc, runtime.rank)
-                with self._in_order() as arrays:
-                    arrays.randomize(matrix.local, *indices, seed, normal=distribution == "normal")
-        runtime.agree("random: make the entries", {})
-        return matrix
+        def fill(arrays: Device, x: Array, layout: MatrixDescriptor) -> None:
+            start, runtime = seed, self.runtime
+            if start is None:
+                start, runtime.nstreams = _FIRST_STREAM + runtime.nstreams, runtime.nstreams + 1
+            if x.size:  # NumPy's integers would overflow
+                indices = transfer.global_indices(layout, runtime.rank)
+                arrays.randomize(x, *indices, int(start), normal=distribution == "normal")
+
+        return self._new("random", desc, dtype, checked, fill)
 
     @collective
     def load(
@@ -405,26 +400,31 @@ class Creation:
         return files.Raw(self._checked_desc(opname, shape).shape, kept, stored, int(offset))
 
     def _new(
-        self, opname: str, desc: Layout, dtype: DTypeLike, arguments: Callable[[], dict[str, Any]] = dict
+        self,
+        opname: str,
+        desc: Layout,
+        dtype: DTypeLike,
+        arguments: Callable[[], dict[str, Any]] = dict,
+        fill: Callable[[Device, Array, MatrixDescriptor], None] | None = None,
     ) -> DistMatrix:
-        """**Collective.** An uninitialised matrix; `arguments` checks further ones, on which the ranks agree."""
+        """**Collective.** A new matrix.
+
+        `arguments` checks further ones, on which the ranks agree. `fill` writes this rank's elements in the caller's
+        stream; without it they are uninitialised.
+        """
         with self.runtime.local_step(opname):
             desc = self._checked_desc(opname, desc)
             call_args = arguments()
             checked = checked_dtype(opname, dtype, is_argument=True, stored=True)
         call_args |= {"desc": shared_descriptor(desc), "dtype": name_of(checked)}
         largest = self.runtime.agree(opname, call_args, maxima=(self.runtime.nelements(desc),))[0]
-        return DistMatrix(desc, self._memory(opname, desc, checked, largest), self.runtime)
-
-    @contextmanager
-    def _in_order(self) -> Iterator[Device]:
-        """A with block of work on the arrays of this rank, which is done on return, or is in the caller's stream."""
-        arrays = self.runtime.backend.arrays
-        arrays.begin(in_order=True)
-        try:
-            yield arrays
-        finally:
+        local = self._memory(opname, desc, checked, largest)
+        if fill is not None:
+            arrays = self.runtime.backend.arrays
+            arrays.begin(in_order=True)
+            fill(arrays, local, desc)
             arrays.hand_over()
+        return DistMatrix(desc, local, self.runtime)
 
     def _memory(self, opname: str, desc: MatrixDescriptor, dtype: Dtype, nelements: int) -> Array:
         """**Collective.** Allocate this rank's part of a new matrix; all ranks succeed, or all raise."""

@@ -33,12 +33,14 @@ def index_of(ranges: list[tuple[int, int]]) -> Index:
     return np.arange(lengths.sum()) + np.repeat(bounds[:, 1] - np.cumsum(lengths), lengths)
 
 
+@lru_cache(16)
 def global_indices(desc: MatrixDescriptor, rank: int) -> tuple[Array, Array]:
-    """Global rows and columns of a rank's local array (local)."""
+    """Global rows and columns of a rank's local array, which are kept for later calls (local)."""
     rows, columns = (
         np.arange(index.start, index.stop) if isinstance(index, slice) else index
         for index in map(index_of, desc.global_ranges(rank))
     )
+    rows.flags.writeable = columns.flags.writeable = False
     return rows, columns
 
 

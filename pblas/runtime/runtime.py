@@ -274,26 +274,14 @@ class Runtime:
 
     def nelements(self, desc: MatrixDescriptor) -> int:
         """Elements of memory that this rank's part takes, gaps below its leading dimension included (local)."""
-        rows, columns = desc.local_shape(self.rank)
-        if not rows * columns:
-            return 0
-        count = desc.local_lld(self.rank) * (columns if desc.order == "F" else rows)
-        return min(count, _COUNTABLE)  # no memory is that large
+        return _nelements(desc, desc.lld, self.rank)
 
     def local_memory(self, desc: MatrixDescriptor, dtype: Dtype, nelements: int | None = None) -> LocalMemory:
         """Shape, strides and size of this rank's part of a matrix in memory, for `empty` (local).
 
         `nelements` is the largest `nelements(desc)` over all ranks; None if no rank gives a leading dimension (global).
         """
-        shape, lld, itemsize = desc.local_shape(self.rank), desc.local_lld(self.rank), dtype.itemsize
-        if 0 in shape:
-            lld = desc.min_lld(self.rank)
-        strides = (itemsize, lld * itemsize) if desc.order == "F" else (lld * itemsize, itemsize)
-        nbytes = itemsize * max(1, desc.max_local_nelements if nelements is None else nelements)
-        extent = itemsize * max(1, desc.rows.max_count) * max(1, desc.columns.max_count)
-        if extent > _ADDRESSABLE:  # no array has this shape, not even an empty one, so ask for more than there is
-            nbytes = max(nbytes, extent)
-        return LocalMemory(shape, strides, dtype, nbytes)
+        return _local_memory(desc, desc.lld, dtype, nelements, self.rank)
 
     def empty(self, memory: LocalMemory) -> Array:
         """**Collective.** Uninitialised local array, in memory that peers on the node can read in place."""
@@ -327,6 +315,32 @@ class Runtime:
             self.backend.shared = False
             log.write(log.INFO, self.rank, "too little shared memory: data goes by messages from now on")
         return given_up
+
+
+@lru_cache(maxsize=256)
+def _nelements(desc: MatrixDescriptor, lld: int | None, rank: int) -> int:
+    """See `Runtime.nelements`; descriptors with different `lld` are equal."""
+    rows, columns = desc.local_shape(rank)
+    if not rows * columns:
+        return 0
+    count = desc.local_lld(rank) * (columns if desc.order == "F" else rows)
+    return min(count, _COUNTABLE)  # no memory is that large
+
+
+@lru_cache(maxsize=256)
+def _local_memory(
+    desc: MatrixDescriptor, lld: int | None, dtype: Dtype, nelements: int | None, rank: int
+) -> LocalMemory:
+    """See `Runtime.local_memory`; descriptors with different `lld` are equal."""
+    shape, lld, itemsize = desc.local_shape(rank), desc.local_lld(rank), dtype.itemsize
+    if 0 in shape:
+        lld = desc.min_lld(rank)
+    strides = (itemsize, lld * itemsize) if desc.order == "F" else (lld * itemsize, itemsize)
+    nbytes = itemsize * max(1, desc.max_local_nelements if nelements is None else nelements)
+    extent = itemsize * max(1, desc.rows.max_count) * max(1, desc.columns.max_count)
+    if extent > _ADDRESSABLE:  # no array has this shape, not even an empty one, so ask for more than there is
+        nbytes = max(nbytes, extent)
+    return LocalMemory(shape, strides, dtype, nbytes)
 
 
 def spelled(arguments: Mapping[str, object]) -> str:
@@ -443,6 +457,7 @@ def checked_factor(opname: str, name: str, value: object, dtype: Dtype) -> compl
     return checked_scalar(opname, name, value, dtype) + 0.0
 
 
+@lru_cache(maxsize=256)
 def shared_descriptor(desc: MatrixDescriptor) -> str:
     """A descriptor as text that is equal on all ranks: without the local leading dimension."""
     imb, inb = (f", {k}={v}" if v is not None else "" for k, v in (("imb", desc.imb), ("inb", desc.inb)))
