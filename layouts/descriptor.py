@@ -395,8 +395,7 @@ lld=None takes the least.
         >>> MatrixDescriptor(5, 8, 2, 3, Grid(2, 2)).local_offset(3, 4, 0)
         (2, 3)
         """
-        myrow, mycol = self.grid.coordinates(rank)
-        return self.rows.local_start(i0, myrow), self.columns.local_start(j0, mycol)
+        return _local_offset(self, i0, j0, rank)
 
     def submatrix(self, i0: int, i1: int, j0: int, j1: int) -> MatrixDescriptor:
         """The descriptor of rows i0..i1-1 and columns j0..j1-1, in place: each element keeps its owner.
@@ -547,9 +546,18 @@ def _local_shape(desc: MatrixDescriptor, rank: int) -> tuple[int, int]:
     return desc.rows.count(myrow), desc.columns.count(mycol)
 
 
+@lru_cache(1024, typed=True)
+def _local_offset(desc: MatrixDescriptor, i0: int, j0: int, rank: int) -> tuple[int, int]:
+    """See `MatrixDescriptor.local_offset`."""
+    myrow, mycol = desc.grid.coordinates(rank)
+    return desc.rows.local_start(i0, myrow), desc.columns.local_start(j0, mycol)
+
+
 @lru_cache(256, typed=True)
 def _submatrix(desc: MatrixDescriptor, lld: int | None, i0: int, i1: int, j0: int, j1: int) -> MatrixDescriptor:
     """See `MatrixDescriptor.submatrix`."""
+    if (i0, i1, j0, j1) == (0, desc.m, 0, desc.n):
+        return desc
     rows, columns = desc.rows.part(i0, i1), desc.columns.part(j0, j1)
     return MatrixDescriptor(
         *(rows.n, columns.n, rows.nb, columns.nb, desc.grid, rows.src, columns.src),

@@ -569,7 +569,8 @@ def _fill(backend: HostRanks, local: Array, desc: MatrixDescriptor, entries: Any
                     panel[...] = values
             return
     with backend.writing(local) as host:
-        for panel, values in _panels(host, *indices, entries, _PANEL):
+        i, j = (index.copy() for index in indices)  # the function may change them
+        for panel, values in _panels(host, i, j, entries, _PANEL):
             panel[...] = values
 
 
@@ -583,7 +584,7 @@ def _panels(local: Array, i: Array, j: Array, entries: Any, nelements: int) -> I
 def _try(local: Array, desc: MatrixDescriptor, rank: int, entries: Any) -> None:
     """Evaluate entries(i, j) at the first four global indices, as `_fill` does at all (local)."""
     if local.size:
-        i, j = (indices[:2] for indices in transfer.global_indices(desc, rank))
+        i, j = (indices[:2].copy() for indices in transfer.global_indices(desc, rank))
         np.broadcast_to(entries(i[:, None], j[None, :]), (len(i), len(j)))
 
 

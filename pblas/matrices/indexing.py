@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
 
 
+_ALL = slice(None)
+_BOUNDS = {int, type(None)}
+
+
 class Selection(NamedTuple):
     """Rows i0..i1-1 and columns j0..j1-1 of a matrix (global)."""
 
@@ -45,6 +49,27 @@ class Lists(NamedTuple):
         """The indices as text for agreements."""
         rows, columns = (f"{x.size} indices with checksum {zlib.crc32(x.tobytes()):08x}" for x in self)
         return f"\nrows={rows}\ncolumns={columns}"
+
+
+def plain_selection(shape: tuple[int, int], key: object) -> Selection | None:
+    """`selection` of one or two slices of step 1, of which at most one is an integer; None of any other key.
+
+    >>> plain_selection((4, 6), (slice(1, None), -1)), plain_selection((4, 6), (1, 2))
+    (Selection(i0=1, i1=4, j0=5, j1=6), None)
+    """
+    parts: Any = key if isinstance(key, tuple) else (key, _ALL)
+    if len(parts) != 2:
+        return None
+    bounds: list[int] = []
+    for part, size in zip(parts, shape, strict=True):
+        if part.__class__ is int and -size <= part < size:
+            start, stop = part % size, part % size + 1
+        elif part.__class__ is slice and part.step is None and {part.start.__class__, part.stop.__class__} <= _BOUNDS:
+            start, stop, _ = part.indices(size)
+        else:
+            return None
+        bounds += start, max(start, stop)
+    return None if parts[0].__class__ is parts[1].__class__ is int else Selection(*bounds)
 
 
 def selection(shape: tuple[int, int], key: object) -> Selection:

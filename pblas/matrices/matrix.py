@@ -212,14 +212,19 @@ class DistMatrix(Operators):
         ...     a[[3, 0], ::2].to_global(root=None).tolist(), a[a > 30].tolist()
         ([[30.0, 32.0], [0.0, 2.0]], [31.0, 32.0])
         """
-        if isinstance(key, DistMatrix) or indexing.is_listed(key):
-            return self._operations.select(self, key)
-        if indexing.is_element(key):
-            return self._element(key)
-        i0, i1, j0, j1 = indexing.selection(self.shape, key)
-        rank = self.runtime.rank
-        (row0, column0), (row1, column1) = (self.desc.local_offset(i, j, rank) for i, j in ((i0, j0), (i1, j1)))
-        part = self.stored("DistMatrix[...]")[row0:row1, column0:column1]
+        chosen = indexing.plain_selection(self.shape, key)
+        if chosen is None:
+            if isinstance(key, DistMatrix) or indexing.is_listed(key):
+                return self._operations.select(self, key)
+            if indexing.is_element(key):
+                return self._element(key)
+            chosen = indexing.selection(self.shape, key)
+        i0, i1, j0, j1 = chosen
+        part = self.stored("DistMatrix[...]")
+        if chosen.shape != self.desc.shape:
+            row0, column0 = self.desc.local_offset(i0, j0, self.runtime.rank)
+            row1, column1 = self.desc.local_offset(i1, j1, self.runtime.rank)
+            part = part[row0:row1, column0:column1]
         return DistMatrix(self.desc.submatrix(i0, i1, j0, j1), part, self.runtime, conj=self.conjugated)
 
     def _element(self, key: object) -> float | complex:
