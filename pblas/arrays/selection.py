@@ -15,7 +15,7 @@ from pblas.arrays.reductions import described
 from pblas.core.call import call, step
 from pblas.core.checks import check_context, check_writable, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor, resized
-from pblas.matrices.indexing import Lists, is_listed, lists, selection
+from pblas.matrices.indexing import Lists, all_of, is_listed, lists, selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import PeerArrays, global_indices, holds_first_copy, part_of
 from pblas.plans.partition import padded
@@ -24,6 +24,8 @@ from pblas.runtime.arrays import compare_array, converted_array, equal_array
 from pblas.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.dtypes import Array, Dtype, Vector
     from pblas.core.operation import Bound
     from pblas.layouts.split import Split
@@ -49,9 +51,9 @@ def select(a: DistMatrix, key: Any) -> DistMatrix | Vector:
             a.stored(_READ)
             chosen = lists(a.shape, key)
             desc = resized(a.desc, chosen.shape)
-        runtime.agree(_READ, chosen.text + described(A=a))
+        runtime.agree(_READ, lambda: chosen.text + described(A=a))
         out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, a.dtype)), runtime)
-        _copy(_READ, a, chosen, out, _everything(out))
+        _copy(_READ, a, chosen, out, Lists(*map(all_of, desc.shape)))
         return out
 
 
@@ -113,14 +115,17 @@ def _assign_range(a: DistMatrix, key: object, value: object) -> None:
     with runtime.local_step(_WRITE):
         bounds = selection(a.shape, key)
         view = a[bounds.i0 : bounds.i1, bounds.j0 : bounds.j1]
-        agrees = f"\nrows={bounds.i0}:{bounds.i1}\ncolumns={bounds.j0}:{bounds.j1}"
         checked = _checked_value(value, a, view.shape)
+
+    def agrees() -> str:
+        return f"\nrows={bounds.i0}:{bounds.i1}\ncolumns={bounds.j0}:{bounds.j1}{checked.text()}"
+
     if isinstance(value, DistMatrix) and value.shape == view.shape:
         # A conjugated view gets the conjugate in memory.
         expression = "conj(x)" if view.conjugated and value.dtype.kind == "c" else "x"
         stored = DistMatrix(view.desc, view.stored(_WRITE), runtime)
         bind = partial(Elementwise.bind, _WRITE, runtime, expression, {"x": value}, stored, None)
-        step(_WRITE, runtime, bind, agrees=agrees + checked.text)
+        step(_WRITE, runtime, bind, agrees=agrees())
         return
     part = part_of(_elements(checked, a, agrees, view.shape), view.desc, runtime.rank)
     _place(runtime, part, view)
@@ -133,37 +138,57 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
         chosen = lists(a.shape, key)
         checked = _checked_value(value, a, chosen.shape)
         last = Lists(*map(_last, chosen))
-        once = Lists(chosen.rows[last.rows], chosen.columns[last.columns])
+        once = Lists(*(places if i is None else places[i] for places, i in zip(chosen, last, strict=True)))
+
+    def agrees() -> str:
+        return chosen.text + checked.text()
+
     if isinstance(value, DistMatrix) and value.shape == chosen.shape:
-        runtime.agree(_WRITE, chosen.text + checked.text)
-        _copy(_WRITE, value, last, a, once)
+        runtime.agree(_WRITE, agrees)
+        numbered = (np.arange(n) if i is None else i for i, n in zip(last, chosen.shape, strict=True))
+        _copy(_WRITE, value, Lists(*numbered), a, once)
         return
-    elements = _elements(checked, a, chosen.text, chosen.shape)
+    elements = _elements(checked, a, agrees, chosen.shape)
+    if runtime.nprocs == 1:
+        _place(runtime, _at(elements, *last), a, *once)
+        return
     splits, coordinates = (a.desc.rows, a.desc.columns), a.desc.grid.coordinates(runtime.rank)
     held = [np.flatnonzero(_held(*places)) for places in zip(splits, once, coordinates, strict=True)]
-    part = _at(elements, *(chosen[i] for chosen, i in zip(last, held, strict=True)))
+    part = _at(elements, *(i if k is None else k[i] for k, i in zip(last, held, strict=True)))
     i_loc, j_loc = (split.local_from_global(z[i]) for split, z, i in zip(splits, once, held, strict=True))
     _place(runtime, part, a, i_loc, j_loc)
 
 
-def _at(x: Array, rows: Array, columns: Array) -> Array:
-    """Some rows and columns of an array, which are not copied where they are repeated.
+def _at(x: Array, rows: Array | None, columns: Array | None) -> Array:
+    """Some rows and columns of an array, which are not copied where they are repeated; None for all.
 
     >>> _at(np.broadcast_to(2.5, (3, 4)), np.array([0, 2]), np.array([1])).strides
     (0, 0)
     """
-    x = x[rows] if x.strides[0] else x[:1]
-    x = x[:, columns] if x.strides[1] else x[:, :1]
-    return np.broadcast_to(x, (rows.size, columns.size))
+    if rows is columns is None:
+        return x
+    shape = tuple(n if i is None else i.size for n, i in zip(x.shape, (rows, columns), strict=True))
+    if rows is not None:
+        x = x[rows] if x.strides[0] else x[:1]
+    if columns is not None:
+        x = x[:, columns] if x.strides[1] else x[:, :1]
+    return np.broadcast_to(x, shape)
 
 
 def _place(
-    runtime: Runtime, part: Array, a: DistMatrix, i_loc: Array | None = None, j_loc: Array | None = None
+    runtime: Runtime,
+    part: Array,
+    a: DistMatrix,
+    i_loc: Array | None = None,
+    j_loc: Array | None = None,
+    *,
+    of: Lists | None = None,
+    conj: bool = False,
 ) -> None:
-    """Some of this rank's elements of A := a part of the value (local)."""
+    """Some of this rank's elements of A := a part of the value, or some places of one; `conj`: it is conjugated."""
     arrays = runtime.backend.arrays
     arrays.begin(in_order=True)
-    arrays.place(part, a.stored(_WRITE), i_loc, j_loc, conj=a.conjugated)
+    arrays.place(part, a.stored(_WRITE), i_loc, j_loc, of=of, conj=a.conjugated != conj)
     arrays.hand_over()
 
 
@@ -171,7 +196,7 @@ class _Value(NamedTuple):
     """A value that can be assigned."""
 
     value: DistMatrix | Array  # an array in the dtype of the matrix (global)
-    text: str  # for the agreement (global)
+    text: Callable[[], str]  # for the agreement (global)
 
 
 def _checked_value(value: object, a: DistMatrix, shape: tuple[int, int]) -> _Value:
@@ -179,36 +204,32 @@ def _checked_value(value: object, a: DistMatrix, shape: tuple[int, int]) -> _Val
     check_writable(_WRITE, a, "A")
     if isinstance(value, DistMatrix):
         _check_matrix(value, a, shape)
-        return _Value(value, described(value=value, A=a))
+        return _Value(value, lambda: described(value=value, A=a))
     array = _checked_elements(a.runtime, value, shape, a.dtype)
-    return _Value(array, f"{described(A=a)}\nvalue={array.shape}")
+    return _Value(array, lambda: f"{described(A=a)}\nvalue={array.shape}")
 
 
-def _elements(checked: _Value, a: DistMatrix, agrees: str, shape: tuple[int, int]) -> Array:
+def _elements(checked: _Value, a: DistMatrix, agrees: Callable[[], str], shape: tuple[int, int]) -> Array:
     """**Collective.** The agreement on an assignment; all elements of its value on all ranks, in a shape."""
     value, runtime = checked.value, a.runtime
     if isinstance(value, DistMatrix):
         whole = MatrixDescriptor.replicated(*value.shape, runtime.nprocs)
-        copy = redistributed(_WRITE, value, whole, agrees=agrees + checked.text)
+        copy = redistributed(_WRITE, value, whole, agrees=agrees())
         runtime.end_reading(_WRITE)  # A may overlap the value, which peers read
         value = runtime.backend.reading(copy.local).astype(a.dtype, copy=False)
     else:
-        runtime.agree(_WRITE, agrees + checked.text)
+        runtime.agree(_WRITE, agrees)
     return np.broadcast_to(value, shape)
 
 
-def _everything(a: DistMatrix) -> Lists:
-    return Lists(*map(np.arange, a.shape))
+def _last(indices: Array) -> Array | None:
+    """The position of the last of each index, in the order of indices; None if the indices increase.
 
-
-def _last(indices: Array) -> Array:
-    """The position of the last of each index, in the order of indices.
-
-    >>> _last(np.array([3, 0, 3]))
-    array([1, 2])
+    >>> _last(np.array([3, 0, 3])), _last(np.array([0, 3]))
+    (array([1, 2]), None)
     """
     if indices.size < 2 or (indices[1:] > indices[:-1]).all():
-        return np.arange(indices.size)
+        return None
     if indices.max() > _LEAST_SPARSE * indices.size:
         return indices.size - 1 - np.unique(indices[::-1], return_index=True)[1]
     last = np.full(int(indices.max()) + 1, -1)
@@ -275,6 +296,9 @@ def _copy(opname: str, a: DistMatrix, source: Lists, out: DistMatrix, target: Li
     """
     runtime, backend = a.runtime, a.runtime.backend
     if backend.dry is not None:
+        return
+    if runtime.nprocs == 1 and not shares_memory(*(backend.memory_of(x.stored(opname)) for x in (a, out))):
+        _place(runtime, a.stored(opname), out, *target, of=source, conj=a.conjugated)
         return
     rank, ranks, arrays = runtime.rank, range(runtime.nprocs), backend.arrays
     part, result = a.stored(opname), out.stored(opname)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -11,8 +12,10 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.elementwise import Elementwise
 from pblas.arrays.reductions import described
+from pblas.backends.dtypes import accumulator_dtype
 from pblas.core.call import call, checked_call, step
 from pblas.core.checks import check_matrix, common_dtype
+from pblas.epilogues import parse
 from pblas.layouts.descriptor import resized
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import Redistribution
@@ -122,13 +125,22 @@ def _stacked(opname: str, matrices: object, axis: int) -> DistMatrix:
         fail_without_context(opname, errors.ArgumentError(text))
     named = {f"matrix {i}": x for i, x in enumerate(parts)}
     with checked_call(opname, _checked_bounds, named, named, axis) as (runtime, bounds):
-        runtime.agree(opname, described(**named))
+        runtime.agree(opname, lambda: described(**named))
         desc, dtype = parts[0].desc, parts[0].dtype
         desc = resized(desc, (bounds[-1], desc.n) if axis == 0 else (desc.m, bounds[-1]))
         out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, dtype)), runtime)
-        for x, start, stop in zip(parts, bounds, bounds[1:], strict=False):
-            part = out[start:stop, :] if axis == 0 else out[:, start:stop]
-            step(opname, runtime, partial(Elementwise.bind, opname, runtime, "x", {"x": x}, part, None))
+        places = [out[i:j, :] if axis == 0 else out[:, i:j] for i, j in pairwise(bounds)]
+        is_local = runtime.backend.dry is None
+        if is_local and all(x.desc.same_distribution(place.desc) for x, place in zip(parts, places, strict=True)):
+            arrays = runtime.backend.arrays
+            arrays.begin(in_order=True)
+            for x, place in zip(parts, places, strict=True):
+                tree = parse("conj(x)" if x.conjugated else "x", parts=True)
+                arrays.evaluate(tree, {"x": x.stored(opname)}, accumulator_dtype(dtype), place.stored(opname))
+            arrays.hand_over()
+            return out
+        for x, place in zip(parts, places, strict=True):
+            step(opname, runtime, partial(Elementwise.bind, opname, runtime, "x", {"x": x}, place, None))
         return out
 
 
@@ -142,5 +154,4 @@ def _checked_bounds(opname: str, runtime: Runtime, parts: Mapping[str, Any], axi
         if x.shape[1 - axis] != first.shape[1 - axis]:
             sizes = " and ".join(f"{y.shape[0]} x {y.shape[1]}" for y in (first, x))
             raise errors.DescriptorError(f"{opname}: matrices of {sizes} do not fit each other")
-    bounds: list[int] = np.cumsum([0, *(x.shape[axis] for x in parts.values())]).tolist()
-    return bounds
+    return list(accumulate((x.shape[axis] for x in parts.values()), initial=0))

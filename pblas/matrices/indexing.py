@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import reprlib
 import zlib
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -49,6 +50,14 @@ class Lists(NamedTuple):
         """The indices as text for agreements."""
         rows, columns = (f"{x.size} indices with checksum {zlib.crc32(x.tobytes()):08x}" for x in self)
         return f"\nrows={rows}\ncolumns={columns}"
+
+
+@lru_cache(16)
+def all_of(size: int) -> Array:
+    """The indices below a size, which are kept for later calls."""
+    indices = np.arange(size)
+    indices.flags.writeable = False
+    return indices
 
 
 def plain_selection(shape: tuple[int, int], key: object) -> Selection | None:
@@ -193,7 +202,7 @@ def _bounds(key: object, part: Any, size: int, name: str) -> tuple[int, int]:
 def _indices(key: object, part: Any, size: int, name: str) -> Array:
     """The indices of one part of a key."""
     if isinstance(part, slice):
-        return np.arange(*_slice_indices(key, part, size))
+        return all_of(size) if part == _ALL else np.arange(*_slice_indices(key, part, size))
     if _is_index(part):
         return np.arange(*_bounds(key, part, size, name))
     if not _is_list(part):

@@ -208,14 +208,22 @@ class Runtime:
     def agree(
         self,
         opname: str,
-        arguments: Mapping[str, Any] | str,
+        arguments: Mapping[str, Any] | str | Callable[[], str],
         error: AgreedError | None = None,
         maxima: tuple[int, ...] = (),
     ) -> tuple[int, ...]:
-        """**Collective.** All ranks call the same operation with equal arguments, or all raise the same exception."""
+        """**Collective.** All ranks call the same operation with equal arguments, or all raise the same exception.
+
+        One rank compares nothing, so it makes no text of the arguments.
+        """
         self.check_open(opname)
         try:
-            call = opname + (arguments if isinstance(arguments, str) else spelled(arguments))
+            if self.backend.size == 1:
+                call = opname
+            elif callable(arguments):
+                call = opname + arguments()
+            else:
+                call = opname + (arguments if isinstance(arguments, str) else spelled(arguments))
         except Exception as caught:  # noqa: BLE001 - a user's __repr__; the other ranks must not wait for this one
             call, error = opname, error or local_error(opname, caught)
         return self.backend.agree(call, error, maxima=maxima).maxima
