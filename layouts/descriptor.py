@@ -462,9 +462,7 @@ lld=None takes the least.
         >>> a.same_distribution(MatrixDescriptor(8, 8, 2, 8, Grid(2, 1)))
         False
         """
-        if self == other:
-            return True
-        return same_distribution(self.grid, self.rows, self.columns, other.grid, other.rows, other.columns)
+        return self == other or _same_distribution(self, other)
 
     def picture(self, max_width: int = 100) -> str:
         """The matrix as text for the terminal: its blocks, each labelled with the rank that owns it.
@@ -551,6 +549,12 @@ def _local_offset(desc: MatrixDescriptor, i0: int, j0: int, rank: int) -> tuple[
     """See `MatrixDescriptor.local_offset`."""
     myrow, mycol = desc.grid.coordinates(rank)
     return desc.rows.local_start(i0, myrow), desc.columns.local_start(j0, mycol)
+
+
+@lru_cache(256)
+def _same_distribution(x: MatrixDescriptor, y: MatrixDescriptor) -> bool:
+    """See `MatrixDescriptor.same_distribution`."""
+    return same_distribution(x.grid, x.rows, x.columns, y.grid, y.rows, y.columns)
 
 
 @lru_cache(256, typed=True)

@@ -262,7 +262,7 @@ class DeviceLanes(Device):
 
     @contextmanager
     def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:
-        with self.on_stream(self.side):
+        with self.on_stream(self.stream if self.is_in_order else self.side):
             yield
 
     @contextmanager
