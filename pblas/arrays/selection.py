@@ -15,7 +15,7 @@ from pblas.arrays.reductions import described
 from pblas.core.call import call, step
 from pblas.core.checks import check_context, check_writable, shares_memory
 from pblas.layouts.descriptor import MatrixDescriptor, resized
-from pblas.matrices.indexing import Lists, all_of, is_listed, lists, selection
+from pblas.matrices.indexing import Lists, Selection, all_of, is_listed, lists, plain_selection, selection
 from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import PeerArrays, global_indices, holds_first_copy, part_of
 from pblas.plans.partition import padded
@@ -101,19 +101,20 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
 
 def assign(a: DistMatrix, key: Any, value: object) -> None:
     """**Collective.** A[key] = value; see `DistMatrix.__setitem__`."""
-    if is_mask(key):
+    bounds = plain_selection(a.shape, key)
+    if bounds is None and is_mask(key):
         call(_WRITE, _bind_masked, {"A": a}, a, key, value)
-    elif is_listed(key):
+    elif bounds is None and is_listed(key):
         _assign_lists(a, key, value)
     else:
-        _assign_range(a, key, value)
+        _assign_range(a, key, bounds, value)
 
 
-def _assign_range(a: DistMatrix, key: object, value: object) -> None:
-    """**Collective.** A[i0:i1, j0:j1] = value."""
+def _assign_range(a: DistMatrix, key: object, bounds: Selection | None, value: object) -> None:
+    """**Collective.** A[i0:i1, j0:j1] = value; None: bounds are not known."""
     runtime = a.runtime
     with runtime.local_step(_WRITE):
-        bounds = selection(a.shape, key)
+        bounds = bounds or selection(a.shape, key)
         view = a[bounds.i0 : bounds.i1, bounds.j0 : bounds.j1]
         checked = _checked_value(value, a, view.shape)
 
@@ -127,7 +128,11 @@ def _assign_range(a: DistMatrix, key: object, value: object) -> None:
         bind = partial(Elementwise.bind, _WRITE, runtime, expression, {"x": value}, stored, None)
         step(_WRITE, runtime, bind, agrees=agrees())
         return
-    part = part_of(_elements(checked, a, agrees, view.shape), view.desc, runtime.rank)
+    elements = _elements(checked, a, agrees)
+    if elements.ndim:
+        part = part_of(np.broadcast_to(elements, view.shape), view.desc, runtime.rank)
+    else:
+        part = np.broadcast_to(elements, view.desc.local_shape(runtime.rank))
     _place(runtime, part, view)
 
 
@@ -137,7 +142,8 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
     with runtime.local_step(_WRITE):
         chosen = lists(a.shape, key)
         checked = _checked_value(value, a, chosen.shape)
-        last = Lists(*map(_last, chosen))
+        # A number is written in any order
+        last = (None, None) if np.ndim(checked.value) == 0 else tuple(map(_last, chosen))
         once = Lists(*(places if i is None else places[i] for places, i in zip(chosen, last, strict=True)))
 
     def agrees() -> str:
@@ -148,7 +154,7 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
         numbered = (np.arange(n) if i is None else i for i, n in zip(last, chosen.shape, strict=True))
         _copy(_WRITE, value, Lists(*numbered), a, once)
         return
-    elements = _elements(checked, a, agrees, chosen.shape)
+    elements = np.broadcast_to(_elements(checked, a, agrees), chosen.shape)
     if runtime.nprocs == 1:
         _place(runtime, _at(elements, *last), a, *once)
         return
@@ -209,8 +215,8 @@ def _checked_value(value: object, a: DistMatrix, shape: tuple[int, int]) -> _Val
     return _Value(array, lambda: f"{described(A=a)}\nvalue={array.shape}")
 
 
-def _elements(checked: _Value, a: DistMatrix, agrees: Callable[[], str], shape: tuple[int, int]) -> Array:
-    """**Collective.** The agreement on an assignment; all elements of its value on all ranks, in a shape."""
+def _elements(checked: _Value, a: DistMatrix, agrees: Callable[[], str]) -> Array:
+    """**Collective.** The agreement on an assignment; all elements of its value on all ranks."""
     value, runtime = checked.value, a.runtime
     if isinstance(value, DistMatrix):
         whole = MatrixDescriptor.replicated(*value.shape, runtime.nprocs)
@@ -219,7 +225,7 @@ def _elements(checked: _Value, a: DistMatrix, agrees: Callable[[], str], shape: 
         value = runtime.backend.reading(copy.local).astype(a.dtype, copy=False)
     else:
         runtime.agree(_WRITE, agrees)
-    return np.broadcast_to(value, shape)
+    return value
 
 
 def _last(indices: Array) -> Array | None:
@@ -421,6 +427,8 @@ def _checked_elements(runtime: Runtime, value: object, shape: tuple[int, int], d
     """A scalar or an array, in a dtype and of a shape that broadcasts to another (local)."""
     array = equal_array(_WRITE, "the value", value, runtime)
     array = converted_array(_WRITE, "the value", array, dtype, rounds=True)
+    if not array.ndim:
+        return array
     try:
         np.broadcast_to(array, shape)
     except ValueError:

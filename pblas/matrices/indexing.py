@@ -223,11 +223,12 @@ def _indices(key: object, part: Any, size: int, name: str) -> Array:
         raise errors.ArgumentError(
             f"DistMatrix: a list of {name}s must have integers or bools in one dimension, got A[{_shown(key)}]"
         )
-    for index in (array.min(), array.max()) if array.size else ():
+    lowest, highest = (int(array.min()), int(array.max())) if array.size else (0, 0)
+    for index in (lowest, highest) if array.size else ():
         if not -size <= index < size:
-            raise _out_of_range(key, int(index), size, name)
+            raise _out_of_range(key, index, size, name)
     indices = array.astype(np.intp)
-    return np.where(indices < 0, indices + size, indices)
+    return indices if lowest >= 0 else np.where(indices < 0, indices + size, indices)
 
 
 def _slice_indices(key: object, part: slice, size: int) -> tuple[int, int, int]:
