@@ -55,13 +55,14 @@ class Elementwise(Operation[DistMatrix]):
     ) -> Bound[DistMatrix]:
         """The arguments of `elementwise`, checked on this rank; `dtype` is that of descriptors, or of a new result."""
         asked = None if dtype is None else checked_dtype(opname, dtype, is_argument=True, stored=True)
-        values, numbers, forms = checked_operands(opname, expression, operands, asked, runtime)
+        values, numbers, forms, local = checked_operands(opname, expression, operands, asked, runtime)
         target = None
         if out is not None:
             check_out(opname, out, layouts=False)
             target = out.desc.without_lld, out.dtype
         converted, order = (None, None) if runtime is None else (asked, runtime.order)
-        return Bound(cls, (expression, forms, target, converted, False, order), numbers, values, out)
+        arrays = None if local is None or out is not None else (local, ())
+        return Bound(cls, (expression, forms, target, converted, False, order), numbers, values, out, local=arrays)
 
     @classmethod
     def made(cls, opname: str, form: tuple[Any, ...], nprocs: int, topology: Topology) -> Self:
@@ -103,6 +104,8 @@ class Elementwise(Operation[DistMatrix]):
         return RunElementwise(backend, plan, self.analysis.compute)
 
     def parts(self, opname: str, runtime: Runtime, bound: Bound[DistMatrix]) -> Bound[DistMatrix]:
+        if bound.local is not None and not self.analysis.moved:
+            return bound
         values = local_values(opname, runtime, bound.reads, self.analysis, bound.out)
         if not self.analysis.moved:
             return Bound(*bound[:5], local=(values, ()))  # a `_replace` takes longer

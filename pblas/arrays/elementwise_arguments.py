@@ -42,6 +42,8 @@ class Operands(NamedTuple):
     values: Mapping[str, object]  # numbers, matrices or descriptors, and arrays of two dimensions, by name (local)
     numbers: Mapping[str, complex]  # the numbers among them (global)
     forms: tuple[OperandForm, ...]  # what the plan depends on (global)
+    # the numbers and the local arrays of the matrices, by name; None if some operands are arrays or descriptors (local)
+    local: Mapping[str, Any] | None
 
 
 def checked_operands(
@@ -55,13 +57,15 @@ def checked_operands(
     numbers: dict[str, complex] = {}
     changed: dict[str, object] = {}
     forms: list[OperandForm] = []
+    local: dict[str, Any] = {}
     for name, z in operands.items():
         if isinstance(z, DistMatrix) and runtime is not None:
             forms.append((name, z.desc, z.dtype, z.conjugated))
+            local[name] = z.memory  # which the call checks
             continue
         checked = _checked_operand(opname, name, z, runtime)
         if is_number(checked):
-            numbers[name] = checked
+            numbers[name] = local[name] = checked
             is_complex = isinstance(checked, complex | np.complexfloating)
             forms.append((name, None, getattr(checked, "dtype", None), is_complex))
         elif isinstance(checked, MatrixDescriptor):
@@ -76,7 +80,8 @@ def checked_operands(
                 f"{opname}: an expression on a GPU has {most} operands at most, got {len(operands)}; evaluate a part "
                 f"of it first"
             )
-    return Operands({**operands, **changed} if changed else operands, numbers, tuple(forms))
+    values = {**operands, **changed} if changed else operands
+    return Operands(values, numbers, tuple(forms), local if len(local) == len(values) else None)
 
 
 def is_number(z: object) -> TypeGuard[complex]:

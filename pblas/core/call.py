@@ -144,7 +144,7 @@ def _late(
 def _kept(opname: str, runtime: Runtime, bound: Bound[ResultT]) -> tuple[Operation[ResultT], Planned[ResultT] | None]:
     """The operation of a call and its kept plan; makes a plan that has no shared memory (local)."""
     planned: Planned[ResultT] | None = runtime.kept.get(bound.key, Planned)
-    if planned is not None and planned.topology is runtime.topology:
+    if planned is not None and (planned.in_order or planned.topology is runtime.topology):
         return planned.operation, planned
     operation = bound.operation.made(opname, bound.form, runtime.nprocs, runtime.topology)
     if not operation.is_local:
