@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 ALIGNMENT = 256
 _FOLDER = __file__.removesuffix("backends/allocator.py")
@@ -254,9 +255,25 @@ class NoBlocks(Blocks[Window, Block]):
         raise AssertionError(nbytes)
 
 
+_depths = [1]
+"""The depth at which the last caller outside pblas was found: Python makes an object of each frame on a walk."""
+
+
 def call_site() -> str:
     """file:line of the innermost caller outside pblas."""
-    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files and costs milliseconds
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_FOLDER):
-        frame = frame.f_back
+    depth, frame_at = _depths[0], sys._getframe  # noqa: SLF001 - inspect.stack() reads source files: milliseconds
+    try:
+        frame = frame_at(depth)
+        is_known = not _is_ours(frame) and _is_ours(frame_at(depth - 1))
+    except ValueError:
+        is_known = False
+    if not is_known:
+        depth, frame = 1, frame_at(1)
+        while frame.f_back is not None and _is_ours(frame):
+            depth, frame = depth + 1, frame.f_back
+        _depths[0] = depth
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_FOLDER)
