@@ -111,7 +111,7 @@ class DeviceElementwise(DeviceLanes):
     def reduce(
         self, kind: str, x: Array, axis: Axis, order: str, dtype: Dtype, scale: object = None, *, waits: bool = True
     ) -> Array:
-        results = reductions.reduce(kind, x, axis, dtype, scale)
+        results = reductions.reduce(kind, x, axis, dtype, scale, to_host=waits)
         return transfer.on_host(results) if waits else results
 
     def exact_sums(self, kind: Any, x: Array, axis: Axis, other: Array | None = None, *, conj: bool = False) -> Array:

@@ -43,22 +43,26 @@ _COUNTERS = 256
 _kept_counters: list[Any] = []
 
 
-def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = None) -> Any:
-    """The reduction of X on the current stream; see `Device.reduce`. The results stay on the device."""
+def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = None, *, to_host: bool = False) -> Any:
+    """The reduction of X on the current stream; see `Device.reduce`.
+
+    The results stay on the device; if they go `to_host`, few may be written there: `transfer.on_host` awaits them.
+    """
     dtype = result_dtype(kind, x.dtype, dtype)
     (m, n), (down, across) = x.shape, (stride // x.itemsize for stride in x.strides)
     fast = int(abs(across) < abs(down) if min(m, n) > 1 else n > 1)
     if axis == 1 - fast and x.shape[fast] > 1 and x.strides[fast] == x.itemsize and scale is None:
-        return _across(kind, x, axis, dtype)
+        return _across(kind, x, axis, dtype, to_host=to_host)
     along = fast if axis is None else axis
     length, lines, step, ld = x.shape[along], x.shape[1 - along], (down, across)[along], (down, across)[1 - along]
     if axis is None and ld == length * step:
         length, lines = length * lines, 1  # all lines are one
-    results = _along(kind, x, (length, step), (lines, ld if lines > 1 else 0), dtype, scale)
+    is_last = to_host and (axis is not None or lines == 1)
+    results = _along(kind, x, (length, step), (lines, ld if lines > 1 else 0), dtype, scale, to_host=is_last)
     if axis is None and lines > 1:
-        return _along(_COMBINING[kind], results, (len(results), 1), (1, 0), dtype)
+        return _along(_COMBINING[kind], results, (len(results), 1), (1, 0), dtype, to_host=to_host)
     if len(results) > lines:  # parts of lines
-        return _across(_COMBINING[kind], results.reshape(-1, lines), 0, dtype)
+        return _across(_COMBINING[kind], results.reshape(-1, lines), 0, dtype, to_host=to_host)
     return results
 
 
@@ -74,7 +78,14 @@ def result_dtype(kind: str, element: Dtype, dtype: Dtype) -> Dtype:
 
 
 def _along(
-    kind: str, x: GpuArray, elements: tuple[int, int], lines: tuple[int, int], dtype: Dtype, scale: object = None
+    kind: str,
+    x: GpuArray,
+    elements: tuple[int, int],
+    lines: tuple[int, int],
+    dtype: Dtype,
+    scale: object = None,
+    *,
+    to_host: bool = False,
 ) -> Any:
     """The reduction of each line; of several lines perhaps that of their parts, part by part.
 
@@ -85,6 +96,7 @@ def _along(
         lines: their number, and the distance from one to the next.
         dtype: of the results.
         scale: as in `Device.reduce`.
+        to_host: as in `reduce`.
     """
     (length, step), (count, ld), pack = elements, lines, max(1, _PACK_NBYTES // x.itemsize)
     pack = pack if step == 1 and not length % pack else 1  # not by the address: the order of additions depends on it
@@ -95,26 +107,24 @@ def _along(
     height = -(-length // (parts * pack)) * pack
     parts = -(-length // height)
     ends = count == 1 < parts
-    results = cupy.empty(parts * count + ends, dtype)
+    results, address = _results(parts * count + ends, dtype, to_host=to_host and parts == 1)
     scales = None if scale is None else transfer.on_gpu(np.atleast_1d(np.asarray(scale, dtype)))
     scaled = (0, 0) if scales is None else (scales.data.ptr, int(scales.size > 1))
-    words = (
-        x.data.ptr,
-        length,
-        step,
-        count,
-        ld,
-        height,
-        group,
-        *scaled,
-        results.data.ptr,
-        next(_counters()) if ends else 0,
-    )
+    words = x.data.ptr, length, step, count, ld, height, group, *scaled, address, next(_counters()) if ends else 0
     _launch(_kernel(f"reduce_along<{pack}>", "reductions.cu", x.dtype, dtype, _kind(kind)), (ctas, parts), *words)
     return results[parts:] if ends else results
 
 
-def _across(kind: str, x: GpuArray, axis: int, dtype: Dtype) -> Any:
+def _results(count: int, dtype: Dtype, *, to_host: bool) -> tuple[Any, int]:
+    """Memory for results, and its address: in the host's memory if they go there and are few."""
+    few = transfer.few_results(count, dtype) if to_host else None
+    if few is not None:
+        return few
+    results = cupy.empty(count, dtype)
+    return results, results.data.ptr
+
+
+def _across(kind: str, x: GpuArray, axis: int, dtype: Dtype, *, to_host: bool = False) -> Any:
     """The reduction of X across its lines, of which elements are neighbours."""
     length, lines = x.shape[1 - axis], x.shape[axis]
     ld, pack = x.strides[axis] // x.itemsize, max(1, _PACK_NBYTES // x.itemsize)
@@ -123,10 +133,12 @@ def _across(kind: str, x: GpuArray, axis: int, dtype: Dtype) -> Any:
     parts = max(1, min(-(-lines // _LEAST_HEIGHT), -(-_CTAS_PER_SM * multiprocessors() // wide), _MOST_PARTS))
     height = -(-lines // parts)
     parts = -(-lines // height)
-    results = cupy.empty((parts, length), dtype)
+    results, address = _results(parts * length, dtype, to_host=to_host and parts == 1)
     kernel = _kernel(f"reduce_across<{pack}>", "reductions.cu", x.dtype, dtype, _kind(kind))
-    _launch(kernel, (wide, parts), x.data.ptr, length, lines, ld, height, results.data.ptr)
-    return results[0] if parts == 1 else _across(_COMBINING[kind], results, 0, dtype)
+    _launch(kernel, (wide, parts), x.data.ptr, length, lines, ld, height, address)
+    if parts == 1:
+        return results
+    return _across(_COMBINING[kind], results.reshape(parts, length), 0, dtype, to_host=to_host)
 
 
 def _kind(kind: str) -> str:

@@ -27,6 +27,7 @@ _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 _PIECE_NBYTES = 8 << 20  # of a page-locked buffer
 _DIRECT_NBYTES = 1 << 18  # up to this size a matrix travels in one piece, without such a buffer
+_RESULTS_NBYTES = 4096  # of results that kernels write to the host's memory
 _THREADS = min(16, len(os.sched_getaffinity(0)))
 """Threads that copy pieces, each with a buffer and a stream: the pages of a new host array take most of the time."""
 
@@ -120,8 +121,22 @@ def on_gpu(host: Array) -> Any:
     return copy
 
 
+def few_results(count: int, dtype: Dtype) -> tuple[Array, int] | None:
+    """An array in page-locked memory, which kernels write, and its address; None if it were long (local).
+
+    It is for one call and `on_host`, which saves a copy: 16 us (H200).
+    """
+    if count * dtype.itemsize > _RESULTS_NBYTES:
+        return None
+    memory = _own.results()
+    return np.frombuffer(memory, dtype, count), memory.ptr
+
+
 def on_host(x: Any) -> Array:
-    """A copy of a short contiguous CuPy array in host memory, after the work of the current stream (local)."""
+    """A copy of a short contiguous CuPy array, or of `few_results`, after the work of the current stream (local)."""
+    if isinstance(x, np.ndarray):
+        runtime.streamSynchronize(cupy.cuda.get_current_stream().ptr)
+        return x.copy()
     host: Array = np.empty(x.shape, x.dtype)
     _copy_and_wait(address_of(host), x.data.ptr, x.nbytes, runtime.memcpyDeviceToHost)
     return host
@@ -177,6 +192,7 @@ class _Own(threading.local):
 
     def __init__(self) -> None:
         self._memory: Any = None
+        self._results: Any = None
         self._streams: dict[int, Any] = {}
 
     def stream(self, device: int) -> Any:
@@ -184,6 +200,12 @@ class _Own(threading.local):
         if device not in self._streams:
             self._streams[device] = cupy.cuda.Stream(non_blocking=True)
         return self._streams[device]
+
+    def results(self) -> Any:
+        """Memory for the results of one kernel."""
+        if self._results is None:
+            self._results = cupy.cuda.alloc_pinned_memory(_RESULTS_NBYTES)
+        return self._results
 
     def buffer(self, x: GpuArray) -> Array:
         """A tight array of the shape and dtype of x, valid until the next call."""
