@@ -129,18 +129,21 @@ def _stacked(opname: str, matrices: object, axis: int) -> DistMatrix:
         desc, dtype = parts[0].desc, parts[0].dtype
         desc = resized(desc, (bounds[-1], desc.n) if axis == 0 else (desc.m, bounds[-1]))
         out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, dtype)), runtime)
-        places = [out[i:j, :] if axis == 0 else out[:, i:j] for i, j in pairwise(bounds)]
-        is_local = runtime.backend.dry is None
-        if is_local and all(x.desc.same_distribution(place.desc) for x, place in zip(parts, places, strict=True)):
-            arrays = runtime.backend.arrays
-            arrays.begin(in_order=True)
-            for x, place in zip(parts, places, strict=True):
-                tree = parse("conj(x)" if x.conjugated else "x", parts=True)
-                arrays.evaluate(tree, {"x": x.stored(opname)}, accumulator_dtype(dtype), place.stored(opname))
-            arrays.hand_over()
+        m, n = desc.shape
+        places = [(i, j, 0, n) if axis == 0 else (0, m, i, j) for i, j in pairwise(bounds)]
+        are_local = (x.desc.same_distribution(desc.submatrix(*at)) for x, at in zip(parts, places, strict=True))
+        if runtime.backend.dry is not None or not all(are_local):
+            for x, (i0, i1, j0, j1) in zip(parts, places, strict=True):
+                view = out[i0:i1, j0:j1]
+                step(opname, runtime, partial(Elementwise.bind, opname, runtime, "x", {"x": x}, view, None))
             return out
-        for x, place in zip(parts, places, strict=True):
-            step(opname, runtime, partial(Elementwise.bind, opname, runtime, "x", {"x": x}, place, None))
+        arrays, whole = runtime.backend.arrays, out.stored(opname)
+        arrays.begin(in_order=True)
+        for x, (i0, _, j0, _) in zip(parts, places, strict=True):
+            tree, z = parse("conj(x)" if x.conjugated else "x", parts=True), x.stored(opname)
+            i, j = desc.local_offset(i0, j0, runtime.rank)
+            arrays.evaluate(tree, {"x": z}, accumulator_dtype(dtype), whole[i : i + len(z), j : j + z.shape[1]])
+        arrays.hand_over()
         return out
 
 

@@ -82,6 +82,12 @@ def _perform(
             check_matrices(opname, runtime, bound)
             operation, planned = _kept(opname, runtime, bound)
             bound = operation.parts(opname, runtime, bound)
+        if planned is not None and planned.is_alone(runtime, bound):
+            backend.agree(opname)
+            value = planned.complete(opname, runtime, bound, planned.begin(opname, runtime, bound))
+            runtime.kept.keep(bound.key, planned)
+            return value
+        with runtime.local_step(opname):
             if is_step and bound.new is not None and bound.new.lld is not None:  # of a plan: equal on all ranks
                 bound = bound._replace(nelements=bound.new.max_stored_nelements)
             is_known = is_step or not bound.nelements  # otherwise the largest of all ranks is not known yet

@@ -247,6 +247,12 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
 
     # One execution
 
+    def is_alone(self, runtime: Runtime, bound: Bound[ResultT]) -> bool:
+        """Whether the arguments start the execution: it is work of the only rank, in the caller's stream (local)."""
+        if not self.in_order or runtime.backend.size > 1 or bound.nelements or bound.fact:
+            return False
+        return self._executor is not None and self._shared == runtime.backend.shared
+
     def is_ready(self, runtime: Runtime, bound: Bound[ResultT]) -> bool:
         """Whether one agreement may both compare the arguments and start the execution (local).
 
@@ -288,7 +294,14 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         return Begun(result, x, alone=not self.in_order and self._executor.publish(x))
 
     def complete(
-        self, opname: str, runtime: Runtime, bound: Bound[ResultT], begun: Begun, *, scratch: bool, closes: bool
+        self,
+        opname: str,
+        runtime: Runtime,
+        bound: Bound[ResultT],
+        begun: Begun,
+        *,
+        scratch: bool = False,
+        closes: bool = False,
     ) -> ResultT:
         """**Collective.** Run an execution that all ranks have begun.
 
