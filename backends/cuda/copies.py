@@ -201,8 +201,10 @@ def _step(places: Array) -> int | None:
     kept, known = _known_steps.get(id(places), (None, None))
     if kept is places:
         return known
-    distance = int(places[1] - places[0])
-    step = distance if distance >= 0 and (places[1:] - places[:-1] == distance).all() else None
+    first, distance = int(places[0]), int(places[1] - places[0])
+    # The last one says it of most lists that have none
+    is_even = distance >= 0 and int(places[-1]) == first + distance * (places.size - 1)
+    step = distance if is_even and (places[1:] - places[:-1] == distance).all() else None
     if not places.flags.writeable:
         if len(_known_steps) >= _MOST_STEPS:
             _known_steps.clear()

@@ -53,7 +53,10 @@ def select(a: DistMatrix, key: Any) -> DistMatrix | Vector:
             desc = resized(a.desc, chosen.shape)
         runtime.agree(_READ, lambda: chosen.text + described(A=a))
         out = DistMatrix(desc, runtime.empty(runtime.local_memory(desc, a.dtype)), runtime)
-        _copy(_READ, a, chosen, out, Lists(*map(all_of, desc.shape)))
+        if runtime.nprocs == 1 and runtime.backend.dry is None:
+            _place(runtime, a.stored(_READ), out, of=chosen, conj=a.conjugated)
+        else:
+            _copy(_READ, a, chosen, out, Lists(*map(all_of, desc.shape)))
         return out
 
 
