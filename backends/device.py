@@ -133,7 +133,7 @@ class Memory(Protocol):
         """Z[rows, columns] := X, or conj(X), of Z's dtype, in the device's memory or in the host's, of any strides.
 
         The row and column numbers are in host memory, and each occurs once, unless X is one number that is repeated;
-        None stands for all. Instead of all of X, which is in the device's memory then, Z gets its rows and columns `of`.
+        None stands for all. Instead of all of X, which is in the device's memory then, Z gets rows and columns `of` it.
         """
 
     @traced("copy", "select", "x")

@@ -16,7 +16,7 @@ from pblas.backends.cuda.programs import Program
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.dtypes import Dtype
 
 _THREADS = 256
 _MOST_LINES = 65535  # CTAs of the second dimension of a grid

@@ -146,7 +146,7 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
         chosen = lists(a.shape, key)
         checked = _checked_value(value, a, chosen.shape)
         # A number is written in any order
-        last = (None, None) if np.ndim(checked.value) == 0 else tuple(map(_last, chosen))
+        last = (None, None) if checked.value.ndim == 0 else tuple(map(_last, chosen))
         once = Lists(*(places if i is None else places[i] for places, i in zip(chosen, last, strict=True)))
 
     def agrees() -> str:

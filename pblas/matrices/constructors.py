@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import DTypeLike
 
+    from pblas.backends.device import Device
     from pblas.layouts.split import Split
 
 

@@ -331,7 +331,7 @@ def _nelements(desc: MatrixDescriptor, lld: int | None, rank: int) -> int:
     rows, columns = desc.local_shape(rank)
     if not rows * columns:
         return 0
-    count = desc.local_lld(rank) * (columns if desc.order == "F" else rows)
+    count = (desc.min_lld(rank) if lld is None else lld) * (columns if desc.order == "F" else rows)
     return min(count, _COUNTABLE)  # no memory is that large
 
 
@@ -340,8 +340,8 @@ def _local_memory(
     desc: MatrixDescriptor, lld: int | None, dtype: Dtype, nelements: int | None, rank: int
 ) -> LocalMemory:
     """See `Runtime.local_memory`; descriptors with different `lld` are equal."""
-    shape, lld, itemsize = desc.local_shape(rank), desc.local_lld(rank), dtype.itemsize
-    if 0 in shape:
+    shape, itemsize = desc.local_shape(rank), dtype.itemsize
+    if lld is None or 0 in shape:
         lld = desc.min_lld(rank)
     strides = (itemsize, lld * itemsize) if desc.order == "F" else (lld * itemsize, itemsize)
     nbytes = itemsize * max(1, desc.max_local_nelements if nelements is None else nelements)
