@@ -28,8 +28,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from benchmarks import results_file
 
 if TYPE_CHECKING:
@@ -58,8 +56,8 @@ def cases(ctx: pblas.Context, n: int) -> Iterator[tuple[str, Plan, Callable[[], 
     a, b = ctx.random(rows), ctx.zeros(columns)
     moved = pblas.plan_redistribution(a, out=b)
     yield "redistribution", moved.plan, partial(moved.execute, a, out=b)
-    spd = ctx.from_function(lambda i, j: np.where(i == j, float(n), 1.0 / (1 + i + j)), grid)
-    b = ctx.random(grid)
+    spd, b = ctx.random(grid), ctx.random(grid)
+    pblas.elementwise("a + d * e", a=spd, e=ctx.eye(grid), d=float(n), out=spd)
     solved = pblas.blas.plan_trsm(spd, b)
     yield "trsm", solved.plan, partial(solved.execute, spd, b)
     for name, plan_of in (("Cholesky", linalg.plan_cholesky), ("LU", linalg.plan_lu), ("QR", linalg.plan_qr)):
