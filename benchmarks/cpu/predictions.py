@@ -1,7 +1,8 @@
 """Predicted against measured times: products, redistribution, trsm, Cholesky, LU and QR, on CPUs, hosts and GPUs.
 
 On CPUs the hardware is measured first, as `pblas bench --hardware` does; GPUs are those of the preset "nvlink". A
-measured time is the median of some rounds of the slowest rank. Each row is printed, and then the quantiles of
+measured time is the least of some rounds of the slowest rank, as the rates of the hardware are. Each row is printed, and
+then the quantiles of
 abs(predicted / measured - 1).
 
     mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.predictions --json predictions.json
@@ -65,8 +66,8 @@ def cases(ctx: pblas.Context, n: int) -> Iterator[tuple[str, Plan, Callable[[], 
         yield name, factored.plan, partial(factored.execute, spd)
 
 
-def measured(ctx: pblas.Context, call: Callable[[], Any], repeats: int, *, least: bool = False) -> float:
-    """Seconds of a call on the slowest rank, the median or the least of some rounds."""
+def measured(ctx: pblas.Context, call: Callable[[], Any], repeats: int) -> float:
+    """Seconds of a call on the slowest rank, the least of some rounds."""
     from mpi4py import MPI
 
     synchronize = ctx.runtime.backend.arrays.synchronize
@@ -81,7 +82,7 @@ def measured(ctx: pblas.Context, call: Callable[[], Any], repeats: int, *, least
         call()
         synchronize()
         times.append(MPI.COMM_WORLD.allreduce(time.perf_counter() - start, op=MPI.MAX))
-    return min(times[1:]) if least else statistics.median(times[1:])
+    return min(times[1:])
 
 
 def run(options: Any) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pblas.context import Context
     from pblas.matrices.matrix import DistMatrix
 
-_ROUNDS, _ROUND = 5, 0.02  # rounds, and seconds of each
+_ROUNDS, _ROUND = 5, 0.05  # rounds, and seconds of each
 _LARGE, _THIN, _SMALL = 1024, 64, 8  # extents of the GEMMs
 _PANEL = 2048, 192  # rows and columns of the panel
 _COPIED = 32 << 20  # bytes, larger than caches

@@ -229,7 +229,8 @@ def block_columns(
         return MatrixDescriptor.column_wise(m, n, 1), why
     if algorithm == "blocked":
         ranks = max(1, min(nprocs, n // limits.narrowest))
-    if _is_cyclic(a, ranks, limits) and not (gpus and a.grid.npcol > ranks):  # GPUs move A faster than they wait
+    # On one rank blocks are of any width. GPUs move A faster than they wait.
+    if ranks > 1 and _is_cyclic(a, ranks, limits) and not (gpus and a.grid.npcol > ranks):
         w = MatrixDescriptor(m, n, max(m, 1), a.nb, a.grid, 0, a.csrc, inb=a.inb)
         return w, "A has block columns on 1 x P ranks already"
     why = "panels in block columns are local to one rank"

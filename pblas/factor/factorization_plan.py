@@ -18,16 +18,17 @@ from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
 from pblas.simulation.hardware import Transport
-from pblas.simulation.phase import Phase, View, solve_rows
+from pblas.simulation.phase import MICROSECOND_ON_GPUS, Phase, View, solve_rows
 
-_DIAGONAL = 350
+_DIAGONAL = 400
 """Order of a matrix that LAPACK's Cholesky factors at half the rate of GEMMs (measured for orders 64 to 2048, OpenBLAS
 on one core of an AMD EPYC, float64)."""
-_PANEL, _NARROW = 1.6, 330
+_PANEL, _NARROW = 1.5, 600
 """Time of LU of a panel of up to _NARROW columns, over that of a GEMM of as many multiplications (there too): with 512,
-1024 and 2048 columns 1.45, 1.19 and 1.10."""
-MICROSECOND_ON_GPUS = 22e6
-"""Multiplications of a panel that take a microsecond on the preset "nvlink"."""
+1024 and 2048 columns 1.53, 1.33 and 1.15."""
+_ON_A_GPU, _ON_GPUS = 20, 70
+"""Steps of an executor that the hosts of one GPU, and of several, take for a factorization in addition (H200: 0.2 and
+0.7 ms at 10 us)."""
 _FACTORED, _SOLVED, _PIVOTED = 0.46, 0.37, 2.9
 """Microseconds of each column of a panel on GPUs in addition to its multiplications: of a diagonal block of Cholesky,
 of the solve with it, and of LU (H200, float64: benchmarks/results/gpu_factor_panels.json and gpu_factor.json)."""
@@ -217,7 +218,7 @@ class FactorizationPlan(Plan):
 
     def phases(self, view: View) -> Iterator[Phase]:
         """Each step multiplies a rank's columns with a panel, while the next panel is updated and factored."""
-        yield Phase(1, fresh=self.fresh_nbytes(view.rank), launch="graph")
+        yield from self.starting()
         yield from self.copy.phases(view)
         steps, before = self.steps, (0, 0, 0)
         for s, panel in enumerate(steps):
@@ -238,10 +239,10 @@ class FactorizationPlan(Plan):
         if self.back is not None:
             yield from self.back.phases(view)
 
-    def fresh_nbytes(self, rank: int) -> int:
-        """Bytes of W and of the result on a rank, which are new matrices."""
-        w, a = prod(self.w.local_shape(rank)), prod(self.a.local_shape(rank))
-        return self.itemsize * (w + (a if self.returns else 0))
+    def starting(self) -> Iterator[Phase]:
+        """The work of the hosts of GPUs in a call."""
+        if self.library != "LAPACK":
+            yield Phase(1, rounds=(0, 0, _ON_A_GPU if self.nprocs == 1 else _ON_GPUS))
 
     def multiplied_rows(self, below: int) -> int:
         """Rows of the GEMM of a step with `below` rows below its panel, on average over the columns."""

@@ -85,7 +85,7 @@ class GridPlan(FactorizationPlan):
 
     def phases(self, view: View) -> Iterator[Phase]:
         """As in block columns: each step multiplies, while the next panel is updated, factored and on its way."""
-        yield Phase(1, fresh=self.fresh_nbytes(view.rank), launch="graph")
+        yield from self.starting()
         yield from self.copy.phases(view)
         if view.rank < self.w.nprocs and self.npanels:
             yield from self.panel_phases(view)

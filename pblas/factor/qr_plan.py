@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from pblas.factor.factorization_plan import MICROSECOND_ON_GPUS, FactorizationPlan, Panel, panels
+from pblas.factor.factorization_plan import FactorizationPlan, Panel, panels
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import described
-from pblas.simulation.phase import Phase, Traffic, View
+from pblas.simulation.phase import MICROSECOND_ON_GPUS, Phase, Traffic, View
 
 _ASK_ALL = 64  # largest number of ranks that are all examined to find the busiest
 _BLOCK = 32  # reflectors of QR with pivoting after which the other columns are updated

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 _ROWS, _COLUMNS, _SHOWN = 8, 60, 12
 _LEVELS = " ▁▂▃▄▅▆▇█"
+_NEW = "first writes to new memory", ""
 _MOST_RANKS, _MOST_RUNS, _NEAR = 1 << 24, 16, 20
 
 
@@ -203,8 +204,18 @@ class Ledger:
         """A rank allocates memory, or frees it."""
         self.live_nbytes += nbytes
         if self.live_nbytes > self.peak_nbytes:
+            self._written_first(self.live_nbytes - self.peak_nbytes)
             self.peak_nbytes, self.peak_call = self.live_nbytes, ""
         self.memory.append((self.seconds, self.live_nbytes))
+
+    def _written_first(self, nbytes: int) -> None:
+        """Memory is new where a rank has never had as much: all other memory was used before, and has its pages."""
+        seconds = nbytes / self.hardware.new_memory
+        if seconds:
+            before, _ = self.times.get(_NEW, (0.0, 0))
+            self.times[_NEW] = (before or 0.0) + seconds, 0
+            self.counts[_NEW] += 1
+            self.seconds += seconds
 
     @property
     def operations(self) -> tuple[Operations, ...]:

@@ -126,7 +126,8 @@ class Hardware:
         panel: factor by which panels of factorizations take longer than with LAPACK, relative to the rate of GEMMs.
         step: seconds that an executor takes for each step in addition to its GEMM, copies and messages.
         new_memory: bytes per second that a rank writes for the first time in new memory, while the system makes its
-            pages; infinite if memory is kept ready, as on GPUs.
+            pages; infinite if memory is kept ready, as on GPUs. Dry runs count it; plans are predicted for memory that
+            earlier calls have used.
 
     Raises:
         ArgumentError: a rate or the memory is not positive, a time is negative or infinite, or ranks_per_node is not an

@@ -68,7 +68,6 @@ class Phase:
     # traffic of the partial products that peers send to this rank in the same step (local)
     after: Traffic = field(default_factory=Traffic)
     copied: int = 0  # bytes that the core reads and writes in addition to the GEMM, to pack or to add (local)
-    fresh: int = 0  # bytes of new memory in which the step writes first (local)
     # which partial product must have left this rank before a step begins: that of two steps before ("queue", there are
     # two buffers), or that of the step before ("sent") (local)
     waits: Literal["queue", "sent"] = "queue"
@@ -160,7 +159,9 @@ class View:
         return ((d, stop - d) for d, stop in pairwise(distances))
 
 
-SOLVES = 200
+MICROSECOND_ON_GPUS = 22e6
+"""Multiplications of a panel that take a microsecond on the preset "nvlink"."""
+SOLVES = 300
 """Order of a triangle with which BLAS solves at half the rate of GEMMs (orders 64 to 1024, 1024 columns, OpenBLAS on
 one core of an AMD EPYC, float64)."""
 
@@ -169,7 +170,7 @@ def solve_rows(order: int) -> int:
     """Rows of a GEMM that takes as long as a solve with a triangle of this order, and has this depth.
 
     >>> solve_rows(192)
-    196
+    246
     """
     return (order + SOLVES) // 2
 

@@ -150,13 +150,16 @@ def predict(plan: _Plan, hardware: Hardware, enough: float = math.inf) -> float:
     The planner compares plans by it. It has the same model and the same rates as `simulate`, which takes more ranks.
     If the plan takes at least `enough` seconds, the result may be any number from `enough` on.
     """
-    agreements = agreeing(plan.nprocs, plan.transport, hardware)
-    ranks = plan.typical_ranks(hardware.ranks_per_node)
-    seconds = 0.0
-    for rank in _simulated(plan, hardware, ranks):
-        seconds = max(seconds, agreements + rank.end)
-        if seconds >= enough:
-            break
+    agreements, busy, seconds = agreeing(plan.nprocs, plan.transport, hardware), plan.busy_rank, 0.0
+    if busy is not None and enough < math.inf:  # one of the typical ranks, which take longer to find
+        alone = _Rank(hardware, plan.dtype)
+        alone.run(plan.phases(*_views(plan, hardware, [busy])), 1.0)
+        seconds = agreements + alone.end
+    if seconds < enough:
+        for rank in _simulated(plan, hardware, plan.typical_ranks(hardware.ranks_per_node)):
+            seconds = max(seconds, agreements + rank.end)
+            if seconds >= enough:
+                break
     return seconds
 
 
@@ -254,7 +257,7 @@ class _Rank:
     def _costs(self, phase: Phase) -> tuple[float, float]:
         """Seconds of a step's GEMM, and of the core's other work in the step."""
         hardware = self._hardware
-        copies = phase.copied / hardware.memory_bandwidth + phase.fresh / hardware.new_memory + self._moved(phase)
+        copies = phase.copied / hardware.memory_bandwidth + self._moved(phase)
         gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
         copies += hardware.rounds_seconds(*phase.rounds)
         if phase.launch == "executor":
@@ -283,7 +286,7 @@ class _Rank:
         for traffic, slow in ((phase.before, stretch * phase.slow), (phase.after, stretch)):
             near += slow * self._hardware.near.seconds(traffic.near, traffic.near_messages)
             far += slow * self._hardware.far.seconds(traffic.far, traffic.far_messages)
-            read += slow * traffic.read / self._hardware.near.bandwidth
+            read += slow * traffic.read / self._hardware.memory_bandwidth
         return near, far, read
 
     def _first(self, phase: Phase, stretch: float) -> Clocks:

@@ -21,12 +21,15 @@ from pblas.matmul.summa_plan import cut, cut_count, same_place
 from pblas.plans.base import Plan
 from pblas.redistribution.redistribution_plan import described
 from pblas.simulation.hardware import Transport
-from pblas.simulation.phase import Phase, Traffic, View, even, solve_rows
+from pblas.simulation.phase import MICROSECOND_ON_GPUS, Phase, Traffic, View, even, solve_rows
 
 PANEL = 256
 """Default width of a panel: BLAS solves with a diagonal block of this order at 0.9 of the rate of a GEMM, and GEMMs of
 this inner length run at their full rate."""
 PANEL_ON_GPUS = 1024  # the same on GPUs, which read and write the right-hand sides once for each panel
+_COLUMN_ON_GPUS = 0.5  # microseconds of each column of a triangle with which a GPU solves (cuBLAS, H200, float64)
+_ON_A_GPU, _ON_GPUS = 30, 100
+"""Steps of an executor that the hosts of one GPU, and of several, take for a solve (H200: 0.3 and 1 ms at 10 us)."""
 _ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 
@@ -336,7 +339,9 @@ class TrsmPlan(TriangularSolve):
             yield Phase(1, copied=itemsize * prod(operands.result.local_shape(view.rank)))
             return
         yield self._redistribution(view, operands.right, self.solved)
-        triangle, n = operands.triangle, self.order
+        triangle, n, pushes = operands.triangle, self.order, view.transport == "push"
+        if pushes:
+            yield Phase(1, rounds=(0, 0, _ON_A_GPU if self.nprocs == 1 else _ON_GPUS))
         if self.is_solver(view.rank):
             arrives = itemsize * (n * (n + 1) // 2 - self.own_elements(view.rank))
             split = triangle.rows if self.looks_left else triangle.columns
@@ -347,7 +352,8 @@ class TrsmPlan(TriangularSolve):
                 copied = 0 if view.transport == "shared" else 2 * nbytes
                 # X[k] = T[k, k]^-1 X[k], X[i] -= T[i, k] X[k]   (panel k of T, this rank's columns of X)
                 gemm = (n - depth) // 2 + solve_rows(depth), columns, depth
-                yield Phase(many, gemm, traffic, copied=copied)
+                waiting = pushes * depth * _COLUMN_ON_GPUS * MICROSECOND_ON_GPUS
+                yield Phase(many, gemm, traffic, copied=copied, panel=waiting)
         if not self.stays:
             yield self._redistribution(view, self.solved, operands.result)
 
