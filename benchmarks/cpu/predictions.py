@@ -1,9 +1,8 @@
 """Predicted against measured times: products, redistribution, trsm, Cholesky, LU and QR, on CPUs, hosts and GPUs.
 
 On CPUs the hardware is measured first, as `pblas bench --hardware` does; GPUs are those of the preset "nvlink". A
-measured time is the least of some rounds of the slowest rank, as the rates of the hardware are. Each row is printed, and
-then the quantiles of
-abs(predicted / measured - 1).
+measured time is the least of some rounds of the slowest rank, as the rates of the hardware are. Each row is printed,
+and then the quantiles of abs(predicted / measured - 1).
 
     mpiexec -n 2 python -m mpi4py -m benchmarks.cpu.predictions --json predictions.json
     python -m benchmarks.cpu.predictions --hosts 2x1 --rate 1gbit --json predictions.json

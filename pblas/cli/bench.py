@@ -80,6 +80,8 @@ def run(arguments: Namespace, console: Console) -> int:
     ):  # before the work, with the same result on every rank
         if not (folder := Path(path).parent).is_dir():
             raise FileFormatError(f"{path}: cannot be written: there is no folder {folder}; make it first")
+    if arguments.hardware and not arguments.hardware.endswith(".toml"):
+        raise ArgumentError(f"bench: --hardware {arguments.hardware}: expected a name that ends in .toml")
     started = _on_ranks if rank_variable() is None else _as_ranks
     if arguments.hardware:
         text = hardware_text(started(arguments, measured_hardware))

@@ -31,7 +31,7 @@ def add_parser(commands: Commands, rank: int) -> None:
         commands, "dry-run", rank, run, "Predict the time and the memory of a program, without its ranks.", _DETAILS
     )
     parser.add_argument("script", metavar="SCRIPT.py", help="the program")
-    parser.add_argument("arguments", nargs="*", help="its arguments, after -- if they begin with -")
+    parser.add_argument("arguments", nargs="*", default=[], help="its arguments, after -- if they begin with -")
     parser.add_argument("--ranks", type=size, default=4096, help="number of ranks (%(default)s)")
     names = ", ".join(PRESETS)
     parser.add_argument(

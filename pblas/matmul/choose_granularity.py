@@ -100,11 +100,10 @@ class PlanningContext:
             transport = "shared"
         if transport == "push":
             transposed = plan.pushed_transposed(self.orders)
-        lines = max(1, plan.oriented.n, plan.oriented.k)  # no shard can be cut into more
         if self.chunks is None:
             wanted = 1 if outline else _chunks(plan, transport, self.machine)
-        else:
-            wanted = min(self.chunks, lines)
+        else:  # no shard can be cut into more lines than it has
+            wanted = min(self.chunks, max(1, plan.oriented.n, plan.oriented.k))
         known, pushed, sends = self.topology, transport == "push" and plan.travels, transport in ("message", "mixed")
         plan = replace(
             plan,

@@ -53,3 +53,8 @@ def test_bench_measures_hardware_for_plan(tmp_path: Path, capsys: pytest.Capture
     assert hardware.float32 > hardware.float64 / 4
     assert main(["plan", "--m", "512", "--n", "512", "--k", "512", "--ranks", "2", "--simulate", str(path)]) == 0
     assert f"on 2 ranks of {hardware.name}" in capsys.readouterr().out
+
+
+def test_bench_refuses_a_name_that_plan_would_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--hardware", str(tmp_path / "my.txt")]) == 1
+    assert "expected a name that ends in .toml" in capsys.readouterr().err
