@@ -231,19 +231,23 @@ class _Outline:
         by_owner = are_by_owner(a.columns, b.columns, k)
         is_skewed = by_owner and k.is_whole and a.rows.equivalent(m) and b.rows.equivalent(n)
         yield Phase(STARTING)
-        before, waiting, total = Traffic(), 0.0, 0
+        before, waits = Traffic(), []
         for (place, held, near), split, count in zip(self._operands, (m, n), (rows, columns), strict=True):
             fits = place.rows.equivalent(split) and place.columns.equivalent(k)
             has = place.rows.max_count * place.columns.max_count if fits else held
-            if nbytes := itemsize * max(0, count * inner - has):
-                run = place.columns.max_count if by_owner else place.columns.nb
-                ranks = 1.0 if is_skewed else contention(product.nprocs, place, place.columns, (width, run), k.nprocs)
-                waiting, total = waiting + ranks * nbytes, total + nbytes
+            run = place.columns.max_count if by_owner else place.columns.nb
+            ranks = 1.0 if is_skewed else contention(product.nprocs, place, place.columns, (width, run), k.nprocs)
+            nbytes = itemsize * max(0, count * inner - has)
+            waits.append((ranks, nbytes, itemsize * count * inner))
+            if nbytes:
                 before += traffic(view, nbytes // steps, near, peers(place.rows, split, place.columns, width))
+        # `Phase.slow` is least if all of the operand arrives whose panels fewer ranks need at the same time.
+        (fewer, _, whole), (more, part, _) = sorted(waits)
+        slow = (fewer * whole + more * part) / (whole + part) if whole + part else 1.0
         # D[i, j] += op(A)[i, k] op(B)[k, j]   (read in place, or packed)
         depth = inner // steps
         copied = 0 if is_shared else 2 * itemsize * depth * (rows + columns)
-        yield Phase(steps, (rows, columns, depth), before, copied=copied, slow=waiting / total if total else 1.0)
+        yield Phase(steps, (rows, columns, depth), before, copied=copied, slow=slow)
         layers = max(1, min(k.nprocs, k.nblocks))
         if nbytes := product.d_itemsize * (layers * self._own - min(self._own, rows * columns)):
             near = min(1.0, self._machine.ranks_per_node / layers)

@@ -384,7 +384,9 @@ class Summa(ProductPlan):
         cuboids, sums = self.cuboids, self.sums
         longest = {self._longest_layer}
         ranks = set(_along(cuboids.d, (cuboids.m, cuboids.n, cuboids.k), [set(), set(), longest]))
-        return ranks | set(_along(sums, (sums.rows, sums.columns), [set(), set()])) | {self.nprocs - 1}
+        for place in (sums,) if self.sum_placement is None else (sums, self.d):
+            ranks |= set(_along(place, (place.rows, place.columns), [set(), set()]))
+        return ranks | {self.nprocs - 1}
 
     @property
     def busy_rank(self) -> int:
