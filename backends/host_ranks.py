@@ -18,6 +18,7 @@ from pblas.backends import liveness
 from pblas.backends.agreement import BITS, Agreed, Agreement
 from pblas.backends.allocator import Blocks, Provisional, call_site
 from pblas.backends.cpu.arrays import HostArrays
+from pblas.backends.cpu.lapack import factored_bits
 from pblas.backends.cpu.threads import BlasThreads, quota, requested, share, usable_cores
 from pblas.backends.dtypes import BYTE
 
@@ -83,11 +84,12 @@ class HostRanks(ABC):
         asked = requested() if threads is None else int(threads)
         self.threads: int = asked or share(masks, index, self.local_ranks, quota())
         self.agreement.crowd(len(frozenset.union(*masks)) < self.local_ranks)
-        agreed = self.agreement.agree(
-            "Context: ranks of each node", maxima=(len(self.near), len(self.peers.node)), bits=self._near_blocks()
-        )
+        alike = factored_bits(self.threads) if len(self.peers.node) == 1 < self.size else 0
+        maxima = len(self.near), len(self.peers.node), alike, -alike
+        agreed = self.agreement.agree("Context: ranks of each node", maxima=maxima, bits=self._near_blocks())
         self.most_near: int = agreed.maxima[0]
-        self.alone: bool = self.size > 1 and agreed.maxima[1] == 1
+        self.alone: bool = self.size > 1 and agreed.maxima[1] == 1 and agreed.maxima[2] == -agreed.maxima[3]
+        """Whether each of several ranks has a node of its own, and all factor a matrix to the same bits (global)."""
         self.ranks_per_node: int = agreed.bits.bit_length() - 1
         self._alone = tuple(range(rank, rank + 1) for rank in range(self.size))
         self._nodes = self._gathered_nodes()

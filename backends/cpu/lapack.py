@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from functools import lru_cache
 from typing import Any, Literal
+from zlib import crc32
 
 import numpy as np
 from scipy.linalg import cython_lapack
@@ -77,6 +78,16 @@ def getrf(x: Array, pivots: Array) -> int:
     info = ctypes.c_int()
     _call(x, "getrf", *x.shape, x, _lda(x), pivots, info)
     return info.value
+
+
+@lru_cache(4)
+def factored_bits(threads: int) -> int:
+    """Bits of factors: ranks whose LAPACK, processor or number of threads adds in another order have other ones."""
+    x = np.asfortranarray((np.arange(300 * 64) ** 2 % 257 / 257).reshape(300, 64))
+    y, pivots, t = x.copy(order="F"), np.empty(64, np.intc), np.empty((32, 64), order="F")
+    getrf(x, pivots)
+    geqrt(y, t)
+    return crc32(x.tobytes() + y.tobytes() + t.tobytes()) + (threads << 32)
 
 
 def swap_rows(x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:

@@ -35,14 +35,14 @@ class RunCholesky(RunFactorization):
 
     def start(self) -> None:
         """Set the imaginary parts on the diagonal to 0: a NaN there would spread in the updates."""
-        for panel in self._steps:
+        for k, panel in enumerate(self._steps):
             if panel.owner == self._rank and self.w.dtype.kind == "c":
-                self._arrays.lower(self.columns_of(panel)[panel.start : panel.stop])
+                self._arrays.lower(self.columns_of(k)[panel.start : panel.stop])
 
     def factor(self, k: int) -> None:
         """Factor the diagonal block, and solve with it for the rows below."""
         panel = self._steps[k]
-        columns = self.columns_of(panel)
+        columns = self.columns_of(k)
         diagonal = columns[panel.start : panel.stop]
         # L[k, k] L[k, k]^H = W[k, k]
         self._arrays.cholesky(diagonal, self.panel_info(k))

@@ -33,10 +33,9 @@ _WIDTH = 38
 narrow ones are slow (simulated with the rates of an AMD EPYC; measured for 1024 and 2048 columns on 2 ranks)."""
 _FIRST = 64
 """Columns of the first panel on CPUs, for which all other ranks wait: it takes 4 % off 2048 columns on 2 ranks."""
-_TOGETHER, _WIDEST_ALONE = 8, 128
-"""In LU on CPUs with one rank on each host, neighbouring panels of a rank at most, and their columns: panels travel
-while the next ones are factored. On two hosts at 1 Gbit/s 2048 columns take 164 ms, in a cycle 192 (AMD EPYC).
-"""
+_REPLICATED, _MOST_RANKS = 16, 4
+"""In LU and QR on CPUs with one rank on each host, panels at least, and ranks at most that all factor all panels: LU of
+2048 columns on two hosts at 1 Gbit/s takes 107 ms, with broadcasts 165, and QR 182 and 210 (AMD EPYC)."""
 _LEAST = 128
 """Columns of each rank at least; a smaller matrix takes fewer ranks, since its panels leave little to overlap with."""
 _LEAST_FIXED, _MOST_FIXED, _FIXED_PANELS = 64, 256, 16  # widths of panels that do not depend on ranks, and their number
@@ -108,8 +107,8 @@ def choose_factorization(
     1
     >>> square = MatrixDescriptor.row_wise(2048, 2048, 2)
     >>> plan = choose_factorization("lu", square, "float64", 2, "message", alone=True)
-    >>> plan.w.nb, plan.panel_width
-    (512, 128)
+    >>> plan.w.nb, plan.width
+    (64, 128)
     >>> large = MatrixDescriptor.row_wise(32768, 32768, 4)
     >>> choose_factorization("lu", large, "float64", 4, "push", gpus=True).w.nb
     1024
@@ -121,14 +120,11 @@ def choose_factorization(
     target = a if uplo == "L" else a.T
     alike = alike and algorithm == "auto"
     w, why = block_columns(target, nprocs, algorithm, gpus=gpus, per_column=per_column, first=first)
-    width = 0
+    replicated = False
     if alike:
         w, why = fixed_columns(*a.shape, nprocs), "panels whose width depends on the size of A alone"
-    elif kind == "lu" and alone and not gpus and w.nprocs > 1:
-        width = min(_width(w.n, w.nprocs, _limits()), _WIDEST_ALONE)
-        if not w.same_distribution(target):
-            w = replace(w, nb=width * max(1, min(_TOGETHER, w.n // (2 * w.nprocs * width))), inb=None)
-        width = width if width < w.nb else 0
+    elif kind == "lu" and alone and not gpus:
+        w, replicated = _replicated(w, target, nprocs)
     if not gpus:
         w = apart(w, dtype)
     library: Literal["cuSOLVER", "LAPACK"] = "cuSOLVER" if gpus else "LAPACK"
@@ -136,7 +132,7 @@ def choose_factorization(
     has_tail = gpus and w.nprocs == 1 and w.nb < w.n and w.n >= 2 * _TAIL_ON_GPUS
     tail = _TAIL_ON_GPUS if has_tail else 0
     ranks = dtype, nprocs, transport, returns, uplo, library
-    columns: FactorizationPlan = LuPlan(a, w, why, *ranks, panel_width=width)
+    columns: FactorizationPlan = LuPlan(a, w, why, *ranks, replicated=replicated)
     if kind == "cholesky":
         columns = CholeskyPlan(a, w, why, *ranks, triangles, tail)
     if alike or algorithm in ("local", "blocked") or (algorithm == "auto" and (nprocs < _LEAST_OF_A_GRID or gpus)):
@@ -239,6 +235,22 @@ def block_columns(
     return w if first is None or ranks == 1 else replace(w, inb=min(first, width)), why
 
 
+def _replicated(w: MatrixDescriptor, a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, bool]:
+    """The layout for ranks that are each alone on a host, and whether all of them factor all panels.
+
+    >>> a = MatrixDescriptor.column_wise(2048, 2048, 2, nb=512)
+    >>> _replicated(a, MatrixDescriptor.row_wise(2048, 2048, 2), 2)[0].nb, _replicated(a, a, 2)[1]
+    (64, False)
+    """
+    if not 1 < w.nprocs == nprocs <= _MOST_RANKS:
+        return w, False
+    if not w.same_distribution(a):
+        unit = max(1, _NARROWEST // 4)
+        width = min(_WIDEST, w.n // _REPLICATED)
+        w = replace(w, nb=max(1, width // nprocs // unit) * unit, inb=None)
+    return w, w.nb * nprocs <= 2 * _WIDEST and w.inb in (None, w.nb)
+
+
 def fixed_columns(m: int, n: int, nprocs: int) -> MatrixDescriptor:
     """Block columns of a width that depends on n alone.
 
@@ -300,6 +312,7 @@ def choose_qr(
     *,
     returns: bool = False,
     gpus: bool = False,
+    alone: bool = False,
 ) -> QrPlan | GridQrPlan | TsqrPlan | CholeskyQrPlan:
     """The plan of a QR factorization; block columns and grids can be brought back to the layout of A (`returns`).
 
@@ -331,9 +344,10 @@ def choose_qr(
         if w.nprocs == 1:
             w = MatrixDescriptor.column_wise(m, n, 1, nb=_width(n, 1, _Limits(_NARROWEST, _WIDEST, _LEAST)))
     why = "algorithm='local': one rank" if algorithm == "local" else why
+    w, replicated = _replicated(w, a, nprocs) if alone and not gpus else (w, False)
     height, tail = m + max(w.nb, w.inb or 0), n if library == "cuSOLVER" else 0
     w = replace(w, m=height, mb=height)
-    columns = QrPlan(a, w, why, dtype, nprocs, transport, returns, library=library, tail=tail)
+    columns = QrPlan(a, w, why, dtype, nprocs, transport, returns, library=library, tail=tail, replicated=replicated)
     may = algorithm == "auto" and nprocs >= _LEAST_OF_A_GRID and not gpus
     if not (may or algorithm == "grid"):
         return columns

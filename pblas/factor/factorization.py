@@ -391,7 +391,7 @@ def _chosen(
     rows = arguments.checked_pivoting(opname, pivoting)
     ranks = dtype.name, nprocs, topology.transport(nprocs)
     if kind == "qr":
-        return choose_qr(desc, *ranks, algorithm, returns=returns, gpus=gpus), uplo
+        return choose_qr(desc, *ranks, algorithm, returns=returns, gpus=gpus, alone=topology.alone), uplo
     plan = choose_factorization(
         *(kind, desc, *ranks),
         returns=returns,

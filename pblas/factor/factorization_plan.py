@@ -18,7 +18,7 @@ from pblas.layouts.trapezoid import Trapezoid
 from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import RedistributionPlan, described
 from pblas.simulation.hardware import Transport
-from pblas.simulation.phase import MICROSECOND_ON_GPUS, Phase, View, solve_rows
+from pblas.simulation.phase import MICROSECOND_ON_GPUS, Phase, Traffic, View, solve_rows
 
 _DIAGONAL = 400
 """Order of a matrix that LAPACK's Cholesky factors at half the rate of GEMMs (measured for orders 64 to 2048, OpenBLAS
@@ -51,16 +51,6 @@ class Panel(NamedTuple):
     @property
     def width(self) -> int:
         return self.stop - self.start
-
-    def cut(self, width: int) -> Iterator[Panel]:
-        """The panel in parts of at most `width` columns; 0: in one part.
-
-        >>> [tuple(part) for part in Panel(4, 9, 1, 2).cut(3)]
-        [(4, 7, 1, 2), (7, 9, 1, 5)]
-        """
-        for start in range(self.start, self.stop, width or self.width):
-            stop = min(start + (width or self.width), self.stop)
-            yield Panel(start, stop, self.owner, self.j_loc + start - self.start)
 
 
 def panels(w: MatrixDescriptor) -> list[Panel]:
@@ -111,8 +101,8 @@ class FactorizationPlan(Plan):
     # for Cholesky, orders of triangles of an update that the library's symmetric product updates (global)
     triangles: range = range(0)
     tail: int = 0  # columns at the end that one rank alone leaves to the library, as one panel; 0 for none (global)
-    # columns of a panel at most, if blocks of W are cut into several panels; 0: they are not (global)
-    panel_width: int = 0
+    # whether a panel is one block column of each rank, which the ranks exchange, and which all of them factor (global)
+    replicated: bool = False
 
     # Each factorization defines these
 
@@ -139,10 +129,13 @@ class FactorizationPlan(Plan):
         >>> [panel.width for panel in CholeskyPlan(w, w, "one rank", "float64", 1, tail=4).steps]
         [2, 2, 2, 3]
         """
-        steps = [part for panel in panels(self.w) for part in panel.cut(self.panel_width) if part.start < self.a.m]
+        steps = [panel for panel in panels(self.w) if panel.start < self.a.m]
+        if self.replicated:
+            groups = (steps[s : s + self.w.nprocs] for s in range(0, len(steps), self.w.nprocs))
+            return [group[0]._replace(stop=group[-1].stop) for group in groups]
         last = next((s for s, panel in enumerate(steps) if panel.start >= self.w.n - self.tail), len(steps))
         if last < len(steps):
-            steps[last:] = [steps[last]._replace(stop=steps[-1].stop)]
+            steps[last:] = [steps[last]._replace(stop=self.w.n)]
         return steps
 
     def piece_stops(self, s: int) -> list[int]:
@@ -151,7 +144,10 @@ class FactorizationPlan(Plan):
 
     def _stops_from(self, row: int) -> list[int]:
         """Ends of pieces, of all panels at the same rows; the first has all rows before `row`, the diagonal block."""
-        m, is_cut = self.w.m, self.library == "LAPACK" and self.w.nprocs > 1  # on any transport: the same bits
+        m = self.w.m
+        is_cut = (
+            self.library == "LAPACK" and self.w.nprocs > 1 and not self.replicated
+        )  # on any transport: the same bits
         return [*range(-(-row // _PIECE) * _PIECE, m, _PIECE), m] if is_cut else []
 
     @property
@@ -165,8 +161,12 @@ class FactorizationPlan(Plan):
         return self.w.nprocs
 
     def needs(self, panel: Panel, rank: int) -> bool:
-        """Whether a rank updates columns after a panel, and so reads the panel."""
-        return columns_from(self.w, panel.stop, rank) > 0
+        """Whether a rank updates columns after a panel, or factors it, and so reads it."""
+        return self.replicated or columns_from(self.w, panel.stop, rank) > 0
+
+    def columns_of(self, panel: Panel, rank: int) -> int:
+        """Number of the columns of a panel that a rank holds."""
+        return columns_from(self.w, panel.start, rank) - columns_from(self.w, panel.stop, rank)
 
     @property
     def overlaps_messages(self) -> bool:
@@ -198,8 +198,8 @@ class FactorizationPlan(Plan):
 
     def panel_elements(self, rank: int) -> int:
         """Elements of panels of other ranks that a rank reads or receives."""
-        counts = ((panel, self.rows(panel)) for panel in self.steps if panel.owner != rank)
-        return sum((i1 - i0) * panel.width for panel, (i0, i1) in counts if self.needs(panel, rank))
+        counts = ((panel, self.rows(panel)) for panel in self.steps if self.needs(panel, rank))
+        return sum((i1 - i0) * (panel.width - self.columns_of(panel, rank)) for panel, (i0, i1) in counts)
 
     def received_elements(self, rank: int) -> int:
         return self.panel_elements(rank) + sum(plan.received_elements(rank) for plan in self.redistributions)
@@ -208,9 +208,9 @@ class FactorizationPlan(Plan):
         """Elements of this rank's panels, once for each rank that reads them."""
         total = 0
         for panel in self.steps:
-            if panel.owner == rank:
+            if n_loc := self.columns_of(panel, rank):
                 (i0, i1), peers = self.rows(panel), (p for p in range(self.nreaders) if p != rank)
-                total += (i1 - i0) * panel.width * sum(self.needs(panel, peer) for peer in peers)
+                total += (i1 - i0) * n_loc * sum(self.needs(panel, peer) for peer in peers)
         return total
 
     def sent_elements(self, rank: int) -> int:
@@ -221,6 +221,9 @@ class FactorizationPlan(Plan):
         yield from self.starting()
         yield from self.copy.phases(view)
         steps, before = self.steps, (0, 0, 0)
+        if self.replicated:
+            yield from self._replicated_phases(view)
+            steps = []
         for s, panel in enumerate(steps):
             n_loc, (i0, i1), work = columns_from(self.w, panel.stop, view.rank), self.rows(panel), 0.0
             rows = self.multiplied_rows(self.w.m - panel.stop)
@@ -235,7 +238,7 @@ class FactorizationPlan(Plan):
                 gemm = rows, n_loc, panel.width
                 copied = self.exchanged_nbytes(panel) * self.w.local_shape(view.rank)[1]
                 yield Phase(1, gemm, traffic, copied=copied, panel=work, factored=factored, updated=before)
-            before = self.multiplied_rows(self.w.m - panel.stop), self.panel_width or self.w.nb, panel.width
+            before = self.multiplied_rows(self.w.m - panel.stop), self.width, panel.width
         if self.back is not None:
             yield from self.back.phases(view)
 
@@ -243,6 +246,18 @@ class FactorizationPlan(Plan):
         """The work of the hosts of GPUs in a call."""
         if self.library != "LAPACK":
             yield Phase(1, rounds=(0, 0, _ON_A_GPU if self.nprocs == 1 else _ON_GPUS))
+
+    def _replicated_phases(self, view: View) -> Iterator[Phase]:
+        """Each step factors a panel on all ranks and multiplies, while the parts of the next panel travel."""
+        factored, updated = 0.0, (0, 0, 0)
+        for panel in self.steps:
+            n_loc, (i0, i1), traffic = columns_from(self.w, panel.stop, view.rank), self.rows(panel), Traffic()
+            for peer in range(self.w.nprocs):
+                traffic += view.traffic(peer, self.itemsize * (i1 - i0) * self.columns_of(panel, peer))
+            work, below = self.panel_multiplications(panel), self.multiplied_rows(self.w.m - panel.stop)
+            gemm, copied = (below, n_loc, panel.width), self.exchanged_nbytes(panel) * n_loc
+            yield Phase(1, gemm, traffic, copied=copied, panel=work, factored=factored, updated=updated)
+            factored, updated = work, (below, self.w.nb, panel.width)
 
     def multiplied_rows(self, below: int) -> int:
         """Rows of the GEMM of a step with `below` rows below its panel, on average over the columns."""
@@ -277,7 +292,12 @@ class FactorizationPlan(Plan):
     def buffer_nbytes(self) -> int:
         """Two panels of far ranks."""
         buffers = 0 if self._is_read_in_place or self.w.nprocs == 1 else _BUFFERS
-        return self.itemsize * buffers * self.w.m * min(self.panel_width or self.w.nb, max(self.w.n, 1))
+        return self.itemsize * buffers * self.w.m * min(self.width, max(self.w.n, 1))
+
+    @property
+    def width(self) -> int:
+        """Columns of most panels (global)."""
+        return self.w.nb * (self.w.nprocs if self.replicated else 1)
 
     @property
     def _is_read_in_place(self) -> bool:
@@ -329,13 +349,12 @@ class FactorizationPlan(Plan):
         if self.w.nprocs == 1 and count <= 1:
             yield "algorithm", f"local: {self.library} on rank 0, which has the whole matrix"
         else:
-            by = f"by {self.library}" + (" on their owners" if self.w.nprocs > 1 else "")
+            owners = "all ranks" if self.replicated else "their owners"
+            by = f"by {self.library}" + (f" on {owners}" if self.w.nprocs > 1 else "")
             ranks = ranks_text(self.w.nprocs)
             ends = f", the first one of {self.w.inb}" if self.w.inb is not None and count > 1 else ""
             ends += f", the last one of {self.steps[-1].width}" if self.tail else ""
-            width = self.panel_width or self.w.nb
-            ends += f", in blocks of {self.w.nb}" if width < self.w.nb else ""
-            yield "algorithm", f"blocked: right-looking, {count} panels of {width} columns{ends}, on {ranks}, {by}"
+            yield "algorithm", f"blocked: right-looking, {count} panels of {self.width} columns{ends}, on {ranks}, {by}"
             yield "lookahead", "1: the next panel is factored during an update"
 
 
@@ -423,7 +442,7 @@ class LuPlan(FactorizationPlan):
 
     def multiplied_rows(self, below: int) -> int:
         """With those of U12 = L11^-1 A12."""
-        return below + solve_rows(self.panel_width or self.w.nb)
+        return below + solve_rows(self.width)
 
     def exchanged_nbytes(self, panel: Panel) -> int:
         """Rows of whole cache lines."""

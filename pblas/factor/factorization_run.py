@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pblas.factor.factorization_plan import columns_from
 from pblas.factor.panel_broadcast import PanelBroadcast, PanelRows
+from pblas.factor.panel_exchange import PanelExchange
 from pblas.layouts.placement import Placement
 from pblas.redistribution.transfer import SourceMatrix, own_memory
 
@@ -71,13 +72,13 @@ class RunFactorization(FactorsInPlace, ABC):
         self._steps = plan.steps
         ranks = range(plan.nreaders)
         readers = ([p for p in ranks if p != panel.owner and plan.needs(panel, p)] for panel in self._steps)
-        self.panels: PanelBroadcast = PanelBroadcast(
-            self._source,
-            [
-                PanelRows(panel, *plan.rows(panel), peers, plan.piece_stops(k))
-                for k, (panel, peers) in enumerate(zip(self._steps, readers, strict=True))
-            ],
-        )
+        rows = [
+            PanelRows(panel, *plan.rows(panel), peers, plan.piece_stops(k))
+            for k, (panel, peers) in enumerate(zip(self._steps, readers, strict=True))
+        ]
+        self._replicated = PanelExchange(self._source, rows, plan.w) if plan.replicated else None
+        """The panels that all ranks factor, if they do."""
+        self.panels: PanelBroadcast = self._replicated or PanelBroadcast(self._source, rows)
         self._headers_sent: list[Transfer] = []
         self._end = plan.w.local_shape(self._rank)[1]
         self._first_after = [self._end - columns_from(plan.w, panel.stop, self._rank) for panel in self._steps]
@@ -112,7 +113,7 @@ class RunFactorization(FactorsInPlace, ABC):
             self.panels.receive(k + 1)
             # this rank's columns j1..j2-1 are panel k + 1, if it has that panel, and j2.. are the others after panel k
             j1, owns_next = self._first_after[k], self._owns(k + 1)
-            j2 = j1 + (self._steps[k + 1].width if owns_next else 0)
+            j2 = self._first_after[k + 1] if owns_next else j1
             # W[:, k+1] := its update with panel k, factored and broadcast   (lookahead)
             is_first = arrays.traits.blocking or self.looks_ahead_first
             if owns_next and is_first:
@@ -224,17 +225,24 @@ class RunFactorization(FactorsInPlace, ABC):
         """Whether the next panel is updated piece by piece (global)."""
         return self.takes_pieces and self._arrays.traits.blocking
 
-    def columns_of(self, panel: Panel) -> Array:
-        """All rows of a panel of this rank (local)."""
-        columns: Array = self.w[:, panel.j_loc : panel.j_loc + panel.width]
+    def own_columns(self, k: int) -> Array:
+        """All rows of this rank's columns of panel k (local)."""
+        columns: Array = self.w[:, self._first_after[k - 1] if k else 0 : self._first_after[k]]
         return columns
 
+    def columns_of(self, k: int) -> Array:
+        """All rows of panel k, on a rank that factors it (local)."""
+        return self._replicated.columns(k) if self._replicated else self.own_columns(k)
+
     def _owns(self, k: int) -> bool:
-        """Whether there is a panel k, and this rank owns it (local)."""
-        return k < len(self._steps) and self._steps[k].owner == self._rank
+        """Whether there is a panel k, and this rank factors it (local)."""
+        return k < len(self._steps) and (self.plan.replicated or self._steps[k].owner == self._rank)
 
     def _factor_and_broadcast(self, k: int) -> None:
-        """Factor panel k, and tell all ranks."""
+        """Factor panel k, and tell all ranks; or send this rank's columns of it, if all ranks factor it."""
+        if self._replicated:
+            self._replicated.send(k)
+            return
         self.factor(k)
         self.send_header(k, near=False)
         self.panels.send(k)
@@ -242,6 +250,11 @@ class RunFactorization(FactorsInPlace, ABC):
 
     def _await_panel(self, k: int) -> Array | None:
         """Panel k after its header, whose rows may still be under way; None if this rank does not need it."""
+        if self._replicated:
+            whole = self._replicated.fetch(k)
+            self.factor(k)
+            self._replicated.keep(k)
+            return whole
         arrays, owner = self._arrays, self._steps[k].owner
         if owner != self._rank:
             with arrays.on_side_lane():

@@ -39,7 +39,7 @@ class RunLu(RunFactorization):
         """Factor the panel from its diagonal on, with partial pivoting."""
         panel = self._steps[k]
         # P W[k:, k] = L[k:, k] U[k, k]
-        self._arrays.lu(self.columns_of(panel)[panel.start :], self.panel_pivots(k), self.panel_info(k))
+        self._arrays.lu(self.columns_of(k)[panel.start :], self.panel_pivots(k), self.panel_info(k))
 
     def update(self, k: int, panel: Array, j0: int, j1: int, pieces: Iterable[tuple[int, int]]) -> None:
         """Exchange rows, solve for U12 and update A22, in the local columns j0..j1-1."""
@@ -73,9 +73,8 @@ class RunLu(RunFactorization):
             nb = self.npivots(panel)
             self.pivots[panel.start : panel.start + nb] = headers[1 : 1 + nb, k] + panel.start
         if self.plan.w.nprocs > 1:
-            for panel in self._steps:
-                if panel.owner == self._rank:
-                    # L[i, k] = P L[i, k], with the P of all later panels
-                    self._arrays.swap_rows(self.columns_of(panel), self.pivots, panel.stop)
+            for k, panel in enumerate(self._steps):
+                # L[i, k] = P L[i, k], with the P of all later panels
+                self._arrays.swap_rows(self.own_columns(k), self.pivots, panel.stop)
             self._arrays.synchronize()
         super().finish()

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from pblas.factor.factorization_plan import FactorizationPlan, Panel, panels
+from pblas.factor.factorization_plan import FactorizationPlan, Panel
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.plans.base import Plan, ranks_text
 from pblas.redistribution.redistribution_plan import described
@@ -54,13 +54,6 @@ class QrPlan(FactorizationPlan):
     """Half of the multiplications are C[i, j] -= V[i, k] W[k, j], which the inequality is about."""
 
     @property
-    def steps(self) -> list[Panel]:
-        """The panels that are factored, in order; one for all if the library takes the whole matrix (global)."""
-        if self.tail and self.a.m:
-            return [Panel(0, self.w.n, self.w.grid.rank(0, 0), 0)] if self.w.n else []
-        return [panel for panel in panels(self.w) if panel.start < self.a.m]
-
-    @property
     def target(self) -> MatrixDescriptor:
         """Distribution of the rows of W above those of T."""
         return self.w.submatrix(0, self.a.m, 0, self.a.n)
@@ -77,8 +70,8 @@ class QrPlan(FactorizationPlan):
         return (1 + _NARROW_ON_GPUS / width) * work + _REFLECTED * width * MICROSECOND_ON_GPUS
 
     def rows(self, panel: Panel) -> tuple[int, int]:
-        """The rows from the diagonal on, and those of T."""
-        return panel.start, self.w.m
+        """The rows from the diagonal on, and those of T unless all ranks compute it."""
+        return panel.start, self.a.m if self.replicated else self.w.m
 
     def multiplied_rows(self, below: int) -> int:
         """All rows twice: with V^H, and with V."""

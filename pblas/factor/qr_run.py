@@ -40,7 +40,7 @@ class RunQr(RunFactorization):
     def factor(self, k: int) -> None:
         """Factor the panel from its diagonal on, by the library; T of each block if it takes several at once."""
         panel = self._steps[k]
-        columns, m, count = self.columns_of(panel), self.plan.a.m, self._reflectors(panel)
+        columns, m, count = self.columns_of(k), self.plan.a.m, self._reflectors(panel)
         # W[k:, k] = H[k] [R[k, k]; 0]
         self._arrays.qr(columns[panel.start : m], columns[m : m + min(count, self.plan.w.m - m), :count])
 

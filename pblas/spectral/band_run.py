@@ -79,8 +79,8 @@ class RunBandReduction(RunFactorization):
         # Of several ranks' columns both triangles were brought, with imaginary parts on the diagonal
         blocks = [a] if self._size == 1 else []
         if self._size > 1 and self._dtype.kind == "c":
-            mine = (panel for panel in self._steps if panel.owner == self._rank)
-            blocks = [self.columns_of(panel)[panel.start : panel.stop] for panel in mine]
+            mine = ((k, panel) for k, panel in enumerate(self._steps) if panel.owner == self._rank)
+            blocks = [self.columns_of(k)[panel.start : panel.stop] for k, panel in mine]
         for block in blocks:
             arrays.lower(block)
         arrays.synchronize()
@@ -116,7 +116,7 @@ class RunBandReduction(RunFactorization):
         """Factor the rows of the panel below the band; T in the rows below A."""
         panel, n, count = self._steps[k], self._n, self._reflectors(k)
         if count:
-            columns = self.columns_of(panel)
+            columns = self.columns_of(k)
             # A[k+1:, k] = H[k] [R; 0]
             self._stages.factor(columns[panel.stop : n], columns[n : n + count, :count])
 

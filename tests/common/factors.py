@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pblas.context import Context
 from pblas.factor.choose import choose_factorization, choose_qr
 from pblas.layouts.descriptor import MatrixDescriptor
 from tests.common.gauge import Array, eps_of
@@ -32,6 +33,12 @@ def set_panels(monkeypatch: pytest.MonkeyPatch, nb: int, **others: int) -> None:
     for name, value in {"_NARROWEST": nb, "_WIDEST": nb, **others}.items():
         monkeypatch.setattr(f"pblas.factor.choose.{name}", value)
     forget_plans()
+
+
+def put_alone(monkeypatch: pytest.MonkeyPatch, ctx: Context, alone: bool = True) -> None:
+    """Let a context take each rank for the only one on its host, or not."""
+    monkeypatch.setattr(ctx.runtime.backend, "alone", alone)
+    monkeypatch.setattr(ctx.runtime, "_topology", None)
 
 
 def forget_plans() -> None:

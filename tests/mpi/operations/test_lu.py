@@ -23,6 +23,7 @@ from tests.common.factors import (
     lu_ratio,
     narrow_panels,  # noqa: F401
     norm1,
+    put_alone,
     ratio,
     set_panels,
     solve_ratio,
@@ -38,9 +39,10 @@ P = COMM.size
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_the_factor_of_any_layout(contexts: Contexts, seed: int) -> None:
+def test_the_factor_of_any_layout(contexts: Contexts, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     dtype, ctx = dtype_of(NAMES[seed % 4]), contexts[rng.choice(SETTINGS)]
+    put_alone(monkeypatch, ctx, alone=seed % 8 >= 4)
     sizes = [0, 1, NB - 1, NB, NB + 1, 3 * NB, 41]
     m = rng.choice(sizes)
     n = m if seed % 3 else rng.choice(sizes)
@@ -72,10 +74,9 @@ def test_the_factor_of_any_layout(contexts: Contexts, seed: int) -> None:
 def test_the_same_bits_on_any_transport(
     contexts: Contexts, name: str, nb: int, alone: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with the panels of ranks that are each alone on a host, several neighbours on a rank."""
+    """Also with panels that all ranks factor, each alone on a host."""
     for ctx in contexts.values():
-        monkeypatch.setattr(ctx.runtime.backend, "alone", alone)
-        monkeypatch.setattr(ctx.runtime, "_topology", None)
+        put_alone(monkeypatch, ctx, alone)
     set_panels(monkeypatch, nb)
     n = 300 if nb > 90 else 5 * nb * P + 3
     a, b = general(n, n, dtype_of(name)), general(n, 9, dtype_of(name), 5)

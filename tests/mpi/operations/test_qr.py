@@ -16,7 +16,7 @@ from pblas import Grid, MatrixDescriptor, linalg
 from pblas.core.options import Side, Trans
 from pblas.factor.choose import QrAlgorithm
 from pblas.factor.qr_factor import Mode
-from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, qr_ratios, ratio  # noqa: F401
+from tests.common.factors import MOST, NAMES, NB, general, narrow_panels, norm1, put_alone, qr_ratios, ratio  # noqa: F401
 from tests.common.gauge import applied, dtype_of
 from tests.common.ranks import COMM, Contexts, collected, few, raises_on_all_ranks, some_wrong
 from tests.mpi.matrices.arrays import some_descriptor
@@ -41,9 +41,10 @@ def check(a: Any, factor: linalg.QrFactor) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_factor_of_any_layout(contexts: Contexts, seed: int) -> None:
+def test_the_factor_of_any_layout(contexts: Contexts, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     dtype, ctx = dtype_of(NAMES[seed % 4]), contexts[rng.choice(SETTINGS)]
+    put_alone(monkeypatch, ctx, alone=seed % 8 >= 4)
     sizes = [*range(10), 3 * NB, 41]
     m, n = rng.choice(sizes), rng.choice(sizes)
     if seed % 3 == 0:
@@ -75,7 +76,12 @@ def test_the_factor_of_any_layout(contexts: Contexts, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_bits_on_any_transport(contexts: Contexts, name: str) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_the_same_bits_on_any_transport(
+    contexts: Contexts, name: str, alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for ctx in contexts.values():
+        put_alone(monkeypatch, ctx, alone)
     for m, n in ((4 * NB * P, 3 * NB * P), (2 * NB, 3 * NB * P), (60 * P, 5)):
         a, c = general(m, n, dtype_of(name)), general(m, 5, dtype_of(name), 5)
         results = set()

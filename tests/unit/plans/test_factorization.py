@@ -56,8 +56,9 @@ def plans(draw: st.DrawFn) -> FactorizationPlan:
         returns=returns,
         uplo=uplo,
     )
-    ranks, nb = draw(st.integers(1, nprocs)), draw(st.integers(1, 4))
-    return replace(plan, w=MatrixDescriptor.column_wise(*plan.w.shape, ranks, nb=nb))
+    replicated = kind == "lu" and draw(st.booleans())
+    ranks, nb = nprocs if replicated else draw(st.integers(1, nprocs)), draw(st.integers(1, 4))
+    return replace(plan, w=MatrixDescriptor.column_wise(*plan.w.shape, ranks, nb=nb), replicated=replicated)
 
 
 @given(plans())
@@ -192,12 +193,12 @@ def test_triangular_solves_do_not_depend_on_measured_rates() -> None:
 
 
 @given(plans())
-def test_each_panel_is_factored_on_one_rank(plan: FactorizationPlan) -> None:
+def test_each_panel_is_factored_on_one_rank_or_on_all(plan: FactorizationPlan) -> None:
     """Its time is in the phases of its owner, and the others wait for it unless they need no more panels."""
     ranks = range(plan.nprocs)
     phases = [phase for rank in ranks for phase in plan.phases(View(rank, plan.nprocs, 2, plan.transport))]
     work = [plan.panel_multiplications(panel) for panel in plan.steps]
-    assert sum(phase.panel for phase in phases) == pytest.approx(sum(work))
+    assert sum(phase.panel for phase in phases) == pytest.approx(sum(work) * (plan.nprocs if plan.replicated else 1))
     assert {phase.factored for phase in phases} <= {0.0, *work}
     assert all(w > 0 for w in work)
 
