@@ -30,7 +30,7 @@ def narrow_panels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def set_panels(monkeypatch: pytest.MonkeyPatch, nb: int, **others: int) -> None:
     """Panels of nb columns, and other constants of the choice of a plan."""
-    for name, value in {"_NARROWEST": nb, "_WIDEST": nb, **others}.items():
+    for name, value in {"_NARROWEST": nb, "_WIDEST": nb, "_WIDEST_IN_COLUMNS": nb, **others}.items():
         monkeypatch.setattr(f"pblas.factor.choose.{name}", value)
     forget_plans()
 

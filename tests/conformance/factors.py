@@ -140,7 +140,7 @@ class FactorOutcome(Outcome):
 @contextmanager
 def narrow_panels(*, grids: bool = False) -> Iterator[None]:
     """A with block in which all ranks factor small matrices too, in panels of five columns; `grids`: over grids."""
-    values = {"_NARROWEST": 5, "_WIDEST": 5, "_LEAST": 3}
+    values = {"_NARROWEST": 5, "_WIDEST": 5, "_WIDEST_IN_COLUMNS": 5, "_LEAST": 3}
     if grids:
         values |= {"_LEAST_OF_A_GRID": 1, "_QUICKER": 10**9}
     before = {name: getattr(choose_factorization, name) for name in values}

@@ -344,4 +344,4 @@ def test_block_columns_are_factored_where_they_are() -> None:
     assert plan.copy.received_nbytes(1) == 0
     assert plan.w == cyclic
     for other in (MatrixDescriptor.column_wise(2048, 2048, 4), MatrixDescriptor.column_wise(2048, 2048, 4, nb=8)):
-        assert choose_factorization("lu", other, "float64", 4, "shared").w.nb == 96
+        assert choose_factorization("lu", other, "float64", 4, "shared").w.nb == 92
