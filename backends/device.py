@@ -202,6 +202,10 @@ class Elementwise(Protocol):
         The dtypes of X and Z are equal, or float32 and one of 16 bits. A matrix whose scalar is 0 is not read.
         """
 
+    @traced("sum", "normalize", "z")
+    def normalize(self, x: Array, z: Array) -> None:
+        """Z := X / norm(X) by Frobenius' norm, rounded once; X may be subnormal or huge, 0 stays, and Z may be X."""
+
     @traced("sum", "conjugate", "z")
     def conjugate(self, z: Array) -> None:
         """Z := the conjugate of Z, of any strides; optional."""
@@ -345,8 +349,18 @@ class Level3(Protocol):
         Source: BLAS, xGEMM.
         """
 
-    @traced("gemm", lambda _alpha, x, y, _beta, _c, z: product_text([(x, x.T if y is None else y, z)]))
-    def multiply_add(self, alpha: complex, x: Array, y: Array | None, beta: complex, c: Array | None, z: Array) -> None:
+    @traced("gemm", lambda _alpha, x, y, _beta, _c, z, **_: product_text([(x, x.T if y is None else y, z)]))
+    def multiply_add(
+        self,
+        alpha: complex,
+        x: Array,
+        y: Array | None,
+        beta: complex,
+        c: Array | None,
+        z: Array,
+        *,
+        symmetric: bool = False,
+    ) -> None:
         """Z := alpha X Y + beta C, rounded once; without Y Z := alpha X X^H + beta C, by half of the operations.
 
         Args:
@@ -356,6 +370,7 @@ class Level3(Protocol):
             beta: scalar; real without Y (local).
             c: m x n, another array than Z with its strides; None if beta is 0 (local).
             z: m x n, of the dtype of X; without Y in Fortran order (local).
+            symmetric: X Y and C are Hermitian but for rounding, so half of the operations may do (local).
         """
 
     @untraced
@@ -862,6 +877,10 @@ class Lanes(Protocol):
     @traced("wait", lambda mark: None if mark is None else ("the other lane", {}))
     def follow(self, mark: Mark) -> None:
         """Work issued on this lane from now on starts after a mark of the other lane; None: no mark."""
+
+    @traced("wait", "the GPU", on_host=True)
+    def wait(self, mark: Mark) -> None:
+        """Return when all work before a mark is done; None: no mark."""
 
     @untraced
     def check_stream(self, operation: str, stream: object, *, waits: bool) -> None:

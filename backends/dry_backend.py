@@ -179,6 +179,7 @@ for _name in (
         "assign",
         "scale",
         "add_scaled",
+        "normalize",
         "conjugate",
         "evaluate",
         "finish",

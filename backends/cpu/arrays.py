@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from math import sqrt
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,6 +16,7 @@ from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
 from pblas.backends.dtypes import Array, Dtype, Order, accumulator_dtype
 from pblas.backends.pieces import PieceProducts, PieceSizes
 from pblas.backends.push_engine import EXACT, GemmModes
+from pblas.epilogues import parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pblas.epilogues import Epilogue, Node
 
 _HERE = nullcontext()
+_QUOTIENT = parse("x / s")
 _CACHED = 1 << 15  # elements of a rank-k update that are formed before they are added, so that they stay in cache
 
 
@@ -73,6 +76,15 @@ class HostArrays(Device):
 
     def evaluate(self, tree: Node, operands: Mapping[str, object], compute: Dtype, out: Array) -> None:
         elementwise.evaluate(tree, operands, compute, out)
+
+    def normalize(self, x: Array, z: Array) -> None:
+        total = accumulator_dtype(x.dtype)
+        # Z := X / max |x_ij|, so that squares neither overflow nor vanish, then Z := Z / norm(Z)
+        largest = reductions.reduce("abs_max", x, None, "F", total)[0] if x.size else 0
+        with np.errstate(all="ignore"):
+            elementwise.evaluate(_QUOTIENT, {"x": x, "s": float(largest) or 1.0}, total, z)
+            size = sqrt(abs(reductions.dot(z, z, "F", total, conj=True)[0])) if largest else 1.0
+            elementwise.evaluate(_QUOTIENT, {"x": z, "s": size}, total, z)
 
     def conjugate(self, z: Array) -> None:
         np.conjugate(z, out=z)
@@ -192,7 +204,17 @@ class HostArrays(Device):
     ) -> None:
         blas.gemm(alpha, x, y, beta, z, conj=conj)
 
-    def multiply_add(self, alpha: complex, x: Array, y: Array | None, beta: complex, c: Array | None, z: Array) -> None:
+    def multiply_add(
+        self,
+        alpha: complex,
+        x: Array,
+        y: Array | None,
+        beta: complex,
+        c: Array | None,
+        z: Array,
+        *,
+        symmetric: bool = False,
+    ) -> None:
         total = accumulator_dtype(z.dtype)
         w = z if total == z.dtype else np.empty_like(z, total)
         if c is not None:
@@ -332,6 +354,9 @@ class HostArrays(Device):
         return None
 
     def follow(self, mark: Mark) -> None:
+        pass
+
+    def wait(self, mark: Mark) -> None:
         pass
 
     def close(self) -> None:

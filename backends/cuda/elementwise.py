@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _PRODUCTS = {False: parse("x * y"), True: parse("conj(x) * y", parts=True)}
 """The terms of an inner product, by whether the left ones are conjugated."""
+_FLOAT64 = np.dtype(np.float64)
+_NOT_ZERO, _INVERSE_ROOT = parse("maximum(s, 1e-300)"), parse("1 / sqrt(maximum(s, 1e-300))")
+_QUOTIENT, _PRODUCT = parse("x / s"), parse("x * s")
 
 
 class DeviceElementwise(DeviceLanes):
@@ -86,6 +89,23 @@ class DeviceElementwise(DeviceLanes):
     def evaluate(self, tree: Node, operands: Mapping[str, object], compute: Dtype, out: Array) -> None:
         if out.size:
             self.pointwise.combine(self.stream, tree, operands, compute, out)
+
+    def normalize(self, x: GpuArray, z: GpuArray) -> None:
+        """Squares of 32 bits or less are added in 64, where none overflows or vanishes; the host waits for nothing."""
+        if not z.size:
+            return
+        with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
+            if x.dtype.char in "dD":
+                self.evaluate(_QUOTIENT, {"x": x, "s": self._total("abs_max", x, _NOT_ZERO)}, x.dtype, z)
+                x = z
+            factor = self._total("squares", x, _INVERSE_ROOT)
+            self.evaluate(_PRODUCT, {"x": x, "s": factor}, np.result_type(x.dtype, _FLOAT64), z)
+
+    def _total(self, kind: str, x: GpuArray, tree: Node) -> Any:
+        """An expression of a reduction of all elements, in 64 bits, as a matrix of one element on the current stream."""
+        total = reductions.reduce(kind, x, None, _FLOAT64).reshape(1, 1)
+        self.evaluate(tree, {"s": total}, _FLOAT64, total)
+        return total
 
     def combining(self, tree: Node, operands: Mapping[str, object], name: str, compute: Dtype, out: Array) -> None:
         """None: an operand arrives first, and one kernel evaluates the expression then."""

@@ -82,7 +82,7 @@ class DeviceLanes(Device):
         self._pending: int | None = None  # the stream that last got work by `hand_over`, which may still run
         self._bands: dict[int, TwoStage] = {}
         self.tree_gemm: Callable[[], TreeProducts] | None = None
-        """Makes a kernel that adds the pieces of K of a reproducible product itself; None without one (local)."""
+        """Makes a kernel for products in pieces of K and for symmetric ones; None without one (local)."""
         self.launched: Callable[[], tuple[int, ...]] = tuple
         """Events after which all executions that engines have launched have ended (local)."""
 
@@ -136,6 +136,11 @@ class DeviceLanes(Device):
         from pblas.backends.cuda.reproducible import UniformGemm
 
         return UniformGemm(self.tree_gemm)
+
+    @cached_property
+    def tile_gemm(self) -> TreeProducts | None:
+        """The kernel of symmetric products; None without one."""
+        return None if self.tree_gemm is None else self.tree_gemm()
 
     # Memory
 
@@ -282,6 +287,10 @@ class DeviceLanes(Device):
     def follow(self, mark: Mark) -> None:
         if mark is not None:
             runtime.streamWaitEvent(self.stream, mark.ptr, 0)
+
+    def wait(self, mark: Mark) -> None:
+        if mark is not None:
+            runtime.eventSynchronize(mark.ptr)
 
     def close(self) -> None:
         with suppress(runtime.CUDARuntimeError):  # a failed GPU

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _GRAM_BLOCKS, _GRAM_ROWS = 528, 512
 """Blocks of rows of a Gram matrix at most, some for each multiprocessor, and rows of a block at least."""
 _WIDE = 256  # fewest right-hand sides that are multiplied with inverses
+_LEAST_HALF = 1024  # rows of a symmetric product of which one triangle is computed: of fewer the whole takes as long
 _PARTS, _LEAST_PART = 4, 256
 """Blocks on the diagonal of a product X X^T of 16 bits at most, and rows of one at least.
 
@@ -109,7 +110,19 @@ class DeviceProducts(DeviceElementwise):
         conj_x, conj_y = (c and not copy for c, copy in zip(conj, copies, strict=True))
         self._matmul(alpha, x, y, beta, z, (conj_x, conj_y))
 
-    def multiply_add(self, alpha: complex, x: Array, y: Array | None, beta: complex, c: Array | None, z: Array) -> None:
+    def multiply_add(
+        self,
+        alpha: complex,
+        x: Array,
+        y: Array | None,
+        beta: complex,
+        c: Array | None,
+        z: Array,
+        *,
+        symmetric: bool = False,
+    ) -> None:
+        if (y is None or symmetric) and z.itemsize == 2 and self._multiply_half(alpha, x, y, beta, c, z):
+            return
         if y is not None:
             self._multiply_add(alpha, x, y, beta, c, z)
         elif z.itemsize > 2:
@@ -131,6 +144,18 @@ class DeviceProducts(DeviceElementwise):
             self.assign(c, z)
             c = None
         self._matmul(alpha, x, y, beta, z, (False, False), c)
+
+    def _multiply_half(
+        self, alpha: complex, x: GpuArray, y: GpuArray | None, beta: complex, c: GpuArray | None, z: GpuArray
+    ) -> bool:
+        """Z := alpha X Y + beta C by the tiles of one triangle, if there is a kernel for it, and it gains."""
+        if self.tile_gemm is None or len(z) < _LEAST_HALF or not x.size:
+            return False
+        if c is not None and c.strides != z.strides:
+            return False
+        return self.tile_gemm.multiply_symmetric(
+            self.stream, alpha.real, x, x.T if y is None else y, 0.0 if c is None else beta.real, c, z
+        )
 
     def _square(self, alpha: complex, x: GpuArray, beta: complex, c: GpuArray | None, z: GpuArray) -> None:
         """Z := alpha X X^T + beta C, for elements that cuBLAS' symmetric product does not take.

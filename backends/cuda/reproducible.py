@@ -42,7 +42,7 @@ _COUNT = 8  # algorithms that are tested for one shape
 
 
 class TreeProducts(Protocol):
-    """A kernel that forms products of 16 bits, and adds those of the pieces of K along the tree in one launch."""
+    """A kernel that forms products of 16 bits: adds those of pieces of K along the tree, or computes one triangle."""
 
     def serves(self, x: GpuArray, y: GpuArray, z: GpuArray) -> bool:
         """Whether it can form Z := X Y."""
@@ -52,6 +52,11 @@ class TreeProducts(Protocol):
 
     def matmul(self, stream: Stream, x: GpuArray, y: GpuArray, z: GpuArray, width: int) -> None:
         """Z := X Y with pieces of `width` elements of K."""
+
+    def multiply_symmetric(
+        self, stream: Stream, alpha: float, x: GpuArray, y: GpuArray, beta: float, c: GpuArray | None, z: GpuArray
+    ) -> bool:
+        """Z := alpha X Y + beta C, where X Y is symmetric; false if it cannot form it."""
 
 
 class UniformGemm(Gemm):

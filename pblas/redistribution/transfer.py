@@ -199,12 +199,22 @@ class Buffers:
 class SourceMatrix:
     """**Collective.** The local arrays of one matrix, which near ranks read in place."""
 
-    def __init__(self, backend: HostRanks, placement: Placement, dtype: Dtype, order: Order = "F") -> None:
+    def __init__(
+        self,
+        backend: HostRanks,
+        placement: Placement,
+        dtype: Dtype,
+        order: Order = "F",
+        *,
+        # whether each execution has the arrays at the same place of symmetric memory, so that none is published (global)
+        symmetric: bool = False,
+    ) -> None:
         self.backend: HostRanks = backend
         self.placement: Placement = placement
         self.dtype: Dtype = dtype
         self.order = order
-        self._location = backend.location_table() if backend.shared else None
+        self._location = backend.location_table() if backend.shared and not symmetric else None
+        self._block: Any = None
         near = sum(map(backend.is_near, range(backend.size)))
         self._is_read = near > 0
         self.has_far: bool = near < backend.size - 1  # whether some ranks are reached by messages only (local)
@@ -218,6 +228,14 @@ class SourceMatrix:
     def workspace_nbytes(self) -> int:
         """Bytes of this rank's copy of an array that is in no window, and of messages that a host receives once."""
         return self.relay_memory.nbytes + (0 if self._stage is None else int(self._stage.nbytes))
+
+    def allocate(self) -> Array:
+        """**Collective.** This rank's array in new symmetric memory; an agreement comes before peers read it."""
+        backend, shape = self.backend, (self.placement.rows.max_count, self.placement.columns.max_count)
+        self._block = backend.allocate(max(1, shape[0] * shape[1]) * self.dtype.itemsize)
+        local = self.placement.local_shape(backend.rank)
+        self.local = backend.peer_block(self._block, backend.rank, 0, local, self.dtype, self.order)
+        return self.local
 
     def publish(self, x: Array) -> bool:
         """Publish the location of this rank's array; true if all ranks must stage their arrays first."""
@@ -252,9 +270,11 @@ class SourceMatrix:
         """The array of a near rank, in place, or this rank's own (local)."""
         if peer == self.backend.rank:
             return self.local
-        assert self._location is not None, "near peers have published"
         if peer not in self._shapes:
             self._shapes[peer] = self.placement.local_shape(peer)
+        if self._block is not None:
+            return self.backend.peer_block(self._block, peer, 0, self._shapes[peer], self.dtype, self.order)
+        assert self._location is not None, "near peers have published"
         return self.backend.peer_array(self._location, peer, self._shapes[peer], self.dtype, self.order)
 
     def address(self, peer: int) -> tuple[int, ...]:
@@ -264,7 +284,8 @@ class SourceMatrix:
 
     def release(self) -> None:
         """Forget the array: a finished execution keeps no matrix alive (local)."""
-        del self.local
+        self.__dict__.pop("local", None)
+        self._block = None
 
     def drop(self) -> None:
         """Free the staged copy and relay memory; `prepare` allocates them again. All ranks do so (local)."""

@@ -6,30 +6,29 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heapreplace
-from math import prod, sqrt
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from pblas import errors
 from pblas.arrays.reductions import described
-from pblas.backends.dtypes import accumulator_dtype
 from pblas.backends.local_step import agreed
 from pblas.core.call import checked_call
 from pblas.core.checks import check_matrix, is_integer
 from pblas.core.linalg_errors import NotPositiveDefiniteError
-from pblas.epilogues import parse
 from pblas.factor import arguments
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.matrices.matrix import DistMatrix
 from pblas.plans.base import StationaryPlan
 from pblas.redistribution.api import redistributed
+from pblas.redistribution.exchange import Exchange
 from pblas.runtime.runtime import fail_without_context, spelled
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, View
 from pblas.spectral.functions import inverse_root, not_positive
-from pblas.spectral.newton_schulz import MUON, checked_weights, iterated, iterated_alone
+from pblas.spectral.newton_schulz import MUON, checked_weights, iterated, iterated_alone, workspace
 from pblas.spectral.polar import polar
 
 if TYPE_CHECKING:
@@ -44,7 +43,8 @@ _DIVIDED = 0.5
 """Rate of a rank in products over all ranks, as a part of its rate in products of its own."""
 _MOST_DIVIDED = 64
 """The most matrices that are divided: the largest ones."""
-_QUOTIENT = parse("x / s")
+_WHOLE_NBYTES = 1 << 30
+"""Bytes of the whole matrices that a rank has at a time, unless one is larger."""
 _SVD, _EIGH = 11, 5
 """Multiplications of LAPACK's singular values and vectors over m n^2, and of its eigenvalues and vectors over n^3
 (Golub, Van Loan, Matrix Computations, 4th edition, 8.6.3 and 8.3.5)."""
@@ -61,8 +61,8 @@ def orthogonalize_many(
     """**Collective.** A function of each of many matrices, such as the weights of a model.
 
     A matrix whose work is a small part of all goes to one rank and comes back, and ranks work on different matrices at
-    the same time. A large one is divided as by `newton_schulz`, `polar` or `inverse_root`. A rank has at most one whole
-    matrix at a time.
+    the same time. A large one is divided as by `newton_schulz`, `polar` or `inverse_root`. A rank has whole matrices of
+    up to 1 GiB at a time, or a larger one, and a copy of its parts of these.
 
     Args:
         matrices: a list of m x n matrices, of any m, n and layouts, in one context; they are not changed (global).
@@ -98,8 +98,8 @@ def orthogonalize_many(
         runtime.agree(opname, spelled({"steps": len(work.coefficients), **work._asdict()}) + described(**named))
         owners = deal(tuple(x.shape for x in parts), runtime.nprocs)
         results: dict[int, DistMatrix] = {}
-        for turn in turns(owners, runtime.nprocs):
-            results |= _take_turn(opname, runtime, parts, turn, work)
+        for wave in waves(owners, [prod(x.shape) * x.dtype.itemsize for x in parts], runtime.nprocs):
+            results |= _taken(opname, runtime, parts, wave, work)
         results |= {k: work.divided(parts[k]) for k, owner in enumerate(owners) if owner < 0}
         return [results[k] for k in range(len(parts))]
 
@@ -117,10 +117,10 @@ class _Work(NamedTuple):
             return iterated("orthogonalize_many", a, self.coefficients)
         return polar(a).U if self.function == "polar" else inverse_root(a, self.p)
 
-    def alone(self, opname: str, arrays: Device, x: Array) -> int:
-        """X := f(X), of a matrix in Fortran order; the number of eigenvalues that are not positive (local)."""
+    def alone(self, opname: str, arrays: Device, x: Array, memory: list[Array]) -> int:
+        """X := f(X), which is launched only; the number of eigenvalues that are not positive (local)."""
         if self.function == "newton_schulz":
-            _iterate_alone(arrays, x, self.coefficients)
+            iterated_alone(arrays, x, x, self.coefficients, memory)
             return 0
         if not np.isfinite(x).all():
             raise errors.ArgumentError(f"{opname}: a matrix of shape {x.shape} has elements that are NaN or infinite")
@@ -238,17 +238,26 @@ def deal(shapes: tuple[tuple[int, int], ...], nprocs: int) -> tuple[int, ...]:
     return best[1]
 
 
-def turns(owners: Sequence[int], nprocs: int) -> list[dict[int, int]]:
-    """The matrix of each rank in each turn.
+Turn = dict[int, int]
+"""The matrix of each rank that works at the same time."""
 
-    >>> turns((0, 1, 0, -1), 2)
-    [{0: 0, 1: 1}, {0: 2}]
+
+def waves(owners: Sequence[int], nbytes: Sequence[int], nprocs: int) -> list[list[Turn]]:
+    """The turns of the waves, of whose whole matrices no rank has more than `_WHOLE_NBYTES`, or a larger one.
+
+    >>> waves((0, 1, 0, -1, 0), [400 << 20] * 5, 2)
+    [[{0: 0, 1: 1}, {0: 2}], [{0: 4}]]
     """
     of_rank = [[k for k, owner in enumerate(owners) if owner == rank] for rank in range(nprocs)]
-    return [
-        {rank: mine[turn] for rank, mine in enumerate(of_rank) if turn < len(mine)}
-        for turn in range(max(map(len, of_rank)))
-    ]
+    result, held = list[list[Turn]](), [0] * nprocs
+    for number in range(max(map(len, of_rank))):
+        turn = {rank: mine[number] for rank, mine in enumerate(of_rank) if number < len(mine)}
+        held = [total + (nbytes[turn[rank]] if rank in turn else 0) for rank, total in enumerate(held)]
+        if not result or max(held) > _WHOLE_NBYTES:
+            result.append([])
+            held = [nbytes[turn[rank]] if rank in turn else 0 for rank in range(nprocs)]
+        result[-1].append(turn)
+    return result
 
 
 def explained(shapes: Sequence[tuple[int, int]], nprocs: int) -> str:
@@ -272,49 +281,114 @@ def explained(shapes: Sequence[tuple[int, int]], nprocs: int) -> str:
     return "\n".join(lines)
 
 
-def _take_turn(
-    opname: str, runtime: Runtime, matrices: list[DistMatrix], turn: dict[int, int], work: _Work
+def _taken(
+    opname: str, runtime: Runtime, matrices: list[DistMatrix], wave: list[Turn], work: _Work
 ) -> dict[int, DistMatrix]:
-    """**Collective.** Each rank computes the function of its matrix; the results by the numbers of the matrices."""
-    # X := the whole matrix, on its rank
-    whole = {}
-    for rank, k in turn.items():
-        m, n = matrices[k].shape
-        desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank)
-        whole[k] = redistributed(opname, matrices[k], desc)
-    # X := f(X)
+    """**Collective.** `_take_wave`, by messages if shared memory is short."""
     if runtime.backend.dry is not None:
+        return _rehearsed(opname, runtime, matrices, wave, work)
+    try:
+        return _take_wave(opname, runtime, matrices, wave, work)
+    except errors.WorkspaceError as caught:
+        if not (caught.shared and runtime.give_up_shared_memory()):
+            raise
+    return _take_wave(opname, runtime, matrices, wave, work)  # here, where no traceback holds the memory
+
+
+def _take_wave(
+    opname: str, runtime: Runtime, matrices: list[DistMatrix], wave: list[Turn], work: _Work
+) -> dict[int, DistMatrix]:
+    """**Collective.** Each rank computes the function of its matrices; the results by the numbers of the matrices.
+
+    On GPUs matrices come while others are computed, and results go once all ranks have computed those of their turn.
+    """
+    backend, arrays = runtime.backend, runtime.backend.arrays
+    owners = {k: rank for turn in wave for rank, k in turn.items()}
+    mine = [k for k, rank in owners.items() if rank == runtime.rank]
+    inward, outward = _exchanges(runtime, {k: (matrices[k], rank) for k, rank in owners.items()})
+    try:
+        with backend.provisional:
+            with runtime.local_step(opname):
+                arrays.begin()
+                for k in owners:
+                    arrays.place(matrices[k].stored(opname), inward.allocate(k), conj=matrices[k].conjugated)
+                whole, results = {k: outward.allocate(k) for k in owners}, {k: _empty(matrices[k]) for k in owners}
+                memory = workspace(arrays, [matrices[k].shape for k in mine], max(x.dtype.itemsize for x in matrices))
+                arrays.synchronize()
+            runtime.agree(f"{opname}: copied", {})
+        # X := the whole matrix, on its rank
+        came = {k: inward.move(k, whole[k]) for k in owners}
+        # X := f(X)
+        done, wrong = {}, 0
+        with runtime.local_step(opname):
+            for k in mine:
+                arrays.follow(came[k])
+                count = work.alone(opname, arrays, whole[k], memory) if whole[k].size else 0
+                done[k] = arrays.mark()
+                wrong = wrong or (count and (k + 1 << 32 | count))
+        for turn in [tuple(owners)] if arrays.traits.blocking else [tuple(turn.values()) for turn in wave]:
+            with runtime.local_step(opname):
+                for k in turn:
+                    arrays.wait(done.get(k))
+            (wrong,) = runtime.agree(f"{opname}: computed", {}, None, (wrong,))
+            if wrong:
+                raise _not_definite(opname, wrong)
+            for k in turn:
+                outward.move(k, results[k].local)
+        arrays.synchronize()
+        runtime.begin_reading()
+    finally:
+        inward.release()
+        outward.release()
+    return results
+
+
+def _exchanges(runtime: Runtime, owners: dict[int, tuple[DistMatrix, int]]) -> tuple[Exchange, Exchange]:
+    """The exchanges of matrices from their layouts to one rank each, and back (local)."""
+    moves = {}
+    for k, (x, rank) in owners.items():
+        m, n, desc = *x.shape, x.desc.without_lld
+        whole = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank, desc.order)
+        moves[k] = desc, whole, x.dtype
+    exchanges = []
+    back = {k: (whole, desc, dtype) for k, (desc, whole, dtype) in moves.items()}
+    for name, way in (("inward", moves), ("outward", back)):
+        key = name, runtime.backend.shared, *way.items()
+        exchange = runtime.kept.get(key, Exchange) or Exchange(runtime.backend, way)
+        runtime.kept.keep(key, exchange)
+        exchanges.append(exchange)
+    return exchanges[0], exchanges[1]
+
+
+def _empty(like: DistMatrix) -> DistMatrix:
+    """**Collective.** A new matrix like another one, but for its leading dimension (provisional)."""
+    runtime, desc = like.runtime, like.desc.without_lld
+    memory = runtime.local_memory(desc, like.dtype)
+    array = runtime.backend.view(runtime.backend.allocate(memory.nbytes), memory.shape, memory.strides, memory.dtype)
+    return DistMatrix(desc, array, runtime)
+
+
+def _not_definite(opname: str, wrong: int) -> BaseException:
+    """The error of a matrix, from its number and how many of its eigenvalues are not positive (global)."""
+    k, count = (wrong >> 32) - 1, wrong & 0xFFFFFFFF
+    text = f"{opname}: matrix {k} is not positive definite: {count} eigenvalues are not positive beyond rounding"
+    return agreed(NotPositiveDefiniteError(f"{text}; add a multiple of the identity", count))
+
+
+def _rehearsed(
+    opname: str, runtime: Runtime, matrices: list[DistMatrix], wave: list[Turn], work: _Work
+) -> dict[int, DistMatrix]:
+    """`_take_wave` in a dry run, which counts its redistributions one after the other."""
+    results = {}
+    for turn in wave:
+        whole = {}
+        for rank, k in turn.items():
+            m, n = matrices[k].shape
+            desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank)
+            whole[k] = redistributed(opname, matrices[k], desc)
         largest = max((matrices[k] for k in turn.values()), key=lambda x: prod(x.shape) * min(x.shape))
         options = runtime.nprocs, work.function, len(work.coefficients)
         runtime.backend.dry.executed(opname, AlonePlan(largest.desc, largest.dtype.name, *options))
-    with runtime.local_step(opname):
-        k, wrong = turn.get(runtime.rank, -1), 0
-        if k >= 0 and whole[k].local.size and runtime.backend.dry is None:
-            count = work.alone(opname, runtime.backend.arrays, whole[k].local)
-            wrong = count and (k + 1 << 32 | count)
-    (wrong,) = runtime.agree(f"{opname}: computed", {}, None, (wrong,))
-    if wrong:
-        k, count = (wrong >> 32) - 1, wrong & 0xFFFFFFFF
-        text = f"{opname}: matrix {k} is not positive definite: {count} eigenvalues are not positive beyond rounding"
-        raise agreed(NotPositiveDefiniteError(f"{text}; add a multiple of the identity", count))
-    return {k: redistributed(opname, x, matrices[k].desc.without_lld, is_temporary=True) for k, x in whole.items()}
-
-
-def _iterate_alone(arrays: Device, x: Array, weights: list[tuple[float, ...]]) -> None:
-    """X := X / norm(X), then X := a X + (b G + c G^2) X with G = X X^H, for each (a, b, c) (local).
-
-    Products of 16 bits are added in 32, and rounded for the next product.
-    """
-    dtype, total = x.dtype, accumulator_dtype(x.dtype)
-    # X := X / max |x_ij|, so that squares neither overflow nor vanish, then X := X / norm(X)
-    largest = float(arrays.reduce("abs_max", x, None, "F", total)[0])
-    if not largest:
-        return
-    arrays.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, x)
-    arrays.synchronize()  # reductions are on another stream
-    size = sqrt(abs(arrays.dot(x, x, "F", total, conj=True)[0]))
-    arrays.evaluate(_QUOTIENT, {"x": x, "s": size}, total, x)
-    y = arrays.like(x, dtype)
-    if iterated_alone(arrays, x, y, weights):
-        arrays.assign(y, x)
-        arrays.synchronize()
+        for k, x in whole.items():
+            results[k] = redistributed(opname, x, matrices[k].desc.without_lld, is_temporary=True)
+    return results

@@ -691,6 +691,34 @@ def multiply_add(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
         result = on.get(square)
         same(result, result.conj().T)
         assert gauge(result, x, x.conj().T, old, alpha=2.0, beta=beta) <= THRESHOLD
+    for rows, beta in product((m, 1048) if m and dtype.itemsize == 2 else (m,), (0.0, -0.5)):
+        left, right, old = (circulant(rows, dtype, number) for number in (1, 2, 3))
+        square = on.put(np.full((rows, rows), np.nan, dtype))
+        given = on.put(left), on.put(right), beta, on.put(old) if beta else None
+        on.device.multiply_add(2.0, *given, square, symmetric=True)
+        assert gauge(on.get(square), left, right, old, alpha=2.0, beta=beta) <= THRESHOLD
+
+
+def circulant(n: int, dtype: np.dtype[Any], number: int) -> Array:
+    """A symmetric circulant matrix with 9 diagonals, all of which commute."""
+    distances = np.minimum(*(np.subtract.outer(np.arange(n), np.arange(n)) * sign % max(n, 1) for sign in (1, -1)))
+    values = np.zeros(n + 5)
+    values[:5] = entries((5, 1), np.dtype(np.float64), number)[:, 0]
+    return values[distances].astype(dtype)
+
+
+@case(*DTYPES)
+def normalize(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
+    """Also of elements whose squares overflow or vanish."""
+    wide = np.dtype(np.result_type(dtype if dtype.kind == "c" else np.float64, np.float64))
+    for size in (1.0, float(np.finfo(accumulator_dtype(dtype)).max) ** 0.7 if dtype.itemsize > 2 else 100.0, 1e-4, 0.0):
+        x = (entries((m, N), dtype, 1) * np.asarray(size).astype(accumulator_dtype(dtype))).astype(dtype)
+        given, z = on.put(x, order), on.put(np.full((m, N), np.nan, dtype), order)
+        exact = x.astype(wide) / (np.abs(x.astype(wide)).max(initial=0) or 1)
+        exact /= np.linalg.norm(exact) or 1
+        for out in (z, given):
+            on.device.normalize(given, out)
+            assert np.abs(on.get(out).astype(wide) - exact).max(initial=0) <= 8 * eps_of(dtype)
 
 
 def rank_update(on: On, dtype: np.dtype[Any], order: Order, m: int, *, terms: int) -> None:
@@ -992,6 +1020,8 @@ def on_lanes(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     on.device.assign(y, z)
     on.device.scale(2.0, z)
     moved = on.device.mark()
+    on.device.wait(moved)
+    on.device.wait(None)
     with on.device.on_side_lane():
         on.device.follow(moved)
         on.device.scale(0.0, y)
@@ -999,7 +1029,7 @@ def on_lanes(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     same(on.get(y), np.zeros((m, N), dtype))
 
 
-for _name in ("on_side_lane", "mark", "follow"):
+for _name in ("on_side_lane", "mark", "follow", "wait"):
     CASES[_name] = [
         pytest.param(on_lanes, FLOAT32, order, m, id=f"{_name}-{order}-{m}") for order in "FC" for m in (7, 0)
     ]

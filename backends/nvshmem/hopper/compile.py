@@ -86,6 +86,9 @@ class Part(NamedTuple):
     terms_late: bool = False  # whether the terms are added after X Y, and not during the product
     interleaved: int = 0  # number of directly preceding parts with whose tiles those of this part alternate
     origin: tuple[int, int] = (0, 0)  # row and column of Z in the operands of the epilogue
+    # whether X Y is symmetric, so that half of it is computed; without further places, and if so in all parts
+    symmetric: bool = False
+    c: GpuArray | None = None  # of a symmetric product: Z := alpha X Y + beta C, and C has the strides of Z (local)
 
     @property
     def has_signal(self) -> bool:
@@ -119,11 +122,11 @@ def list_capacity(count: int) -> int:
 
 def key_of(part: Part) -> tuple[object, ...]:
     """The key of this part for the cache of launches."""
-    x, y, z, *words, terms, places, terms_late, interleaved, origin = part
-    results = (*(term.z for term in terms), *(place.z for place in places))
+    x, y, z, *words, terms, places, terms_late, interleaved, origin, symmetric, c = part
+    results = (*(term.z for term in terms), *(place.z for place in places), *(() if c is None else (c,)))
     arrays = tuple((w.data.ptr, w.shape, w.strides) for w in (x, y, z, *results))
     signals = *((term.flag, term.source) for term in terms), *(place.signal for place in places)
-    return (*arrays, z.dtype, *words, terms_late, interleaved, *origin, *signals)
+    return (*arrays, z.dtype, *words, terms_late, interleaved, *origin, symmetric, *signals)
 
 
 def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
@@ -134,6 +137,12 @@ def maps_of(part: Part, problem: Problem, swapped: bool) -> bytes:
     boxes = ((a, box if problem.transb != "N" or is_side_by_side(problem.n) else wide), (b, box), (b, wide))
     maps = [map_of(*operand, box) for operand, box in boxes]
     return b"".join((*maps, map_of(part.z, problem.dtype, problem.m, problem.n, problem.ldz)))
+
+
+def mirrored_maps(part: Part, problem: Problem) -> list[bytes]:
+    """The places of a symmetric part: D as its mirror image is stored there, and C, whose rows may be its columns."""
+    places = (part.z, (STRIPE, LINE)), (part.z if part.c is None else part.c, (LINE, STRIPE))
+    return [map_of(w, problem.dtype, problem.m, problem.n, problem.ldz, box) for w, box in places]
 
 
 def map_of(matrix: Any, dtype: str, length: int, lines: int, ld: int, box: tuple[int, int] = (LINE, STRIPE)) -> bytes:
@@ -230,6 +239,7 @@ class Variant:
     width: int
     split: int
     tree: bool = False
+    symmetric: bool = False
     epilogue: KernelEpilogue | None = None
 
     @property
@@ -261,6 +271,7 @@ class Variant:
             "WIDTH": self.width,
             "SPLIT": self.split,
             "TREE": int(self.tree),
+            "SYMMETRIC": int(self.symmetric),
             "EPILOGUE": 0 if self.epilogue is None else 1 + self.epilogue.is_long,
         }
         return [(name, str(value)) for name, value in values.items()]

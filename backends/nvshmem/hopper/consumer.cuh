@@ -5,7 +5,8 @@
 // begun. Stores to peers are spread over that loop: tiles that end at the same time would saturate the links, and a
 // warp that waits for its stores multiplies nothing.
 
-constexpr int IMMEDIATE = SPLIT > 1 ? WIDTH / LINE : 1;  // stripes of a tile that are stored at the tile's end
+// Stripes of a tile that are stored at the tile's end: with mirror images more, since they need registers.
+constexpr int IMMEDIATE = SPLIT > 1 ? WIDTH / LINE : 1 + SYMMETRIC;
 constexpr int DEFERRED = WIDTH / LINE > IMMEDIATE ? WIDTH / LINE - IMMEDIATE : 1;
 constexpr int CONFIRM_AFTER = 4;  // steps of the next tile after which stores to this GPU's memory have completed
 
@@ -303,14 +304,16 @@ struct Consumer {
     // acc += beta C, as many columns at a time as the stripe buffers hold.
     template <int OFFSET, int COLUMNS>
     __device__ __forceinline__ void add_c(float (&acc)[COLUMNS / 2], const Tile& tile) {
+        const Part& part = arguments.parts[tile.part];
+        const TensorMap& c = SYMMETRIC ? arguments.places[part.places + 1] : part.d;
         const word loaded = smem.term_full(warp()), stripes = smem.stripe(warp(), 0);
         if (thread % 32 == 0) {
             tma_wait_reads<0>();
             mbarrier_arrive_expect_tx(loaded, min(COLUMNS - OFFSET, PIECE_COLUMNS) / LINE * STRIPE_NBYTES);
             for (int i = 0; i < min(COLUMNS - OFFSET, PIECE_COLUMNS) / LINE; i++)
                 tma_load(
-                    stripes + i * STRIPE_NBYTES, arguments.parts[tile.part].d, tile.column + OFFSET + i * LINE,
-                    tile.row + warp() * STRIPE, loaded);
+                    stripes + i * STRIPE_NBYTES, c, tile.column + OFFSET + i * LINE, tile.row + warp() * STRIPE,
+                    loaded);
         }
         smem.wait(loaded, load_phase);
         load_phase ^= 1;
@@ -359,10 +362,7 @@ struct Consumer {
     __device__ __forceinline__ void store_stripe(const Tile& tile, int number, const word (&results)[LINE / 4]) {
         const Part& part = arguments.parts[tile.part];
         const int lane = thread % 32, column = tile.column + number * LINE, row = tile.row + warp() * STRIPE;
-        const word staging = smem.stripe(warp(), next_buffer);
-        next_buffer = (next_buffer + 1) % STRIPE_BUFFERS;
-        if (lane == 0) tma_wait_reads<STRIPE_BUFFERS - 1>();  // until the buffer's last contents are read
-        __syncwarp();
+        const word staging = next_stripe();
 #pragma unroll
         for (int i = 0; i < LINE / 4; i += 4)
             stmatrix(fragment(staging, i / 4), {results[i], results[i + 1], results[i + 2], results[i + 3]});
@@ -372,6 +372,36 @@ struct Consumer {
             tma_store(part.d, column, row, staging);
             for (int i = part.places; PLACES && i < part.places_end; i++)
                 tma_store(arguments.places[i], column, row, staging);
+            tma_commit_group();
+        }
+        // Tiles on the diagonal, of all rows of a cluster, have their mirror images themselves.
+        if (SYMMETRIC && column < row / (CLUSTER * ROWS) * (CLUSTER * ROWS))
+            store_mirrored(arguments.places[part.places], row, column, results);
+    }
+
+    // This warp's next stripe buffer, once its last contents are read.
+    __device__ __forceinline__ word next_stripe() {
+        const word staging = smem.stripe(warp(), next_buffer);
+        next_buffer = (next_buffer + 1) % STRIPE_BUFFERS;
+        if (thread % 32 == 0) tma_wait_reads<STRIPE_BUFFERS - 1>();
+        __syncwarp();
+        return staging;
+    }
+
+    // Stores the transpose of a stripe. The buffer has 64 lines of 16 elements, in two chunks of 16 bytes. Lane l
+    // addresses line l % 8, and the chunk and the next 8 lines as the bits of l / 8 say.
+    __device__ __forceinline__ void store_mirrored(
+        const TensorMap& mirrored, int row, int column, const word (&results)[LINE / 4]) {
+        const int lane = thread % 32;
+        const word staging = next_stripe(), line = staging + (lane / 16 * 8 + lane % 8) * 2 * STRIPE + lane / 8 % 2 * 16;
+#pragma unroll
+        for (int i = 0; i < LINE / 4; i += 4)
+            stmatrix_transposed(
+                line + i * 4 * 2 * STRIPE, {results[i], results[i + 1], results[i + 2], results[i + 3]});
+        fence_async_proxy();
+        __syncwarp();
+        if (lane == 0) {
+            tma_store(mirrored, row, column, staging);
             tma_commit_group();
         }
     }

@@ -17,6 +17,8 @@
 // accumulators during the K loop or after it. A part may also be stored at further places, for peers to read or in the
 // peers' memory, each with a signal.
 //
+// A symmetric D has tiles below and on the diagonal only, and those below are stored above it too.
+//
 // Deadlock is impossible: each cluster takes its tiles in the order of the parts, except that tiles of a part with
 // terms may be interleaved with tiles of the preceding parts. Its terms are parts that the peers compute before all of
 // these.
@@ -53,6 +55,7 @@
 #define WIDTH 256        // columns of the widest tile; narrower tiles leave room for more stages
 #define SPLIT 1          // split-K: CTAs of a cluster that compute a tile together, each over half of K: 1 or 2
 #define TREE 0           // whether K has several pieces, whose products are added along a binary tree
+#define SYMMETRIC 0      // whether D is symmetric; its first place is then D as it is mirrored, its second C
 #endif
 
 #include "arguments.cuh"

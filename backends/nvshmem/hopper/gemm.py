@@ -38,6 +38,7 @@ from pblas.backends.nvshmem.hopper.compile import (
     list_capacity,
     map_of,
     maps_of,
+    mirrored_maps,
     place_signals,
     readings_of,
     stored_as,
@@ -110,16 +111,17 @@ class Call:
             parts=list_capacity(len(parts)),
             terms=max(len(part.terms) for part in parts),
             term_capacity=list_capacity(sum(len(part.terms) for part in parts)),
-            places=list_capacity(sum(len(part.places) for part in parts)),
+            places=list_capacity(sum(map(_places, parts))),
             width=shape.width,
             split=shape.split,
             tree=pieces is not None,
+            symmetric=parts[0].symmetric,
             epilogue=epilogue,
         )
         self._kernel = hopper.kernel(variant, planned=planned)
         ready = tuple(round(part.ready / (TILE_US * problem.k), 2) for part in parts)
         interleaved = tuple(part.interleaved for part in parts)
-        self._table, counts = hopper.table(sizes, ready, shape, interleaved)
+        self._table, counts = hopper.table(sizes, ready, shape, interleaved, symmetric=variant.symmetric)
         self._clusters, self._steps = min(len(self._table), hopper.clusters), -(-steps // shape.split)
         store_interval = self._steps // (shape.width // LINE) if stores else 1
         self._scalars = (hopper.counters.data.ptr, max(1, store_interval))
@@ -142,6 +144,8 @@ class Call:
                 map_of(place.z, w.dtype, w.m, w.n, w.ldz)
                 for place, (w, _) in zip(part.places, results[len(part.terms) :], strict=True)
             ]
+            if part.symmetric:
+                places += mirrored_maps(part, reading.problem)
         part_nbytes, term_nbytes = len(described[0]), MAP_NBYTES + TERM.size
         lists = (
             (described, variant.parts, part_nbytes),
@@ -193,7 +197,7 @@ class Hopper:
         """Whether one launch can compute these parts: few, fit for TMA, of one storage order and number of terms."""
         readings = [reading for part in parts for reading in readings_of(part)]
         fit = all(supports(reading.problem) for reading in readings) and len({stored_as(w) for w in readings}) == 1
-        terms, places = [len(part.terms) for part in parts if part.terms], sum(len(part.places) for part in parts)
+        terms, places = [len(part.terms) for part in parts if part.terms], sum(map(_places, parts))
         return fit and max(len(parts), sum(terms), places) <= MOST_FLAGS and len({*terms}) <= 1
 
     def prepare(self, parts: Sequence[Part], *, reads_z: bool, finish: Finish | None = None) -> None:
@@ -235,12 +239,18 @@ class Hopper:
         return kernels.get(variant) or kernels[variant.general]
 
     def table(
-        self, sizes: tuple[tuple[int, int], ...], ready: tuple[float, ...], shape: Shape, interleaved: tuple[int, ...]
+        self,
+        sizes: tuple[tuple[int, int], ...],
+        ready: tuple[float, ...],
+        shape: Shape,
+        interleaved: tuple[int, ...],
+        *,
+        symmetric: bool,
     ) -> tuple[Any, list[int]]:
         """The tiles of `cover` on the device, and their number in each part; arguments as in `cover`."""
-        key = (sizes, ready, shape, interleaved)
+        key = (sizes, ready, shape, interleaved, symmetric)
         if key not in self._tables:
-            tiles = tiles_of_ctas(sizes, self.clusters, ready, shape, interleaved)
+            tiles = tiles_of_ctas(sizes, self.clusters, ready, shape, interleaved, symmetric=symmetric)
             counts = Counter(tile.part for cta_tiles in tiles for tile in cta_tiles if tile.width)
             places = cupy.asarray(np.array(tiles, np.int32))
             self._tables[key] = places, [counts[part] for part in range(len(sizes))]
@@ -248,10 +258,15 @@ class Hopper:
         return self._tables[key]
 
 
+def _places(part: Part) -> int:
+    """Number of the maps of a part's places."""
+    return 2 if part.symmetric else len(part.places)
+
+
 class TreeGemm:
     """Z := X Y by the kernel, with the products of pieces of K added along a binary tree in float32, and rounded once.
 
-    One launch at a time: all of them use the same memory for sums.
+    One launch at a time: all of them use the same memory for sums. Also symmetric products, by half of the operations.
     """
 
     def __init__(self) -> None:
@@ -275,3 +290,13 @@ class TreeGemm:
         """Z := X Y with pieces of `width` elements of K, in stream order."""
         pieces = Pieces(width, int(self._memory[-1].ptr))
         self._hopper.matmul(stream, 1.0, [Part(x, y, z)], 0.0, pieces=pieces)
+
+    def multiply_symmetric(
+        self, stream: Stream, alpha: float, x: GpuArray, y: GpuArray, beta: float, c: GpuArray | None, z: GpuArray
+    ) -> bool:
+        """Z := alpha X Y + beta C in stream order, where X Y is symmetric; false if the kernel cannot form it."""
+        part = Part(x, y, z, symmetric=True, c=c)
+        if not self._hopper.serves([part]):
+            return False
+        self._hopper.matmul(stream, alpha, [part], beta)
+        return True

@@ -231,6 +231,13 @@ __device__ __forceinline__ void stmatrix(word address, const word (&x)[4]) {
                  : "memory");
 }
 
+// Stores the transposes.
+__device__ __forceinline__ void stmatrix_transposed(word address, const word (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]),
+                 "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+
 // A pair of 16-bit elements as float32.
 __device__ __forceinline__ void widen_pair(word pair, float& low, float& high) {
     if (TYPE[0] == 'b') {

@@ -70,13 +70,16 @@ def tiles_of_ctas(
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
     interleaved: Sequence[int] = (),
+    *,
+    symmetric: bool = False,
 ) -> list[list[Tile]]:
     """For each tile of `cover`, the tiles of the cluster's CTAs. The arguments are those of `cover`.
 
     >>> [(tile.row, tile.column) for tile in tiles_of_ctas([(256, 8)], 2)[0]]
     [(0, 0), (128, 0)]
     """
-    return [_apart(tile, parts, shape) for tile in cover(parts, clusters, ready, shape, interleaved)]
+    tiles = cover(parts, clusters, ready, shape, interleaved, symmetric=symmetric)
+    return [_apart(tile, parts, shape) for tile in tiles]
 
 
 def _apart(tile: Tile, parts: Sequence[tuple[int, int]], shape: Shape) -> list[Tile]:
@@ -107,8 +110,12 @@ def cover(
     ready: Sequence[float] = (),
     shape: Shape = WIDEST,
     interleaved: Sequence[int] = (),
+    *,
+    symmetric: bool = False,
 ) -> list[Tile]:
     """Tiles that cover D in the order of the table: cluster c takes tiles c, c + `clusters`, ...
+
+    If D is symmetric, they cover its blocks of `ROWS` rows and columns on the diagonal and below it.
 
     The tiles of the last rounds are narrower if all clusters end sooner that way. If later parts are awaited, the tiles
     of the first parts, the last parts or all parts may be narrower. Each cluster takes its tiles in the order of the
@@ -120,8 +127,10 @@ def cover(
     >>> cover([(256, 600)], 2)
     [Tile(row=0, column=0, width=256, part=0), Tile(row=0, column=256, width=256, part=0),
      Tile(row=0, column=512, width=128, part=0)]
+    >>> [(tile.row, tile.column) for tile in cover([(512, 512)], 3, symmetric=True)]
+    [(0, 0), (256, 0), (256, 256)]
     """
-    wide = _mixed(_covered(parts, shape), interleaved)
+    wide = [tile for tile in _mixed(_covered(parts, shape), interleaved) if not symmetric or tile.column <= tile.row]
     if shape.width < WIDTH or shape.split > 1:
         return wide
     if any(ready):

@@ -102,6 +102,7 @@ def test_compiles_without_spills_and_with_the_structs_of_python(
     macros |= {"TERMS": 3 * scatters, "TERM_CAPACITY": 8 * scatters, "PLACES": 8 * scatters}
     macros |= {"WIDTH": (256, 128, 64)[sum(layout)] if parts > 1 else 256}
     macros |= {"SPLIT": 1 + (parts > 1 and layout[0] == layout[1]), "TREE": int(parts == 1)}
+    macros["SYMMETRIC"] = 0
     kind = '"bf16"' if sum(layout) == 1 else '"f16"'
     code = ["#include <cstddef>", hopper_source(), *(f'static_assert({law}, "{law}");' for law in laws())]
     report = compiled(tmp_path / "hopper.cu", "\n".join(code), TYPE=kind, READS_C=layout[0], **macros)
@@ -130,9 +131,17 @@ def test_terms_in_the_widest_tiles_do_not_spill(
 ) -> None:
     """Also with places on all ranks and the longest lists, of four pieces of 8 ranks and of two of 16."""
     macros = {"A_ALONG_M": along_m, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": terms, "PLACES": places}
-    macros |= {"PARTS": parts, "TERM_CAPACITY": parts, "WIDTH": 256, "SPLIT": 1, "TREE": 0, "WAITS": 0}
+    macros |= {"PARTS": parts, "TERM_CAPACITY": parts, "WIDTH": 256, "SPLIT": 1, "TREE": 0, "WAITS": 0, "SYMMETRIC": 0}
     law = f"static_assert(sizeof(HopperArguments) <= {MOST_ARGUMENTS_NBYTES});"
     check_registers(compiled(tmp_path / "hopper.cu", f"{hopper_source()}\n{law}\n", TYPE='"bf16"', **macros))
+
+
+@needs_nvcc
+@pytest.mark.parametrize("reads_c", [0, 1])
+def test_symmetric_products_do_not_spill(reads_c: int, tmp_path: Path) -> None:
+    macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": reads_c, "SIGNALS": 0, "TERMS": 0, "PLACES": 8}
+    macros |= {"PARTS": 1, "TERM_CAPACITY": 0, "WIDTH": 256, "SPLIT": 1, "TREE": 0, "WAITS": 0, "SYMMETRIC": 1}
+    check_registers(compiled(tmp_path / "hopper.cu", hopper_source(), TYPE='"bf16"', **macros))
 
 
 @needs_nvcc
@@ -141,6 +150,7 @@ def test_epilogues_do_not_spill(text: str, how: int, tmp_path: Path) -> None:
     """With the longest lists, and operands along lines and of the shape of D; the structs are those of Python."""
     macros = {"A_ALONG_M": 0, "B_ALONG_N": 0, "READS_C": 1, "SIGNALS": 1, "TERMS": 7, "PLACES": 8}
     macros |= {"PARTS": 32, "TERM_CAPACITY": 32, "WIDTH": 256, "SPLIT": 1, "TREE": 0, "WAITS": 0, "EPILOGUE": how}
+    macros["SYMMETRIC"] = 0
     tree, end = parse(text), "(offsetof(HopperArguments, place_signals) + PLACES * 8 + 63) / 64 * 64"
     dtypes: list[Any] = [None, BFLOAT16, BFLOAT16][: len(operand_names(tree))]
     code = [
@@ -223,6 +233,22 @@ def test_tiles_cover_every_part_once(clusters: int) -> None:
         for cluster in range(clusters):  # peers wait for the parts that come first
             taken = [tile.part for tile in tiles[cluster::clusters] if tile.width]
             assert taken == sorted(taken)
+
+
+@pytest.mark.parametrize("clusters", [1, 7, 66])
+@pytest.mark.parametrize("rows", [8, 128, 256, 300, 1000, 4096])
+def test_tiles_and_their_mirror_images_cover_a_symmetric_matrix_once(rows: int, clusters: int) -> None:
+    """Stripes of `LINE` columns before the block on the diagonal are mirrored."""
+    count = np.zeros((rows, rows), np.int8)
+    for tiles in tiles_of_ctas([(rows, rows)], clusters, symmetric=True):
+        for tile in tiles:
+            region = slice(tile.row, tile.row + HEIGHT)
+            for column in range(tile.column, tile.column + tile.width, LINE):
+                stripe = slice(column, column + LINE)
+                count[region, stripe] += 1
+                if column < tile.row // ROWS * ROWS:
+                    count[stripe, region] += 1
+    assert (count == 1).all()
 
 
 @pytest.mark.parametrize(("rows", "pieces"), [(256, 2), (128, 4), (264, 3), (8, 2)])
