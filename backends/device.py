@@ -838,7 +838,7 @@ class Lanes(Protocol):
 
     @traced("wait", "the GPU", on_host=True)
     def synchronize(self) -> None:
-        """Return when both lanes are idle, and what was handed over is done."""
+        """Return when all lanes are idle, and what was handed over is done."""
 
     @untraced
     def hand_over(self) -> None:
@@ -868,6 +868,13 @@ class Lanes(Protocol):
         """A with block whose calls go to the side lane.
 
         A trace shows its work as one operation of this name and kind, or not at all without a name (local).
+        """
+
+    @untraced
+    def on_second_lane(self) -> AbstractContextManager[None]:
+        """A with block whose products run beside those of the main lane, where these leave a part of the device idle.
+
+        It begins after the marks that it follows.
         """
 
     @untraced

@@ -300,7 +300,7 @@ class Weights:
                 weight = nn.Parameter(torch.distributed.tensor.DTensor.from_local(shard.clone(), mesh, [Shard(dim)]))
                 weight.grad = torch.distributed.tensor.DTensor.from_local(shard, mesh, [Shard(dim)])
                 self.parameters.append(weight)
-        self.optimizer = pt.Muon(self.parameters, lr=0.0, momentum=0.0, nesterov=False, weight_decay=0.0)
+        self.optimizer = pt.Muon(self.parameters, lr=1.0, momentum=0.0, nesterov=False, weight_decay=1.0)
 
     def _gathered(self, shard: Any, dim: int) -> Any:
         parts = [torch.empty_like(shard) for _ in range(self.mesh.size())]
@@ -342,8 +342,10 @@ class Weights:
         return results[0], results[-1]
 
     def muon(self) -> Any:
-        """`pblas.torch.Muon`, with a rate of 0."""
+        """`pblas.torch.Muon`, whose weights become their updates."""
         self.optimizer.step()
+        first, last = (self.parameters[k] for k in (0, -1))
+        return tuple(-weight.to_local() / max(1, weight.shape[0] / weight.shape[1]) ** 0.5 for weight in (first, last))
 
 
 def muon(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]:

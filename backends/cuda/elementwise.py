@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _PRODUCTS = {False: parse("x * y"), True: parse("conj(x) * y", parts=True)}
 """The terms of an inner product, by whether the left ones are conjugated."""
 _FLOAT64 = np.dtype(np.float64)
-_NOT_ZERO, _INVERSE_ROOT = parse("maximum(s, 1e-300)"), parse("1 / sqrt(maximum(s, 1e-300))")
-_QUOTIENT, _PRODUCT = parse("x / s"), parse("x * s")
+_NOT_ZERO = parse("maximum(s, 1e-300)")
+_QUOTIENT, _PRODUCT, _FACTOR = parse("x / s"), parse("x * f * f"), parse("1 / sqrt(sqrt(maximum(s, 1e-100)))")
 
 
 class DeviceElementwise(DeviceLanes):
@@ -91,21 +91,23 @@ class DeviceElementwise(DeviceLanes):
             self.pointwise.combine(self.stream, tree, operands, compute, out)
 
     def normalize(self, x: GpuArray, z: GpuArray) -> None:
-        """Squares of 32 bits or less are added in 64, where none overflows or vanishes; the host waits for nothing."""
+        """Squares are added in 64 bits, in which those of 32 neither overflow nor vanish; the host waits for nothing.
+
+        Half of the factor, its root, is in the range of 32 bits, and so is half of the product.
+        """
         if not z.size:
             return
+        total = accumulator_dtype(x.dtype)
         with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
             if x.dtype.char in "dD":
-                self.evaluate(_QUOTIENT, {"x": x, "s": self._total("abs_max", x, _NOT_ZERO)}, x.dtype, z)
+                largest = reductions.reduce("abs_max", x, None, _FLOAT64).reshape(1, 1)
+                self.evaluate(_NOT_ZERO, {"s": largest}, _FLOAT64, largest)
+                self.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, z)
                 x = z
-            factor = self._total("squares", x, _INVERSE_ROOT)
-            self.evaluate(_PRODUCT, {"x": x, "s": factor}, np.result_type(x.dtype, _FLOAT64), z)
-
-    def _total(self, kind: str, x: GpuArray, tree: Node) -> Any:
-        """An expression of a reduction of all elements, in 64 bits, as a matrix of one element on the current stream."""
-        total = reductions.reduce(kind, x, None, _FLOAT64).reshape(1, 1)
-        self.evaluate(tree, {"s": total}, _FLOAT64, total)
-        return total
+            squares = reductions.reduce("squares", x, None, _FLOAT64).reshape(1, 1)
+            factor = cupy.empty((1, 1), np.empty(0, total).real.dtype)
+            self.evaluate(_FACTOR, {"s": squares}, _FLOAT64, factor)
+            self.evaluate(_PRODUCT, {"x": x, "f": factor}, total, z)
 
     def combining(self, tree: Node, operands: Mapping[str, object], name: str, compute: Dtype, out: Array) -> None:
         """None: an operand arrives first, and one kernel evaluates the expression then."""

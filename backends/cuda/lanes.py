@@ -1,14 +1,14 @@
 """The lanes of this rank's GPU, its memory, and the libraries that work there.
 
-The lanes are separate streams, "side" with high priority. All operations return after the launch. `begin` waits for the
-caller's stream and `synchronize` for both lanes, so an execution is one blocking call. The caller's stream is often the
+The lanes are separate streams, "side" with high priority, and "second" for products beside those of "main". All operations return after the launch. `begin` waits for the
+caller's stream and `synchronize` for all lanes, so an execution is one blocking call. The caller's stream is often the
 default one, which would wait for streams of other libraries, and they for it. An execution that needs nothing but the
 caller's stream runs there, and is handed over to it: the caller's next work comes after it, as after any kernel.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +85,12 @@ class DeviceLanes(Device):
         """Makes a kernel for products in pieces of K and for symmetric ones; None without one (local)."""
         self.launched: Callable[[], tuple[int, ...]] = tuple
         """Events after which all executions that engines have launched have ended (local)."""
+
+    @cached_property
+    def _second(self) -> Any:
+        """The stream beside the main lane, with a workspace of its own."""
+        self._gemm.add_lanes(["second"])
+        return cupy.cuda.Stream(non_blocking=True)
 
     @cached_property
     def strided_copy(self) -> StridedCopy:
@@ -173,7 +179,17 @@ class DeviceLanes(Device):
     @property
     def is_in_order(self) -> bool:
         """Whether the execution that is under way runs in the caller's stream (local)."""
-        return self.stream not in (self._main.ptr, self._side.ptr)
+        return self.lane == ""
+
+    @property
+    def lane(self) -> str:
+        """The lane that gets the work now; "" if it is the caller's stream (local)."""
+        stream = self.stream
+        if stream == self._main.ptr:
+            return "main"
+        if stream == self._side.ptr:
+            return "side"
+        return "second" if "_second" in self.__dict__ and stream == self._second.ptr else ""
 
     def begin(
         self, stream: object = None, modes: GemmModes = EXACT, *, autotune: bool = False, in_order: bool = False
@@ -221,6 +237,8 @@ class DeviceLanes(Device):
     def synchronize(self) -> None:
         self.settle(_NO_STREAM)
         runtime.streamSynchronize(self.side)
+        if "_second" in self.__dict__:
+            runtime.streamSynchronize(self._second.ptr)
         runtime.streamSynchronize(self._main.ptr)
         self._kept.clear()
 
@@ -279,6 +297,9 @@ class DeviceLanes(Device):
         finally:
             self.stream = before
 
+    def on_second_lane(self) -> AbstractContextManager[None]:
+        return self.on_stream(int(self._second.ptr))
+
     def mark(self) -> Mark:
         event = cupy.cuda.Event(block=False, disable_timing=True)
         runtime.eventRecord(event.ptr, self.stream)
@@ -300,6 +321,7 @@ class DeviceLanes(Device):
         if self._loaded is not None:
             self._gemm.close()
             self._loaded = None
+        self.__dict__.pop("_second", None)
         self.__dict__.pop("_reflectors", None)
         if "uniform_gemm" in self.__dict__:
             self.uniform_gemm.close()

@@ -288,7 +288,7 @@ class DeviceProducts(DeviceElementwise):
             x = self._lapack.split(self.stream, x, is_left=True, conj=conj[0])
             y = self._lapack.split(self.stream, y, is_left=False, conj=conj[1])
             conj = False, False
-        lane = "main" if self.stream == self._main.ptr else "side"
+        lane = self.lane or "side"
         tune = self.side if self._autotune else None
         self._gemm.matmul(self.stream, alpha, x, y, beta, z, conj=conj, lane=lane, modes=self._modes, tune=tune, c=c)
 

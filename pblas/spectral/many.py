@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heapreplace
@@ -207,12 +208,17 @@ def _checked(
     return _Work(function, checked_weights(opname, steps, coefficients), int(p))
 
 
+def _work_of(shape: tuple[int, ...]) -> int:
+    """Multiplications of a product X X^T, or X^T X, to which the work on a matrix is proportional."""
+    return prod(shape) * min(shape)
+
+
 @lru_cache(maxsize=64)
 def deal(shapes: tuple[tuple[int, int], ...], nprocs: int) -> tuple[int, ...]:
     """The rank of each matrix, -1 for those that are divided over all ranks, so that the last rank ends early.
 
     Args:
-        shapes: of the matrices, whose work is taken as m n min(m, n).
+        shapes: of the matrices.
         nprocs: ranks.
 
     Source: R. L. Graham, Bounds on multiprocessing timing anomalies, 1969: the longest first, each to the rank that is
@@ -221,7 +227,7 @@ def deal(shapes: tuple[tuple[int, int], ...], nprocs: int) -> tuple[int, ...]:
     >>> deal(((4, 4),) * 4, 2), deal(((64, 64), (8, 8), (8, 8)), 4), deal(((8, 8),), 1)
     ((0, 1, 0, 1), (-1, 0, 1), (0,))
     """
-    work = [m * n * min(m, n) for m, n in shapes]
+    work = [_work_of(shape) for shape in shapes]
     order = sorted(range(len(work)), key=lambda k: -work[k])
     best: tuple[float, tuple[int, ...]] = (float("inf"), ())
     divided = 0.0
@@ -304,29 +310,40 @@ def _take_wave(
     """
     backend, arrays = runtime.backend, runtime.backend.arrays
     owners = {k: rank for turn in wave for rank, k in turn.items()}
-    mine = [k for k, rank in owners.items() if rank == runtime.rank]
     inward, outward = _exchanges(runtime, {k: (matrices[k], rank) for k, rank in owners.items()})
+    lanes: list[Any] = [nullcontext, *([] if arrays.traits.blocking else [arrays.on_second_lane])]
     try:
         with backend.provisional:
             with runtime.local_step(opname):
                 arrays.begin()
                 for k in owners:
-                    arrays.place(matrices[k].stored(opname), inward.allocate(k), conj=matrices[k].conjugated)
+                    x, copy = matrices[k].stored(opname), inward.allocate(k)
+                    if matrices[k].conjugated:
+                        arrays.place(x, copy, conj=True)
+                    else:
+                        arrays.assign(x, copy)
                 whole, results = {k: outward.allocate(k) for k in owners}, {k: _empty(matrices[k]) for k in owners}
-                memory = workspace(arrays, [matrices[k].shape for k in mine], max(x.dtype.itemsize for x in matrices))
+                mine = [matrices[k] for k, rank in owners.items() if rank == runtime.rank]
+                itemsize = max((x.dtype.itemsize for x in mine), default=1)
+                memory = [workspace(arrays, [x.shape for x in mine], itemsize) for _ in lanes[: len(mine)]]
                 arrays.synchronize()
             runtime.agree(f"{opname}: copied", {})
-        # X := the whole matrix, on its rank
-        came = {k: inward.move(k, whole[k]) for k in owners}
-        # X := f(X)
-        done, wrong = {}, 0
-        with runtime.local_step(opname):
-            for k in mine:
-                arrays.follow(came[k])
-                count = work.alone(opname, arrays, whole[k], memory) if whole[k].size else 0
-                done[k] = arrays.mark()
-                wrong = wrong or (count and (k + 1 << 32 | count))
-        for turn in [tuple(owners)] if arrays.traits.blocking else [tuple(turn.values()) for turn in wave]:
+        done, wrong, loads = dict[int, Any](), 0, [0] * len(lanes)
+        for turn in wave:
+            # X := the whole matrix, on its rank
+            came = {rank: inward.move(k, whole[k]) for rank, k in turn.items()}
+            # X := f(X)
+            with runtime.local_step(opname):
+                k = turn.get(runtime.rank, -1)
+                if k >= 0 and whole[k].size:
+                    lane = loads.index(min(loads))
+                    loads[lane] += _work_of(whole[k].shape)
+                    with lanes[lane]():
+                        arrays.follow(came[runtime.rank])
+                        count = work.alone(opname, arrays, whole[k], memory[lane])
+                        done[k] = arrays.mark()
+                    wrong = wrong or (count and (k + 1 << 32 | count))
+        for turn in [owners] if arrays.traits.blocking else [turn.values() for turn in wave]:
             with runtime.local_step(opname):
                 for k in turn:
                     arrays.wait(done.get(k))
@@ -386,7 +403,7 @@ def _rehearsed(
             m, n = matrices[k].shape
             desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank)
             whole[k] = redistributed(opname, matrices[k], desc)
-        largest = max((matrices[k] for k in turn.values()), key=lambda x: prod(x.shape) * min(x.shape))
+        largest = max((matrices[k] for k in turn.values()), key=lambda x: _work_of(x.shape))
         options = runtime.nprocs, work.function, len(work.coefficients)
         runtime.backend.dry.executed(opname, AlonePlan(largest.desc, largest.dtype.name, *options))
         for k, x in whole.items():

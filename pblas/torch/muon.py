@@ -101,9 +101,10 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             given = [weight for weight in group["params"] if weight.grad is not None]
             updates = self._orthogonalized(self._momenta(given, group), given, group)
+            kept = 1 - group["lr"] * group["weight_decay"]
             for weight, update in zip(given, updates, strict=True):
                 rate = group["lr"] * _RATES[group["adjust_lr"]](*weight.shape[-2:])
-                _shard(weight).mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+                (_shard(weight) if kept == 1 else _shard(weight).mul_(kept)).add_(update, alpha=-rate)
         return loss
 
     def explain(self) -> str:

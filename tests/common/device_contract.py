@@ -1022,6 +1022,11 @@ def on_lanes(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     moved = on.device.mark()
     on.device.wait(moved)
     on.device.wait(None)
+    with on.device.on_second_lane():
+        on.device.follow(moved)
+        on.device.scale(3.0, z)
+        on.device.scale(1 / 3, z)
+        moved = on.device.mark()
     with on.device.on_side_lane():
         on.device.follow(moved)
         on.device.scale(0.0, y)
@@ -1029,7 +1034,7 @@ def on_lanes(on: On, dtype: np.dtype[Any], order: Order, m: int) -> None:
     same(on.get(y), np.zeros((m, N), dtype))
 
 
-for _name in ("on_side_lane", "mark", "follow", "wait"):
+for _name in ("on_side_lane", "on_second_lane", "mark", "follow", "wait"):
     CASES[_name] = [
         pytest.param(on_lanes, FLOAT32, order, m, id=f"{_name}-{order}-{m}") for order in "FC" for m in (7, 0)
     ]

@@ -289,6 +289,8 @@ class Kernel:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         checked(driver.cuFuncSetAttribute(self._function, attribute, SHARED_NBYTES), "size")
         self._configs: dict[int, Any] = {}  # of launches, by clusters
+        # Symmetric products run beside others: CTAs that are early would wait on multiprocessors that these can use.
+        self._early = not variant.symmetric
         checked(
             driver.cuFuncLoad(self._function), "load"
         )  # not at the first launch: another kernel may be waiting then
@@ -297,7 +299,7 @@ class Kernel:
         """Launch the kernel."""
         config = self._configs.get(clusters)
         if config is None:
-            config = configured(0, CLUSTER * clusters, THREADS, early=True, shared_nbytes=SHARED_NBYTES)
+            config = configured(0, CLUSTER * clusters, THREADS, early=self._early, shared_nbytes=SHARED_NBYTES)
             self._configs[clusters] = config
         config.hStream = driver.CUstream(stream)
         checked(driver.cuLaunchKernelEx(config, self._function, arguments, 0), "launch")
