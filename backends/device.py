@@ -204,7 +204,7 @@ class Elementwise(Protocol):
 
     @traced("sum", "normalize", "z")
     def normalize(self, x: Array, z: Array) -> None:
-        """Z := X / norm(X) by Frobenius' norm, rounded once; X may be subnormal or huge, 0 stays, and Z may be X."""
+        """Z := X / norm(X) by Frobenius' norm, in the dtype of Z; X may be subnormal or huge, 0 stays, Z may be X."""
 
     @traced("sum", "conjugate", "z")
     def conjugate(self, z: Array) -> None:

@@ -29,7 +29,7 @@ from pblas.runtime.runtime import fail_without_context, spelled
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, View
 from pblas.spectral.functions import inverse_root, not_positive
-from pblas.spectral.newton_schulz import MUON, checked_weights, iterated, iterated_alone, workspace
+from pblas.spectral.newton_schulz import MUON, checked_weights, iterated, iterated_alone, segments, workspace
 from pblas.spectral.polar import polar
 
 if TYPE_CHECKING:
@@ -140,9 +140,9 @@ class _Work(NamedTuple):
 class AlonePlan(StationaryPlan):
     """The functions of matrices that ranks compute alone, at the same time; for the time of a dry run.
 
-    >>> plan = AlonePlan(MatrixDescriptor.column_wise(64, 48, 1), "float32", 4, "newton_schulz", 5)
+    >>> plan = AlonePlan(MatrixDescriptor.column_wise(64, 48, 1), "float32", 4, "newton_schulz", (3, 2))
     >>> [(phase.steps, phase.gemms, phase.gemm) for phase in plan.phases(View(0, 4, 1, "message"))]
-    [(5, 2, (48, 48, 64)), (5, 1, (48, 48, 48))]
+    [(2, 2, (48, 48, 64)), (1, 14, (48, 48, 48))]
     """
 
     name: ClassVar[str] = "Alone"
@@ -150,7 +150,7 @@ class AlonePlan(StationaryPlan):
     dtype: str
     nprocs: int
     function: ManyFunction
-    steps: int  # of `newton_schulz` (global)
+    lengths: tuple[int, ...] = ()  # of the segments of `newton_schulz` (global)
     why: str = "their work is a small part of all"
     transport: Transport = "message"
 
@@ -165,11 +165,11 @@ class AlonePlan(StationaryPlan):
         return 0
 
     def phases(self, view: View) -> Iterator[Phase]:
-        """Three products for each step, or the singular values and vectors, or the eigenvalues and vectors."""
+        """The products of each segment, or the singular values and vectors, or the eigenvalues and vectors."""
         n, m = sorted(self.a.shape)
         if self.function == "newton_schulz":
-            yield Phase(self.steps, (n, n, m), gemms=2)
-            yield Phase(self.steps, (n, n, n))
+            yield Phase(len(self.lengths), (n, n, m), gemms=2)
+            yield Phase(1, (n, n, n), gemms=sum(4 * length - 3 for length in self.lengths))
         else:
             yield Phase(1, (m, n, n), panel=(_SVD if self.function == "polar" else _EIGH) * m * n * n)
 
@@ -404,8 +404,10 @@ def _rehearsed(
             desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank)
             whole[k] = redistributed(opname, matrices[k], desc)
         largest = max((matrices[k] for k in turn.values()), key=lambda x: _work_of(x.shape))
-        options = runtime.nprocs, work.function, len(work.coefficients)
-        runtime.backend.dry.executed(opname, AlonePlan(largest.desc, largest.dtype.name, *options))
+        halves = runtime.backend.arrays.traits.gpu
+        lengths = segments(*sorted(largest.shape), work.coefficients, halves=halves)
+        plan = AlonePlan(largest.desc, largest.dtype.name, runtime.nprocs, work.function, lengths)
+        runtime.backend.dry.executed(opname, plan)
         for k, x in whole.items():
             results[k] = redistributed(opname, x, matrices[k].desc.without_lld, is_temporary=True)
     return results

@@ -8,7 +8,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise import elementwise
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT16, FLOAT32, accumulator_dtype
 from pblas.core.checks import check_matrix, is_integer
 from pblas.epilogues import parse
 from pblas.factor import arguments
@@ -31,6 +31,8 @@ _MOST_STEPS, _MOST_GROWTH = 3, 150
 """Most steps of a segment, and most growth of the rounding errors of its G. In bfloat16, three and two steps of `MUON`
 give 0.7 to 1.6 times the error of single steps, two and three up to 3.6 times, one and four 16 times (512 x 1792, of
 seven spectra)."""
+_MOST_FACTOR = 40
+"""Most values of X and P in float16: the product of three P is at most 64000."""
 _SCALED, _SHIFTED = parse("s * x"), parse("x + s")
 
 
@@ -139,22 +141,25 @@ def iterated_alone(
 ) -> None:
     """OUT := the steps of X / norm(X), for a matrix that one rank has; OUT may be X. It is launched only (local).
 
-    A segment of several steps computes Q := P_k ... P_1 with P := a I + b G + c G^2, and G := P G P, which commute with
-    each other; then X := Q X.
+    A matrix of bfloat16 is iterated in float16: a norm of 1 needs little range, and rounding errors are an eighth. A
+    segment of several steps computes Q := P_k ... P_1 with P := a I + b G + c G^2, and G := P G P, which
+    commute with each other; then X := Q X.
 
-    Source: J. Zhang, N. Amsel, B. Chen, T. Dao, Gram Newton-Schulz, 2025.
+    Source: J. Zhang, N. Amsel, B. Chen, T. Dao, Gram Newton-Schulz, dao-lab.ai, 2026.
     """
     if not x.size:
         return
-    dtype, is_by_columns = x.dtype, abs(out.strides[0]) < abs(out.strides[1])
+    dtype = FLOAT16 if x.dtype == BFLOAT16 and _fit_float16(weights) else x.dtype
     *squares, whole = memory or workspace(arrays, [x.shape], dtype.itemsize)
-    y = arrays.array(whole, out.shape, dtype, "F" if is_by_columns else "C")
     m, n = sorted(x.shape)
     lengths = segments(m, n, weights, halves=arrays.traits.gpu)
-    source, target = (out, y) if len(lengths) % 2 == 0 else (y, out)
+    y = arrays.array(whole, out.shape, dtype, "F" if abs(out.strides[0]) < abs(out.strides[1]) else "C")
+    source, target = y, out.view(dtype)
+    if dtype == x.dtype and len(lengths) % 2 == 0:  # so that the last step is to OUT
+        source, target = target, source
     arrays.normalize(x, source)
     if x.shape[0] > x.shape[1]:
-        source, target = source.T, target.T
+        source, target, out = source.T, target.T, out.T
     g, w, q, t = (arrays.array(square, (m, m), dtype) for square in squares)
     steps = iter(weights)
     for length in lengths:
@@ -187,6 +192,19 @@ def iterated_alone(
             # X := a X + W X
             arrays.multiply_add(1, w, source, a, source, target)
         source, target = target, source
+    if dtype != x.dtype:
+        arrays.evaluate(_SCALED, {"x": source, "s": 1.0}, FLOAT32, out)
+
+
+def _fit_float16(weights: Sequence[Sequence[float]]) -> bool:
+    """Whether float16 has the range of X, whose norm was 1, and of Q, with more bits than bfloat16 (global)."""
+    x = np.linspace(0, 1, 1000)
+    for a, b, c in weights:
+        p = a + b * x**2 + c * x**4
+        x = p * x
+        if not max(np.abs(p).max(), np.abs(x).max()) <= _MOST_FACTOR:
+            return False
+    return True
 
 
 def checked_weights(opname: str, steps: Any, coefficients: Any) -> list[tuple[float, ...]]:
