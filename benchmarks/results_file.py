@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def commit() -> str:
+    """The measured commit: PBLAS_COMMIT, or that of this tree, with a + if it has changes; empty without git."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(RESULTS.parent), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    if named := os.environ.get("PBLAS_COMMIT"):
+        return named
+    try:
+        revision = git("rev-parse", "--short=8", "HEAD")
+        return revision + ("+" if revision and git("status", "--porcelain", "--untracked-files=no") else "")
+    except OSError:
+        return ""
 
 
 def write(path: Path, results: dict[str, Any]) -> None:

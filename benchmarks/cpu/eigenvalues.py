@@ -118,7 +118,6 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=64, help="rows and columns of a block of ScaLAPACK's matrices")
     parser.add_argument("--library", choices=("debian", "mkl", "none"), default="debian", help="which ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     names = {"debian": DEBIAN, "mkl": MKL}.get(options.library)
     peer = None if names is None else Library(ROOT / "build" / "peer", names)
@@ -132,9 +131,7 @@ def main() -> None:
                     for name, x in report[-1]["columns"].items()
                 }
                 print(n, dtype, "best (median) ms:", shown, flush=True)
-    write(
-        options.json, {"commit": options.commit, "library": options.library, "rounds": options.rounds, "rows": report}
-    )
+    write(options.json, {"library": options.library, "rounds": options.rounds, "rows": report})
 
 
 if __name__ == "__main__":

@@ -303,7 +303,6 @@ def main() -> None:
     parser.add_argument("--algorithms", default="", help="of Cholesky and LU, in columns of their own, as blocked,grid")
     parser.add_argument("--alone", action="store_true", help="without ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     parser.add_argument("--library", choices=("debian", "mkl"), default="debian")
     options = parser.parse_args()
     names = MKL if options.library == "mkl" else DEBIAN
@@ -324,9 +323,7 @@ def main() -> None:
             kinds = [kind for kind in ("qr", "q") if kind in options.kinds.split(",")]
             report += measured(ctx, peer, dict.fromkeys(kinds, tall), options.rounds, options.blocks, grids)
             show(report[-len(kinds) :])
-    write(
-        options.json, {"commit": options.commit, "library": options.library, "rounds": options.rounds, "rows": report}
-    )
+    write(options.json, {"library": options.library, "rounds": options.rounds, "rows": report})
 
 
 if __name__ == "__main__":

@@ -122,7 +122,6 @@ def main() -> None:
     parser.add_argument("--shapes", default="100000x200", help="with commas between them")
     parser.add_argument("--alone", action="store_true", help="without ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     peer = None if options.alone else Library(ROOT / "build" / "peer")
     report = []
@@ -133,7 +132,7 @@ def main() -> None:
             if ctx.rank == 0:
                 best = {name: 1e3 * summary["best_s"] for name, summary in report[-1]["columns"].items()}
                 print(shape, ", ".join(f"{name} {ms:.1f} ms" for name, ms in best.items()), flush=True)
-    write(options.json, {"commit": options.commit, "rounds": options.rounds, "rows": report})
+    write(options.json, {"rounds": options.rounds, "rows": report})
 
 
 if __name__ == "__main__":

@@ -194,7 +194,6 @@ def main() -> None:
     parser.add_argument("--grids", default="", help="as 1x2,2x1; default: all of this many ranks")
     parser.add_argument("--library", choices=("debian", "mkl"), default="debian", help="which ScaLAPACK")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     folder = ROOT / "build" / "peer"
     names, inner = (MKL, {"MKL": STOCK}) if options.library == "mkl" else (DEBIAN, {"stock": STOCK, "tuned": TUNED})
@@ -212,7 +211,7 @@ def main() -> None:
                 compare(rows)
                 show(rows, options.routines)
                 report += rows
-    write(options.json, {"commit": options.commit, "rounds": options.rounds, "goals": GOALS, "rows": report})
+    write(options.json, {"rounds": options.rounds, "goals": GOALS, "rows": report})
 
 
 def measure(problem: Problem, options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:

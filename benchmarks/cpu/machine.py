@@ -1,4 +1,4 @@
-"""Options of benchmarks on CPUs, and their files, which begin with date, processor and versions."""
+"""Options of benchmarks on CPUs, and their files, which begin with date, processor, commit and versions."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def parser(description: str | None, repeats: int) -> argparse.ArgumentParser:
 
 
 def header() -> dict[str, Any]:
-    """Date, device and versions."""
+    """Date, device, commit and versions."""
     return {
         "date": dt.datetime.now(dt.UTC).isoformat(timespec="minutes"),
         "device": processor(),
+        "commit": results_file.commit(),
         "ranks": MPI.COMM_WORLD.size,
         "mpi": MPI.Get_library_version().partition("\n")[0].strip("\0 "),
         "python": platform.python_version(),

@@ -327,7 +327,6 @@ def main() -> None:
     parser.add_argument("--sections", default="goals,plans,link,small,thin")
     parser.add_argument("--repeats", type=int, default=9, help="number of rounds; use at least 7 for published figures")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     sections, report = options.sections.split(","), {}
     ms = ".2f"
@@ -385,7 +384,7 @@ def main() -> None:
         formats = dict.fromkeys(("plan", "transport", "m", "n", "k", "over"), "")
         formats |= {"plain_nbytes": ",", "grids_nbytes": ","} | {"plain": ms, "grids": ms}
         print_rows("shards of few rows, medians, ms", scaled, formats | {"ratio": ms, "taken": ""})
-    write(options.json, {"commit": options.commit} | report)
+    write(options.json, report)
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 assert process.stdout is not None, "it is a pipe"
                 try:
                     for line in process.stdout:
-                        yield {"hosts": options.hosts, "rate": rate, "commit": options.commit} | json.loads(line)
+                        yield {"hosts": options.hosts, "rate": rate, "commit": results_file.commit()} | json.loads(line)
                 except BaseException:  # a signal: the job may go on for long
                     process.kill()
                     raise
@@ -206,7 +206,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write all figures to this file, or read them from it")
     parser.add_argument("--draw", action="store_true", help="measure nothing")
     parser.add_argument("--chart", type=Path, help="write the chart, SVG, to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured, for the file")
     parser.add_argument("--job", choices=list(RATES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.job:

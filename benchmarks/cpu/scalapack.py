@@ -127,12 +127,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="rounds of large products; all others get twice as many")
     parser.add_argument("--sizes", type=lambda text: [int(n) for n in text.split(",")], default=list(SIZES))
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     peer = Library(ROOT / "build" / "peer", DEBIAN if options.library == "debian" else MKL)
     report = rows(peer, options)
     library = "Debian's ScaLAPACK 2.2.1 with OpenBLAS" if options.library == "debian" else "MKL"
-    facts = {"commit": options.commit, "library": library, "rounds": options.rounds}
+    facts = {"library": library, "rounds": options.rounds}
     write(options.json, facts | {"rows": report})
 
 

@@ -137,7 +137,6 @@ def main() -> None:
     parser.add_argument("--cases", default="svd 1024,svd 2048,svd 200000x256,rsvd 20000x4000,polar 2048,solve 4096")
     parser.add_argument("--alone", action="store_true", help="without ScaLAPACK, which takes part up to n = 1024")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     peer = None if options.alone else Library(ROOT / "build" / "peer")
     report = []
@@ -158,7 +157,7 @@ def main() -> None:
                     for name, x in report[-1]["columns"].items()
                 }
                 print(case, "best (median) ms:", shown, flush=True)
-    write(options.json, {"commit": options.commit, "rounds": options.rounds, "rows": report})
+    write(options.json, {"rounds": options.rounds, "rows": report})
 
 
 if __name__ == "__main__":

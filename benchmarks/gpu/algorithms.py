@@ -213,7 +213,7 @@ def main() -> None:
         "PBLAS_SYMMETRIC_SIZE", str(2 * heap_nbytes(measured))
     )  # workspaces grow from algorithm to algorithm
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "default")
-    file = about(job.device_name(), job.size, options.commit) | {"hardware_queues": queues, "rows": []}
+    file = about(job.device_name(), job.size) | {"hardware_queues": queues, "rows": []}
     for row in measured:
         file["rows"].append(measure(job, row, options))
         print_algorithms(file["rows"][-1], console)

@@ -279,7 +279,6 @@ def main() -> None:
     parser.add_argument("--epilogue-sizes", type=int, nargs="*", default=EPILOGUE_SIZES, help="sizes with epilogues")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--deadline", type=float, default=60.0, help="seconds for a step before the process is ended")
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
@@ -288,7 +287,7 @@ def main() -> None:
     os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", str(2 << 30))  # NVSHMEM's heap cannot grow everywhere
     job = Job(MPI.COMM_WORLD, options.deadline)
     console = Console(quiet=job.rank != 0, width=170)
-    head = about(job.device_name(), job.size, options.commit) | {"rounds": options.rounds}
+    head = about(job.device_name(), job.size) | {"rounds": options.rounds}
     wanted = [(nbytes, "") for nbytes in options.sizes]
     wanted += [(nbytes, epilogue) for epilogue in (RELU, NORM) for nbytes in options.epilogue_sizes]
     rows = []

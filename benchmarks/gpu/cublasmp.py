@@ -25,6 +25,7 @@ from typing import Any
 from mpi4py import MPI
 from rich.console import Console
 
+from benchmarks import results_file
 from benchmarks.gpu.overlap import parser, print_row
 from benchmarks.gpu.rows import Row, about, efficiency, merged_row, report, rows, write_merged
 from benchmarks.gpu.timing import Bench, Column, Job, Operands, fields, give_memory_back, in_a_line
@@ -180,7 +181,7 @@ def measure(job: Job, row: Row, options: Any) -> dict[str, Any]:
     times = {name: seconds for name, seconds in measured.times.items() if name != "cublasmp anchor"}
     extra = fields(measured)
     run: dict[str, Any] = {"rounds": len(next(iter(measured.times.values()), [])), "sm_mhz": measured.clocks}
-    run |= {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": options.commit}
+    run |= {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": results_file.commit()}
     if times:
         best = min(times, key=lambda name: sorted(times[name])[len(times[name]) // 2])
         measured.times["cublasmp"] = times[best]
@@ -207,7 +208,7 @@ def main() -> None:
         if job.rank == 0:
             print_row(merged_row({}, row), console)
             if options.json:
-                write_merged(options.json, about(job.device_name(), job.size, options.commit) | {"rows": [row]})
+                write_merged(options.json, about(job.device_name(), job.size) | {"rows": [row]})
 
     with tempfile.TemporaryDirectory() as own:
         folder = Path(job.comm.bcast(own))

@@ -170,7 +170,7 @@ def main() -> None:
     job = Job(MPI.COMM_WORLD, options.deadline)
     emulation = Emulation(job.rank, options.gpus)
     emulation.start()
-    file = about(job.device_name(), options.gpus, options.commit) | {"emulated_by": job.size, "rows": []}
+    file = about(job.device_name(), options.gpus) | {"emulated_by": job.size, "rows": []}
     for row in measured:
         file["rows"].append(measure(job, row, options))
         print_row(file["rows"][-1], console)

@@ -1,6 +1,6 @@
 """How fast are save and load of .npy files from GPUs, compared with NumPy's on the same disk?
 
-[mpiexec -n P] python -m benchmarks.gpu.files FOLDER [--n 11585] [--repeats 3]
+[mpiexec -n P] python -m benchmarks.gpu.files FOLDER [--n 11585] [--repeats 3] [--json FILE]
 
 The matrix is n x n, float64, dealt in blocks of columns in order F, and in blocks of rows in order C. NumPy saves and
 loads a whole array in host memory on rank 0. `np.save` returns before the file is on the disk, `A.save` after that; the
@@ -24,6 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 import pblas
+from benchmarks import results_file
+from benchmarks.gpu.rows import about
 from benchmarks.rounds import together
 from pblas import MatrixDescriptor
 
@@ -40,7 +42,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder on the disk; the files are removed at the end")
     parser.add_argument("--n", type=int, default=11585, help="order of the matrix (%(default)s: 1 GiB)")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    rows = list[dict[str, Any]]()
     names, n = [options.folder / name for name in ("numpy.npy", "pblas.npy")], options.n
     table = Table("order", "call", "s", "GB/s", title=f"medians of {options.repeats}, {8 * n * n / 1e9:.2f} GB")
     with pblas.Context(timeout=60.0) as ctx:
@@ -59,14 +63,18 @@ def main() -> None:
                 "np.load, to the GPU": alone(lambda: cupy.asarray(np.load(names[0]))),
                 "ctx.load": partial(ctx.load, names[1]),
             }
+            rows.append({"order": desc.order, "n": n, "s": {}})
             for name, call in calls.items():
                 times = [together(call, cupy.cuda.runtime.deviceSynchronize) for _ in range(options.repeats)]
-                seconds = statistics.median(times)
+                rows[-1]["s"][name] = seconds = statistics.median(times)
                 table.add_row(desc.order, name, f"{seconds:.3f}", f"{8 * n * n / seconds / 1e9:.2f}")
         if ctx.rank == 0:
             Console(width=100).print(table)
             for path in names:
                 path.unlink()
+            if options.json:
+                head = about(ctx.describe()["GPU"].partition(",")[0], ctx.nprocs) | {"rounds": options.repeats}
+                results_file.write(options.json, head | {"rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How long do the first calls of each kind take on a GPU, without compiled kernels on disk and with them?
 
-python -m benchmarks.gpu.first_calls [--only qr,svd] [--n 1024] [--dtype float64] [--programs]
+python -m benchmarks.gpu.first_calls [--only qr,svd] [--n 1024] [--dtype float64] [--programs] [--json FILE]
 
 Each call runs in a process of its own, once with an empty folder for CuPy's cache and once more with what the first run
 left there. Python's modules are compiled before, as pip does when it installs a wheel. A time begins after `Context()`
@@ -25,6 +25,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from benchmarks import results_file
+from benchmarks.gpu.rows import about
 
 
 class Operands(NamedTuple):
@@ -95,6 +98,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=1024)
     parser.add_argument("--dtype", default="float64")
     parser.add_argument("--programs", action="store_true")
+    parser.add_argument("--json", type=Path)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
     arguments = parser.parse_args()
     if arguments.here:
@@ -106,6 +110,7 @@ def main() -> None:
     for folder in {path.resolve() for path in Path(package.origin).parent.iterdir() if path.is_dir()}:
         compileall.compile_dir(folder, quiet=2)
     table = Table("first call", "caches empty", "of which NVRTC", "programs", "caches filled", "imports", "context")
+    reports = list[dict[str, Any]]()
     command = [sys.executable, "-m", "benchmarks.gpu.first_calls", "--here", f"--n={arguments.n}"]
     command += [f"--dtype={arguments.dtype}", *["--programs"] * arguments.programs]
     for kind in arguments.only.split(","):
@@ -121,6 +126,7 @@ def main() -> None:
                 )
                 rows.append([float(x) for x in run.stdout.splitlines()[-1].split()])
         (empty, nvrtc, count, *_), (filled, *_, imports, context) = rows
+        reports.append({"call": kind, "n": arguments.n, "s": {"caches empty": empty, "caches filled": filled}})
         table.add_row(
             kind,
             *(f"{x:.2f}" for x in (empty, nvrtc)),
@@ -130,6 +136,10 @@ def main() -> None:
             f"{context:.2f}",
         )
         print(f"{kind}: {empty:.2f} s, of which NVRTC {nvrtc:.2f}, {filled:.2f} with caches filled", flush=True)
+        if arguments.json:
+            from benchmarks.gpu.elementwise import device_name
+
+            results_file.write(arguments.json, about(device_name(), 1) | {"rows": reports})
     Console().print(table)
 
 

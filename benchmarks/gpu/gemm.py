@@ -19,8 +19,6 @@ accumulation, and "bfloat16" the same product in bfloat16. "pblas" is the graph 
 from __future__ import annotations
 
 import argparse
-import datetime as dt
-import platform
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +32,7 @@ from rich.table import Table
 
 import pblas
 from benchmarks import results_file
-from benchmarks.gpu.rows import MODELS, SET_NBYTES, commit, rotated
+from benchmarks.gpu.rows import MODELS, SET_NBYTES, about, rotated
 from pblas import MatrixDescriptor
 from pblas.backends.cuda.gemm import Gemm, read
 from pblas.backends.cuda.pointwise import Pointwise
@@ -254,7 +252,6 @@ def main() -> None:
     parser.add_argument("--orders", default="CFC")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float8_e4m3fn"))
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--commit", default=commit(), help="commit that is measured, for the file")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     tokens = [int(m) for m in options.tokens.split(",")]
@@ -272,11 +269,10 @@ def main() -> None:
                 {"row": vars(row), "median_us": {n: statistics.median(t) for n, t in micro.items()}, "rounds_us": micro}
             )
             cupy.get_default_memory_pool().free_all_blocks()
-        about = {"date": dt.datetime.now(dt.UTC).date().isoformat(), "commit": options.commit, "gpu": gpu}
-        about |= {"cublaslt": gemm.version, "python": platform.python_version(), "cupy": cupy.__version__}
+        head = about(gpu, 1) | {"rounds": options.rounds, "cublaslt": gemm.version, "cupy": cupy.__version__}
     Console(width=120).print((table_of_8_bits if short else table)(results, gpu))
     if options.json:
-        results_file.write(options.json, {"about": about, "rows": results})
+        results_file.write(options.json, head | {"rows": results})
 
 
 if __name__ == "__main__":

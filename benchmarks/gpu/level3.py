@@ -147,7 +147,6 @@ def main() -> None:
     parser.add_argument("--routines", nargs="+", choices=list(FLOPS), default=list(FLOPS))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     console, rows = Console(soft_wrap=True), []
     with pblas.Context(backend="cuda", timeout=120.0) as ctx:
@@ -159,7 +158,7 @@ def main() -> None:
                     rows.append(case.measure(routine, options.rounds))
                     console.print(rows[-1], highlight=False, markup=False)
                     if options.json:
-                        header = about(name, 1, options.commit) | {"rounds": options.rounds, "goal": GOAL}
+                        header = about(name, 1) | {"rounds": options.rounds, "goal": GOAL}
                         results_file.write(options.json, header | {"rows": rows})
                 case.close()
                 del case

@@ -33,7 +33,6 @@ from benchmarks.gpu.rows import (
     about,
     best_other,
     bound_seconds,
-    commit,
     gemm_seconds,
     heap_nbytes,
     merged_row,
@@ -64,7 +63,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     result.add_argument("--seconds", type=float, default=20.0, help="limit for the rounds of a row")
     result.add_argument("--deadline", type=float, default=60.0, help="seconds for a step before the process is ended")
     result.add_argument("--json", type=Path, help="merge the rows into this file, each as soon as it is measured")
-    result.add_argument("--commit", default=commit(), help="commit that is measured; written to the file")
     return result
 
 
@@ -189,7 +187,7 @@ def publish(job: Job, options: argparse.Namespace, row: dict[str, Any], console:
     """Print a row and merge it into the file (rank 0)."""
     if job.rank:
         return
-    head = about(job.device_name(), job.size, options.commit)
+    head = about(job.device_name(), job.size)
     print_row(merged_row({}, row), console)
     if options.json:
         own = {key: head[key] for key in ("date", "device", "commit")}

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import results_file
-from benchmarks.gpu.rows import MODELS, about, commit
+from benchmarks.gpu.rows import MODELS, about
 
 if TYPE_CHECKING:
     from pblas.backends.nvshmem.hopper.compile import Part
@@ -151,7 +151,6 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
     parser.add_argument("--m", type=int, default=4096, help="rows of the activations")
     parser.add_argument("--gpus", type=int, default=8, help="number of ranks, one of which this GPU emulates")
-    parser.add_argument("--commit", default=commit(), help="commit that is measured; written to the file")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--launch", choices=MODES, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -161,7 +160,7 @@ def main() -> None:
     import cupy
 
     device = cupy.cuda.runtime.getDeviceProperties(0)["name"].decode()
-    file = about(device, options.gpus, options.commit) | {"rows": []}
+    file = about(device, options.gpus) | {"rows": []}
     for model in options.models:
         for mode in options.modes:
             file["rows"].append(profiled(mode, model, options))

@@ -1,6 +1,6 @@
 """What do reproducible products of language models cost on GPUs, beside the same products without `reproducible=`?
 
-    mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.reproducible [--tokens 512 4096] [--repeats 11]
+    mpiexec -n 2 python -m mpi4py -m benchmarks.gpu.reproducible [--tokens 512 4096] [--repeats 11] [--json FILE]
 
 The products of the feed-forward block of Llama 3 8B and 70B in bfloat16: AG, [tokens, hidden] by [hidden, 2 features],
 with gathered tokens; RS and AR, [tokens, features] by [features, hidden], with sums over the ranks. Weights are stored
@@ -13,7 +13,11 @@ from __future__ import annotations
 import argparse
 import statistics
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+from benchmarks import results_file
+from benchmarks.gpu.rows import about
 from benchmarks.rounds import rounds, together
 
 MODELS = {"8B": (4096, 14336), "70B": (8192, 28672)}  # hidden, features
@@ -24,6 +28,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096])
     parser.add_argument("--models", nargs="+", default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=11)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
 
     import cupy
@@ -31,6 +36,7 @@ def main() -> None:
     import pblas
     from pblas import MatrixDescriptor
 
+    reports: list[dict[str, Any]] = []
     with pblas.Context(timeout=60) as ctx:
         p, synchronize = ctx.nprocs, cupy.cuda.Device().synchronize
         rows, columns = partial(MatrixDescriptor.row_wise, nprocs=p), partial(MatrixDescriptor.column_wise, nprocs=p)
@@ -61,8 +67,13 @@ def main() -> None:
                             f"{plans[False].plan.name}, {plans[True].plan.name}",
                             flush=True,
                         )
+                    ms = {"pblas": 1e3 * reproducible, "without": 1e3 * plain}
+                    reports.append({"op": name, "model": model, "m": m, "ms": ms})
                     for planned in plans.values():
                         planned.close()
+        if options.json and ctx.rank == 0:
+            head = about(ctx.describe()["GPU"].partition(",")[0], p) | {"rounds": options.repeats}
+            results_file.write(options.json, head | {"rows": reports})
 
 
 if __name__ == "__main__":

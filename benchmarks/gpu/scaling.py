@@ -4,9 +4,7 @@ mpiexec -n P python -m mpi4py -m benchmarks.gpu.scaling [--sizes 16384] [--opera
 
 Public calls on n x n matrices of float64, whose columns are dealt in blocks to a 1 x P grid: products by their plans,
 the factorizations in place. The copy that restores an overwritten matrix is not counted. A time is that of the slowest
-rank, from a barrier until its GPU is idle; a row has the median and the least. FILE is read if it exists, and the rows
-of this number of ranks are replaced, so runs on 1, 2, ... ranks go into one file; "efficiency" is the time of the
-file's row on one rank over P times the time.
+rank, from a barrier until its GPU is idle; a row has the median and the least.
 
 Each result is checked with a random vector x: both sides of an equation are multiplied by it, and their largest
 difference, over n eps and the largest element, is at most 30. Cholesky and LU solve a system, whose residual counts
@@ -16,7 +14,6 @@ over n^1.5 eps and the largest element of the solution.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -126,16 +123,6 @@ class Case:
             self._planned.close()
 
 
-def with_efficiency(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, ordered, with the efficiency of those whose time on one rank is known."""
-    alone = {(row["operation"], row["n"]): row["ms"] for row in rows if row["ranks"] == 1}
-    for row in rows:
-        one = alone.get((row["operation"], row["n"]))
-        if one is not None:
-            row["efficiency"] = round(one / (row["ranks"] * row["ms"]), 3)
-    return sorted(rows, key=lambda row: (list(FLOPS).index(row["operation"]), row["n"], row["ranks"]))
-
-
 def main() -> None:
     """Measure all sizes, print the rows, and write them to a file if one is asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -144,9 +131,9 @@ def main() -> None:
     parser.add_argument("--nb", type=int, default=512, help="columns of a block (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--commit", default="", help="commit that is measured; written to the file")
     options = parser.parse_args()
     console, settle = Console(soft_wrap=True), cupy.cuda.runtime.deviceSynchronize
+    rows = list[dict[str, Any]]()
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
     with pblas.Context(backend="nvshmem", timeout=120.0) as ctx:
         for n in options.sizes:
@@ -155,21 +142,17 @@ def main() -> None:
                 error = case.error(settle)
                 times = [1e3 * case.seconds(settle) for _ in range(options.rounds)]
                 median = statistics.median(times)
-                row = {"operation": name, "n": n, "nb": options.nb, "ranks": ctx.nprocs, "ms": round(median, 2)}
+                row: dict[str, Any] = {"operation": name, "n": n, "nb": options.nb, "ranks": ctx.nprocs}
+                row |= {"ms": {"pblas": round(median, 2)}}
                 row |= {"TF/s per rank": round(FLOPS[name] * n**3 / median / 1e9 / ctx.nprocs, 2)}
                 row |= {"least, ms": round(min(times), 2), "error": round(error, 4), "wrong": not error <= MOST}
+                rows.append(row)
                 case.close()
                 del case
-                if ctx.rank:
-                    continue
-                rows = [row]
-                if options.json and options.json.exists():
-                    kept = json.loads(options.json.read_text())["rows"]
-                    rows += [x for x in kept if any(x[key] != row[key] for key in ("operation", "n", "ranks"))]
-                rows = with_efficiency(rows)
-                console.print(row, highlight=False, markup=False)
-                if options.json:
-                    results_file.write(options.json, about(device, ctx.nprocs, options.commit) | {"rows": rows})
+                if ctx.rank == 0:
+                    console.print(row, highlight=False, markup=False)
+                    if options.json:
+                        results_file.write(options.json, about(device, ctx.nprocs) | {"rows": rows})
 
 
 if __name__ == "__main__":

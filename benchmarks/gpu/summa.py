@@ -13,7 +13,6 @@ the file.
 from __future__ import annotations
 
 import argparse
-import datetime as dt
 import json
 import os
 import statistics
@@ -30,7 +29,7 @@ os.environ.setdefault("PBLAS_SYMMETRIC_SIZE", "8G")
 from mpi4py import MPI
 
 from benchmarks import results_file
-from benchmarks.gpu.rows import commit
+from benchmarks.gpu.rows import about
 from benchmarks.rounds import rounds, together
 
 COMM = MPI.COMM_WORLD
@@ -210,8 +209,7 @@ def run_pblas(options: Any) -> None:
 
     contexts = {name: pblas.Context(backend=name) for name in options.backends}
     described = next(iter(contexts.values())).describe()
-    facts = {"commit": options.commit, "date": dt.datetime.now(dt.UTC).date().isoformat(), "ranks": COMM.size}
-    facts |= {"machine": described["GPU"].partition(",")[0], "MPI": described["MPI library"]}
+    facts = about(described["GPU"].partition(",")[0], COMM.size) | {"MPI": described["MPI library"]}
     facts |= {"transports": {name: ctx.describe()["transport"] for name, ctx in contexts.items()}}
     for dtype in options.dtypes:
         for n in options.sizes:
@@ -264,7 +262,6 @@ def main() -> None:
     parser.add_argument("--cublasmp", action="store_true", help="measure cuBLASMp only")
     parser.add_argument("--wheels", type=Path, help="folder with the wheels of nvmath-python 0.8 and cuBLASMp")
     parser.add_argument("--json", type=Path, help="merge the rows into this file")
-    parser.add_argument("--commit", default=commit(), help="commit that is measured; written to the file")
     options = parser.parse_args()
     (run_cublasmp if options.cublasmp else run_pblas)(options)
 

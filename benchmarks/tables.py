@@ -1,0 +1,327 @@
+"""The tables of the pages on performance: which command measures each, and what its file compares with what."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any, NamedTuple
+
+from benchmarks.results_file import RESULTS
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "median_us": 1e-6}
+OPS = {"ag_gemm": "AG", "gemm_rs": "RS", "gemm_ar": "AR"}
+
+
+class Comparison(NamedTuple):
+    """A row of a table: median seconds of pblas, of its peers, and of columns that are no peers."""
+
+    label: str
+    ours: float
+    peers: dict[str, float]
+    beside: dict[str, float]
+    goal: float | None = None
+
+    @property
+    def best(self) -> tuple[str, float] | None:
+        """The fastest peer and its seconds."""
+        return min(self.peers.items(), key=lambda item: item[1], default=None)
+
+    @property
+    def ratio(self) -> float | None:
+        """Seconds of the fastest peer over those of pblas, which is faster if they are above 1."""
+        return self.best[1] / self.ours if self.best else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A benchmark, and what its file compares.
+
+    Args:
+        name: what is measured.
+        stem: name of the file of results, before the number of GPUs.
+        command: module, or script, and its arguments but for the file.
+        family: row of the pictures; "" if no peer was measured.
+        label: text of a row, from its fields.
+        compared: a column of pblas, what it adds to the label, and patterns of the columns that are its peers.
+        beside: patterns of the columns that are shown and are no peers.
+        ranks: processes; 0: one for each GPU.
+        seconds: deadline of the command.
+        unit: of the times on the page: s, ms or us.
+        alone: name of the table whose times of one GPU are shown beside.
+    """
+
+    name: str
+    stem: str
+    command: str
+    family: str = ""
+    label: str = "{n}, {dtype}"
+    compared: tuple[tuple[str, ...], ...] = (("pblas", "", "*"),)
+    beside: tuple[str, ...] = ()
+    ranks: int = 0
+    seconds: float = 60.0
+    unit: str = "ms"
+    alone: str = ""
+
+    def file(self, gpus: int) -> str:
+        """Name of the file of results."""
+        return f"{self.stem}.json" if self.ranks or gpus < 2 else f"{self.stem}_{gpus}_gpus.json"
+
+    def results(self, gpus: int = 1) -> dict[str, Any]:
+        """The file of results; {} if there is none."""
+        path = RESULTS / self.file(gpus)
+        results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return results[-1] if isinstance(results, list) else results
+
+    def rows(self, gpus: int = 1, results: dict[str, Any] | None = None) -> list[Comparison]:
+        """The rows of the file of so many GPUs."""
+        results = self.results(gpus) if results is None else results
+        one = {row.label: row.ours for row in TABLES[self.alone].rows()} if self.alone else {}
+        return [found for row in results.get("rows", results.get("goals", [])) for found in self._of(row, one)]
+
+    def _of(self, row: dict[str, Any], one: dict[str, float]) -> Iterator[Comparison]:
+        times, label = times_of(row), self.label.format_map(row | words(row))
+        for column, text, *peers in self.compared:
+            ours = column.format_map(row)
+            if ours not in times:
+                continue
+            shown = {x: y for x, y in times.items() if any(fnmatch(x, pattern) for pattern in self.beside)}
+            rivals = {x: y for x, y in times.items() if any(fnmatch(x, pattern) for pattern in peers)}
+            rivals = {x: y for x, y in rivals.items() if x != ours and x not in shown}
+            if label + text in one:
+                shown = {"one GPU": one[label + text], **shown}
+            yield Comparison(label + text, times[ours], rivals, shown, row.get("goal"))
+
+
+def words(row: dict[str, Any]) -> dict[str, str]:
+    """Fields of a row as a reader writes them."""
+    result = {}
+    if "nbytes" in row:
+        k = row["nbytes"] >> 10
+        result = {"bytes": f"{k >> 10} MiB" if k >= 1024 else f"{k} KiB"}
+        result["with"] = f", {row['epilogue'].partition('(')[0]}" if row["epilogue"] else ""
+    if "grid" in row:
+        result["grid"] = " x ".join(map(str, row["grid"]))
+    if row.get("op") in OPS:
+        result["op"] = OPS[row["op"]]
+    return result
+
+
+def times_of(row: dict[str, Any]) -> dict[str, float]:
+    """Median seconds of the columns of a row of any file.
+
+    >>> times_of({"n": 8, "ms": {"pblas": 2.0}}), times_of({"columns": {"NumPy": {"best_s": 1.0, "median_s": 1.5}}})
+    ({'pblas': 0.002}, {'NumPy': 1.5})
+    """
+    for field, unit in UNITS.items():
+        if isinstance(row.get(field), dict):
+            return {name: unit * x for name, x in row[field].items()}
+    if "columns" in row:
+        return {name: x["median_s"] if isinstance(x, dict) else x for name, x in row["columns"].items()}
+    if isinstance(row.get("seconds"), dict):
+        return {name: statistics.median(x) for name, x in row["seconds"].items()}
+    if "plain" in row:
+        return {"pblas": row["seconds"], "NCCL": row["plain"]}
+    return {name: 1e-6 * row[name] for name in ("pblas", "peer") if name in row}
+
+
+PRODUCTS: dict[str, Any] = {
+    "stem": "gpu_overlap",
+    "label": "{op} {model}, M = {m}",
+    "compared": (("pblas", "", "cublas+*", "torch", "triton", "cublasmp"),),
+    "beside": ("cublas",),
+    "unit": "us",
+}
+ARRAYS: dict[str, Any] = {"label": "{call}", "compared": (("pblas", "", "peer"),), "unit": "us"}
+FILES: dict[str, Any] = {
+    "stem": "gpu_files",
+    "command": "benchmarks.gpu.files .",
+    "label": "order {order}",
+    "compared": (("A.save", ", save", "np.save, fsync"), ("ctx.load", ", load", "np.load, to the GPU")),
+    "beside": ("np.save", "np.load"),
+}
+EIGENVALUES = "benchmarks.gpu.eigenvalues --dtypes float64 --sizes "
+CALLS = "benchmarks.gpu.arrays --dtypes float64 --sizes "
+OVERLAP = "benchmarks.gpu.overlap --models "
+
+CPU: tuple[Table, ...] = ()
+GPU = (
+    Table(name="products", family="products", command=OVERLAP + "8B 70B --m 512 4096 16384", seconds=150, **PRODUCTS),
+    Table(
+        name="all-reduces",
+        family="collectives",
+        stem="gpu_allreduce",
+        command="benchmarks.gpu.allreduce",
+        label="{bytes}{with}",
+        compared=(("pblas", "", "nccl", "torch*"),),
+        beside=("pblas symmetric",),
+        unit="us",
+    ),
+    Table(
+        name="level 3",
+        family="level 3",
+        stem="gpu_level3",
+        command="benchmarks.gpu.level3",
+        label="{routine}, {n}, {dtype}",
+        ranks=1,
+    ),
+    Table(
+        name="factorizations",
+        family="factorizations",
+        stem="gpu_factor",
+        command="benchmarks.gpu.factor --sizes 8192 16384",
+        label="{kind}, {n}",
+        compared=(
+            ("blocked 1024", "", "cuSOLVER"),
+            ("blocked", "", "cuSOLVER"),
+            ("auto, Q and R", ", 4000000 rows, with Q", "blocked, Q and R"),
+        ),
+        beside=("local", "blocked with Q", "local with Q", "two passes of products"),
+        ranks=1,
+    ),
+    Table(
+        name="eigenvalues",
+        family="eigenvalues",
+        stem="gpu_eigenvalues",
+        command=EIGENVALUES + "4096 8192 --columns eigh eigvalsh cuSOLVER 'cuSOLVER values'",
+        label="{n}",
+        compared=(
+            ("eigh", ", eigh", "cuSOLVER", "CuPy"),
+            ("eigvalsh", ", eigvalsh", "cuSOLVER values", "CuPy values"),
+        ),
+        ranks=1,
+    ),
+    Table(
+        name="singular values",
+        family="singular values",
+        stem="gpu_singular_values",
+        command="benchmarks.gpu.singular_values --cases svd newton_schulz large_svd polar",
+        label="{case}",
+        compared=(
+            ("svd", "", "gesvdp"),
+            ("svdvals", ", values alone", "gesvdp"),
+            ("pblas", "", "products"),
+            ("polar", ", polar"),
+        ),
+        beside=("GEMM",),
+        ranks=1,
+    ),
+    Table(name="one GPU", stem="gpu_scaling", command="benchmarks.gpu.scaling", label="{operation}, {n}", ranks=1),
+    Table(
+        name="scaling", stem="gpu_scaling", command="benchmarks.gpu.scaling", label="{operation}, {n}", alone="one GPU"
+    ),
+    Table(
+        name="layers",
+        family="layers",
+        stem="torch_layers",
+        command="benchmarks.torch_layers --what training decode muon host",
+        label="{what}, {model}",
+        beside=("pblas compiled",),
+        seconds=120,
+    ),
+    Table(name="arrays", family="arrays", stem="gpu_arrays", command=CALLS + "8192", ranks=1, **ARRAYS),
+    Table(
+        name="small arrays",
+        family="small calls",
+        stem="gpu_arrays_small",
+        command=CALLS + "8 --calls 60 --repeats 5",
+        ranks=1,
+        **ARRAYS,
+    ),
+    Table(name="arrays of one GPU", stem="gpu_arrays_large", command=CALLS + "16384 --repeats 5", ranks=1, **ARRAYS),
+    Table(
+        name="large arrays",
+        stem="gpu_arrays_large",
+        command=CALLS + "16384 --repeats 5",
+        alone="arrays of one GPU",
+        **ARRAYS,
+    ),
+    Table(
+        name="eigenvalues of several GPUs",
+        stem="gpu_eigenvalues",
+        command=EIGENVALUES + "16384 --backend nvshmem --columns eigh 'one GPU'",
+        label="{n}",
+        compared=(("eigh", ""),),
+        beside=("one GPU",),
+    ),
+    Table(
+        name="products over grids",
+        stem="gpu_summa",
+        command="benchmarks.gpu.summa --backends nvshmem",
+        label="{grid}, {n}, {dtype}",
+        compared=(("nvshmem", "", "cublasmp"),),
+        beside=("alone",),
+    ),
+    Table(
+        name="reproducible products",
+        stem="gpu_reproducible",
+        command="benchmarks.gpu.reproducible",
+        label="{op} {model}, M = {m}",
+        compared=(("pblas", ""),),
+        beside=("without",),
+    ),
+    Table(
+        name="exact products",
+        stem="gpu_exact",
+        command="benchmarks.gpu.exact",
+        compared=(("pblas", ""),),
+        beside=("cuBLASLt",),
+        ranks=1,
+    ),
+    Table(name="files of one GPU", ranks=1, **FILES),
+    Table(name="files", **FILES),
+    Table(
+        name="first calls",
+        stem="gpu_first_calls",
+        command="benchmarks.gpu.first_calls",
+        label="{call}",
+        compared=(("caches empty", ""),),
+        beside=("caches filled",),
+        ranks=1,
+        unit="s",
+        seconds=120,
+    ),
+    Table(
+        name="epilogues",
+        family="epilogues",
+        stem="gpu_epilogues",
+        command="benchmarks.gpu.epilogues",
+        label="{op} {model}, M = {m}",
+        compared=tuple((x, f", {x}", f"{x} apart") for x in ("relu(x + bias)", "gelu", "x + h")),
+        beside=("product",),
+        unit="us",
+    ),
+    Table(
+        name="refined solutions",
+        stem="gpu_solve",
+        command="benchmarks.gpu.singular_values --cases solve",
+        label="{case}",
+        compared=(("float64", ""),),
+        beside=("refine=*",),
+        ranks=1,
+    ),
+    Table(
+        name="Llama 3 8B",
+        family="layers",
+        stem="tp_llama",
+        command="examples/tp_llama.py --size 8B --tokens 4096 --batch 1 16 64",
+        label="{phase}, {tokens}, {ranks} GPUs",
+        seconds=100,
+    ),
+    Table(name="more products", command=OVERLAP + "8B 70B 405B --m 8192 2048", seconds=150, **PRODUCTS),
+    Table(name="the largest products", command=OVERLAP + "405B --m 512 4096 16384", seconds=100, **PRODUCTS),
+    Table(name="few tokens", command=OVERLAP + "8B 70B 405B --m 1 16 64 128", seconds=200, **PRODUCTS),
+    Table(
+        name="the Hopper kernel",
+        stem="gpu_gemm",
+        command="benchmarks.gpu.gemm",
+        label="{row[model]} {row[op]}, M = {row[m]}",
+        compared=(("hopper", "", "cublas"),),
+        ranks=1,
+        unit="us",
+    ),
+)
+
+TABLES = {table.name: table for table in (*CPU, *GPU)}
