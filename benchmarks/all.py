@@ -33,21 +33,27 @@ LEAST = 10.0  # seconds in which a program starts
 def command(table: Table, gpus: int, file: Path) -> list[str]:
     """The command line that measures a table."""
     ranks = table.ranks or gpus
-    launcher = [os.environ.get("MPIEXEC", "mpiexec"), "-n", str(ranks)] if ranks > 1 else []
+    local = Path(sys.executable).parent / "mpiexec"
+    mpiexec = os.environ.get("MPIEXEC") or (str(local) if local.exists() else "mpiexec")
+    launcher = [mpiexec, "-n", str(ranks)] if ranks > 1 else []
     program, *arguments = shlex.split(table.command)
     module = [program] if program.endswith(".py") else ["-m", program]
     return [*launcher, sys.executable, "-m", "mpi4py", *module, *arguments, "--json", str(file)]
 
 
-def run(line: list[str], seconds: float, log: Path) -> str:
+def run(line: str, seconds: float, log: Path) -> str:
     """Run a command line for at most so many seconds; how it ended."""
-    environment = os.environ | {
-        "PBLAS_COMMIT": results_file.commit(),
-        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
-    }
+    paths = {"PYTHONPATH": ROOT, "LD_LIBRARY_PATH": ROOT / "build/peer"}  # the latter has ScaLAPACK
+    environment = os.environ | {"PBLAS_COMMIT": results_file.commit()}
+    environment |= {name: f"{path}:{os.environ.get(name, '')}" for name, path in paths.items()}
     with log.open("w") as output:
         process = subprocess.Popen(
-            line, stdout=output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment, start_new_session=True
+            shlex.split(line),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment,
+            start_new_session=True,
         )
         try:
             status = process.wait(seconds)
@@ -74,7 +80,7 @@ def verdict(table: Table, gpus: int, path: Path) -> str:
         median, (least, label) = statistics.median(x for x, _ in ratios), ratios[0]
         text += f", fastest peer / pblas: median {median:.2f}, least {least:.2f} ({label})"
     for row in rows:
-        if row.goal and row.ratio:
+        if row.goal and row.ratio and "cublas" in row.beside:
             e = row.beside["cublas"] / row.ours
             text += f"\n  {row.label}: E {e:.3f}, goal {row.goal}{'' if e >= row.goal else ', missed'}"
             text += f"; fastest peer / pblas {row.ratio:.2f}"
@@ -92,12 +98,13 @@ def main() -> None:
     options = parser.parse_args()
     end, gpus, out = time.monotonic() + options.seconds, options.gpus, options.out.resolve()
     tables = [table for table in GPU if (table.ranks or 2) <= gpus] if gpus else CPU
+    lines = dict[str, Table]()
     for table in tables:
-        if options.only and table.name not in options.only:
-            continue
-        line = command(table, gpus, out / table.file(gpus))
+        if not options.only or table.name in options.only:
+            lines.setdefault(shlex.join(command(table, gpus, out / table.file(gpus))), table)
+    for line, table in lines.items():
         if options.list:
-            print(f"{table.name} -> {shlex.join(line)} -> {table.seconds:.0f} s")
+            print(f"{table.name} -> {line} -> {table.seconds:.0f} s")
             continue
         left = min(table.seconds, end - time.monotonic())
         if left < LEAST:

@@ -51,6 +51,7 @@ class Table:
         seconds: deadline of the command.
         unit: of the times on the page: s, ms or us.
         alone: name of the table whose times of one GPU are shown beside.
+        routines: those of the file that belong to the table; () for all.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Table:
     seconds: float = 60.0
     unit: str = "ms"
     alone: str = ""
+    routines: tuple[str, ...] = ()
 
     def file(self, gpus: int) -> str:
         """Name of the file of results."""
@@ -78,8 +80,10 @@ class Table:
     def rows(self, gpus: int = 1, results: dict[str, Any] | None = None) -> list[Comparison]:
         """The rows of the file of so many GPUs."""
         results = self.results(gpus) if results is None else results
-        one = {row.label: row.ours for row in TABLES[self.alone].rows()} if self.alone else {}
-        return [found for row in results.get("rows", results.get("goals", [])) for found in self._of(row, one)]
+        one = {row.label: row.ours for row in TABLES["GPU", self.alone].rows()} if self.alone else {}
+        rows = results.get("rows", results.get("goals", []))
+        kept = [row for row in rows if not self.routines or row["routine"] in self.routines]
+        return [found for row in kept for found in self._of(row, one)]
 
     def _of(self, row: dict[str, Any], one: dict[str, float]) -> Iterator[Comparison]:
         times, label = times_of(row), self.label.format_map(row | words(row))
@@ -119,7 +123,9 @@ def times_of(row: dict[str, Any]) -> dict[str, float]:
         if isinstance(row.get(field), dict):
             return {name: unit * x for name, x in row[field].items()}
     if "columns" in row:
-        return {name: x["median_s"] if isinstance(x, dict) else x for name, x in row["columns"].items()}
+        return {
+            name: x.get("median_s", x["best_s"]) if isinstance(x, dict) else x for name, x in row["columns"].items()
+        }
     if isinstance(row.get("seconds"), dict):
         return {name: statistics.median(x) for name, x in row["seconds"].items()}
     if "plain" in row:
@@ -146,7 +152,176 @@ EIGENVALUES = "benchmarks.gpu.eigenvalues --dtypes float64 --sizes "
 CALLS = "benchmarks.gpu.arrays --dtypes float64 --sizes "
 OVERLAP = "benchmarks.gpu.overlap --models "
 
-CPU: tuple[Table, ...] = ()
+FACTOR: dict[str, Any] = {
+    "label": "{routine}, {n}, {dtype}",
+    "compared": (("pblas", "", "SciPy", "stock", "tuned", "MKL*", "heat*"),),
+    "beside": ("copied", "rows", "GEMM"),
+    "ranks": 2,
+}
+FACTORIZATIONS, SOLVES = ("cholesky", "lu", "qr"), ("solve1", "solve512", "inv")
+LEVEL_3: dict[str, Any] = {
+    "family": "level 3",
+    "label": "{routine}, {grid}, {n}",
+    "compared": (("pblas", "", "SciPy", "stock", "tuned", "MKL"),),
+    "beside": ("GEMM",),
+    "ranks": 2,
+}
+SCALAPACK: dict[str, Any] = {
+    "stem": "scalapack",
+    "command": "benchmarks.cpu.scalapack",
+    "label": "{grid}, n = {n}, nb = {nb}",
+    "compared": (("pblas", "", "stock", "tuned"),),
+    "beside": ("GEMM",),
+    "ranks": 2,
+}
+MEMORY: dict[str, Any] = {"compared": (("pblas", "", "numpy"),), "beside": ("parts",), "ranks": 2, "family": "arrays"}
+FACTOR_RUN = "benchmarks.cpu.factor --kinds cholesky,lu,qr,solve1,solve512,inv --rounds 5 --blocks 64,128 --sizes "
+
+CPU = (
+    Table(
+        name="eigenvalues",
+        family="eigenvalues",
+        stem="eigenvalues_2_ranks",
+        command="benchmarks.cpu.eigenvalues --sizes 1024,2048",
+        compared=(
+            ("all", ", eigh", "evd", "pdsyevd"),
+            ("values", ", eigvalsh", "evd values", "pdsyevd values"),
+            ("tenth", ", lowest tenth", "evr tenth", "pdsyev? tenth"),
+            ("generalized", ", generalized", "gvd"),
+        ),
+        ranks=2,
+        seconds=80,
+    ),
+    Table(
+        name="products",
+        family="products",
+        stem="cpu_matmul",
+        command="benchmarks.cpu.matmul --sections goals --repeats 3",
+        label="{plan}, {m} x {n} x {k}, {transport}",
+        compared=(("{plan} {transport}", "", "numpy"),),
+        ranks=2,
+        seconds=140,
+    ),
+    Table(
+        name="factorizations",
+        family="factorizations",
+        stem="factor_2_ranks_epyc",
+        command=FACTOR_RUN + "1024,2048",
+        routines=FACTORIZATIONS,
+        seconds=120,
+        **FACTOR,
+    ),
+    Table(
+        name="solves",
+        family="solves",
+        stem="factor_2_ranks_epyc",
+        command=FACTOR_RUN + "1024,2048",
+        routines=SOLVES,
+        **FACTOR,
+    ),
+    Table(
+        name="all-reduces",
+        family="collectives",
+        stem="cpu_allreduce_2_ranks",
+        command="benchmarks.cpu.allreduce",
+        label="{KiB} KiB",
+        compared=(("auto", "", "MPI"),),
+        beside=("shared", "fused", "apart"),
+        ranks=2,
+        unit="us",
+    ),
+    Table(
+        name="redistributions",
+        family="redistributions",
+        stem="redistribute_2_ranks",
+        command="benchmarks.cpu.redistribute",
+        label="{case}, {n}",
+        compared=(("call", "", "Alltoallv"),),
+        ranks=2,
+    ),
+    Table(
+        name="elementwise",
+        family="arrays",
+        stem="elementwise_2_ranks",
+        command="benchmarks.cpu.elementwise --sizes 4096",
+        label="",
+        compared=(
+            ("equal", "x + y", "numpy"),
+            ("equal, fma", "x * s + y", "fma, numpy"),
+            ("moved", "A + B, redistributed", "numpy"),
+        ),
+        beside=("parts",),
+        ranks=2,
+    ),
+    Table(
+        name="norms",
+        stem="norms_2_ranks",
+        command="benchmarks.cpu.norms --sizes 4096 --cases 'norm, fro'",
+        label="{case}, {n}",
+        **MEMORY,
+    ),
+    Table(
+        name="levels 1 and 2",
+        stem="level2_2_ranks",
+        command="benchmarks.cpu.level2 --sizes 4096 --repeats 9",
+        label="{case}, {n}",
+        **MEMORY,
+    ),
+    Table(
+        name="small calls",
+        family="small calls",
+        stem="small_calls",
+        command="benchmarks.cpu.small_calls --jobs 2 --repeats 8",
+        label="{call}",
+        compared=(("pblas", "", "peer"),),
+        ranks=1,
+        unit="us",
+    ),
+    Table(
+        name="singular values",
+        family="singular values",
+        stem="singular_values_2_ranks",
+        command="benchmarks.cpu.singular_values --rounds 3",
+        label="{case}",
+        compared=(
+            ("svd", "", "gesdd", "pdgesvd", "heat*", "dask*"),
+            ("svdvals", ", values alone", "values"),
+            ("rsvd", "", "scikit-learn", "heat*", "dask*"),
+            ("polar newton", ", Newton", "SciPy"),
+            ("polar svd", ", by singular values", "SciPy"),
+            ("polar qdwh", ", QDWH", "SciPy"),
+            ("float32", ", refined"),
+        ),
+        beside=("None",),
+        ranks=2,
+        seconds=100,
+    ),
+    Table(
+        name="least squares",
+        family="solves",
+        stem="lstsq_2_ranks",
+        command="benchmarks.cpu.least_squares --rounds 3",
+        label="{m} x {n}",
+        ranks=2,
+    ),
+    Table(
+        name="QR of tall matrices",
+        family="factorizations",
+        stem="qr_tall_2_ranks",
+        command="benchmarks.cpu.factor --kinds qr --sizes '' --tall 1000000x64,200000x256 --rounds 2 --blocks 64",
+        **{**FACTOR, "label": "{m} x {n}"},
+    ),
+    Table(
+        name="level 3",
+        stem="level3_2_ranks_epyc",
+        command="benchmarks.cpu.level3 --blocks 128 --rounds 3",
+        seconds=300,
+        **LEVEL_3,
+    ),
+    Table(name="pdgemm", family="products", routines=("pdgemm",), seconds=600, **SCALAPACK),
+    Table(name="pdtran", family="redistributions", routines=("pdtran",), **SCALAPACK),
+    Table(name="pdgemr2d", family="redistributions", routines=("pdgemr2d",), **SCALAPACK),
+)
 GPU = (
     Table(name="products", family="products", command=OVERLAP + "8B 70B --m 512 4096 16384", seconds=150, **PRODUCTS),
     Table(
@@ -324,4 +499,4 @@ GPU = (
     ),
 )
 
-TABLES = {table.name: table for table in (*CPU, *GPU)}
+TABLES = {("GPU" if table in GPU else "CPU", table.name): table for table in (*CPU, *GPU)}

@@ -219,7 +219,11 @@ def main() -> None:
         from benchmarks.cpu.machine import write
 
         settings = {name: getattr(options, name) for name in ("n", "jobs", "repeats", "calls", "ranks", "transport")}
-        write(options.json, settings | {"trees": [str(tree) for tree in trees], "seconds": times})
+        columns = {tree.name: each for tree, each in zip(trees[:-1], times[:-1], strict=True)} | {"pblas": times[-1]}
+        columns["peer"] = {name.removeprefix(PEER): x for name, x in times[-1].items() if name.startswith(PEER)}
+        names = [name for name in times[-1] if not name.startswith(PEER)]
+        rows = [{"call": name, "seconds": {k: x[name] for k, x in columns.items() if name in x}} for name in names]
+        write(options.json, settings | {"rows": rows})
 
 
 if __name__ == "__main__":
