@@ -30,6 +30,11 @@ class Comparison(NamedTuple):
         return min(self.peers.items(), key=lambda item: item[1], default=None)
 
     @property
+    def is_lost(self) -> bool:
+        """Whether a peer is faster, to two digits after the point."""
+        return self.ratio is not None and round(self.ratio, 2) < 1
+
+    @property
     def ratio(self) -> float | None:
         """Seconds of the fastest peer over those of pblas, which is faster if they are above 1."""
         return self.best[1] / self.ours if self.best else None
@@ -71,15 +76,9 @@ class Table:
         """Name of the file of results."""
         return f"{self.stem}.json" if self.ranks or gpus < 2 else f"{self.stem}_{gpus}_gpus.json"
 
-    def results(self, gpus: int = 1) -> dict[str, Any]:
-        """The file of results; {} if there is none."""
-        path = RESULTS / self.file(gpus)
-        results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        return results[-1] if isinstance(results, list) else results
-
     def rows(self, gpus: int = 1, results: dict[str, Any] | None = None) -> list[Comparison]:
-        """The rows of the file of so many GPUs."""
-        results = self.results(gpus) if results is None else results
+        """The rows of the file of so many GPUs, or of other results."""
+        results = results_of(self.file(gpus)) if results is None else results
         one = {row.label: row.ours for row in TABLES["GPU", self.alone].rows()} if self.alone else {}
         rows = results.get("rows", results.get("goals", []))
         kept = [row for row in rows if not self.routines or row["routine"] in self.routines]
@@ -97,6 +96,13 @@ class Table:
             if label + text in one:
                 shown = {"one GPU": one[label + text], **shown}
             yield Comparison(label + text, times[ours], rivals, shown, row.get("goal"))
+
+
+def results_of(file: str) -> dict[str, Any]:
+    """A file of results, of several runs the last one; {} if there is none."""
+    path = RESULTS / file
+    results = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return results[-1] if isinstance(results, list) else results
 
 
 def words(row: dict[str, Any]) -> dict[str, str]:
@@ -185,8 +191,8 @@ CPU = (
         command="benchmarks.cpu.eigenvalues --sizes 1024,2048",
         compared=(
             ("all", ", eigh", "evd", "pdsyevd"),
-            ("values", ", eigvalsh", "evd values", "pdsyevd values"),
-            ("tenth", ", lowest tenth", "evr tenth", "pdsyev? tenth"),
+            ("values", ", eigvalsh", "evd values", "pdsye* values"),
+            ("tenth", ", lowest tenth", "evr tenth", "pdsye* tenth"),
             ("generalized", ", generalized", "gvd"),
         ),
         ranks=2,
@@ -195,12 +201,12 @@ CPU = (
     Table(
         name="products",
         family="products",
-        stem="cpu_matmul",
-        command="benchmarks.cpu.matmul --sections goals --repeats 3",
+        stem="cpu_products",
+        command="benchmarks.cpu.matmul --sections goals --repeats 7",
         label="{plan}, {m} x {n} x {k}, {transport}",
         compared=(("{plan} {transport}", "", "numpy"),),
         ranks=2,
-        seconds=140,
+        seconds=300,
     ),
     Table(
         name="factorizations",
@@ -460,7 +466,6 @@ GPU = (
     ),
     Table(
         name="epilogues",
-        family="epilogues",
         stem="gpu_epilogues",
         command="benchmarks.gpu.epilogues",
         label="{op} {model}, M = {m}",
