@@ -41,14 +41,14 @@ def command(table: Table, gpus: int, file: Path) -> list[str]:
     return [*launcher, sys.executable, "-m", "mpi4py", *module, *arguments, "--json", str(file)]
 
 
-def run(line: str, seconds: float, log: Path) -> str:
+def run(line: list[str], seconds: float, log: Path) -> str:
     """Run a command line for at most so many seconds; how it ended."""
     paths = {"PYTHONPATH": ROOT, "LD_LIBRARY_PATH": ROOT / "build/peer"}  # the latter has ScaLAPACK
     environment = os.environ | {"PBLAS_COMMIT": results_file.commit()}
     environment |= {name: f"{path}:{os.environ.get(name, '')}" for name, path in paths.items()}
     with log.open("w") as output:
         process = subprocess.Popen(
-            shlex.split(line),
+            line,
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
@@ -112,7 +112,7 @@ def main() -> None:
             continue
         out.mkdir(parents=True, exist_ok=True)
         start, log = time.monotonic(), out / f"{table.name.replace(' ', '_')}.log"
-        ended = run(line, left, log)
+        ended = run(shlex.split(line), left, log)
         took = f"{time.monotonic() - start:.0f} s of {left:.0f}"
         print(f"{table.name}: {ended}, {took}; {verdict(table, gpus, out / table.file(gpus))}", flush=True)
         if ended != "done":

@@ -21,7 +21,7 @@ from benchmarks.tables import CPU, GPU, TABLES, UNITS, Comparison, Table, result
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/performance.md", "docs/performance/cpu.md", "docs/performance/gpu.md")
 BLOCK = re.compile(
-    r"(<!-- (?:table: (CPU|GPU) ([\w ]+?)(?: on (\d+) GPUs)?(?: in (\w+\.json))?|families) -->\n).*?(<!-- end -->)",
+    r"(<!-- (?:table: (CPU|GPU) ([\w -]+?)(?: on (\d+) GPUs)?(?: in (\w+\.json))?|families) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 MOST_PEERS = 3
@@ -78,7 +78,7 @@ def block(table: Table, gpus: int, file: str, path: str) -> str:
         else:
             cells += [time(row.peers.get(name), unit) for name in peers]
         cells += [ratio(row.ratio)] * bool(peers)
-        cells += [ratio(row.beside[beside[0]] / row.ours if row.beside else None)] * one
+        cells += [ratio(row.beside[x] / row.ours if x in row.beside else None) for x in beside if one]
         lines.append("| " + " | ".join(cells) + " |")
     text = head(table, gpus, results, link) + "\n\n" + "\n".join(lines) + "\n"
     return text + (f"\n{losses(rows)}\n" if peers else "")

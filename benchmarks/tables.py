@@ -180,7 +180,7 @@ SCALAPACK: dict[str, Any] = {
     "beside": ("GEMM",),
     "ranks": 2,
 }
-MEMORY: dict[str, Any] = {"compared": (("pblas", "", "numpy"),), "beside": ("parts",), "ranks": 2, "family": "arrays"}
+MEMORY: dict[str, Any] = {"compared": (("pblas", "", "numpy"),), "beside": ("parts",), "ranks": 2}
 FACTOR_RUN = "benchmarks.cpu.factor --kinds cholesky,lu,qr,solve1,solve512,inv --rounds 5 --blocks 64,128 --sizes "
 
 CPU = (
@@ -261,6 +261,7 @@ CPU = (
     ),
     Table(
         name="norms",
+        family="arrays",
         stem="norms_2_ranks",
         command="benchmarks.cpu.norms --sizes 4096 --cases 'norm, fro'",
         label="{case}, {n}",
@@ -268,6 +269,7 @@ CPU = (
     ),
     Table(
         name="levels 1 and 2",
+        family="levels 1 and 2",
         stem="level2_2_ranks",
         command="benchmarks.cpu.level2 --sizes 4096 --repeats 9",
         label="{case}, {n}",
