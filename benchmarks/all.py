@@ -42,7 +42,7 @@ def command(table: Table, gpus: int, file: Path) -> list[str]:
 
 
 def run(line: list[str], seconds: float, log: Path) -> str:
-    """Run a command line for at most so many seconds; how it ended."""
+    """Run a command line within a number of seconds, and return how it ended."""
     paths = {"PYTHONPATH": ROOT, "LD_LIBRARY_PATH": ROOT / "build/peer"}  # the latter has ScaLAPACK
     environment = os.environ | {"PBLAS_COMMIT": results_file.commit()}
     environment |= {name: f"{path}:{os.environ.get(name, '')}" for name, path in paths.items()}
@@ -68,7 +68,7 @@ def run(line: list[str], seconds: float, log: Path) -> str:
 
 
 def verdict(table: Table, gpus: int, path: Path) -> str:
-    """What a file says: a line on all rows, and one for each row with a goal."""
+    """A line on all rows of a file, and one for each row with a goal."""
     if not path.exists():
         return "no file"
     results = json.loads(path.read_text(encoding="utf-8"))

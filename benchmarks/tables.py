@@ -77,7 +77,7 @@ class Table:
         return f"{self.stem}.json" if self.ranks or gpus < 2 else f"{self.stem}_{gpus}_gpus.json"
 
     def rows(self, gpus: int = 1, results: dict[str, Any] | None = None) -> list[Comparison]:
-        """The rows of the file of so many GPUs, or of other results."""
+        """The rows of the file of a number of GPUs, or of other results."""
         results = results_of(self.file(gpus)) if results is None else results
         one = {row.label: row.ours for row in TABLES["GPU", self.alone].rows()} if self.alone else {}
         rows = results.get("rows", results.get("goals", []))

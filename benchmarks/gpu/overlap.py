@@ -3,7 +3,6 @@
 mpiexec -n 8 python -m mpi4py -m benchmarks.gpu.overlap [--ops ag_gemm] [--models 8B] [--m 512 4096] [--json FILE]
 python -m benchmarks.gpu.overlap --dry-run [--gpus 8]      the rows of a run and their bounds; needs no GPU
 python -m benchmarks.gpu.overlap --summary --json FILE     prints the file, a line per row
-python -m benchmarks.gpu.overlap --chart --json FILE       draws the file as SVG, under the same name
 
 All columns but cuBLASMp (`cublasmp.py`) run in one job, in rounds: each round fills all operands with new values and
 runs every column once, in rotated order, each on another set of operands. A call is enqueued while a delay kernel runs,
@@ -195,25 +194,15 @@ def publish(job: Job, options: argparse.Namespace, row: dict[str, Any], console:
 
 
 def main() -> None:
-    """Print the rows of a run, measure them, or draw them."""
+    """Print the rows of a run, or measure them."""
     options_parser = parser(__doc__.splitlines()[0])
     options_parser.add_argument("--without", nargs="+", default=[], help="names of columns to leave out")
     options_parser.add_argument("--dry-run", action="store_true", help="print the rows and their bounds")
     options_parser.add_argument("--gpus", type=int, default=8, help="with --dry-run: number of GPUs")
-    options_parser.add_argument("--chart", action="store_true", help="draw the file of --json as SVG")
     options_parser.add_argument("--summary", action="store_true", help="print the file of --json, a line per row")
     options = options_parser.parse_args()
     if options.gpus < 1:
         options_parser.error(f"--gpus is {options.gpus}; expected at least 1")
-    if options.chart:
-        from benchmarks.charts.gpu_chart import chart
-
-        if options.json is None:
-            options_parser.error("--chart needs --json FILE")
-        target = options.json.with_suffix(".svg")
-        target.write_text(chart(json.loads(options.json.read_text(encoding="utf-8"))), encoding="utf-8")
-        print(target)
-        return
     if options.summary:
         if options.json is None:
             options_parser.error("--summary needs --json FILE")

@@ -30,7 +30,7 @@ def test_a_page_has_the_figures_of_the_files(path: str) -> None:
 
 @pytest.mark.parametrize("where", ["CPU", "GPU"])
 def test_a_picture_has_a_dot_for_each_row_of_the_files(where: str) -> None:
-    """Dots lie in one line for each family, at a distance of the first family's that is proportional to log(ratio)."""
+    """The dots of a family are in one line, and their horizontal positions are linear in log(ratio)."""
     rows = pages.families(where)
     drawn = ET.parse(pages.ROOT / f"docs/performance/ratios_{where.lower()}.svg")
     groups = {group.get("id"): list(group.iter(f"{SVG}use")) for group in drawn.iter(f"{SVG}g")}

@@ -1,4 +1,4 @@
-"""The GPU benchmark without a GPU: shapes, bounds, rotation, ratios, parts of a run in one file, the chart."""
+"""The GPU benchmark without a GPU: shapes, bounds, rotation, ratios, parts of a run in one file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -145,16 +144,6 @@ def test_a_row_measured_again_replaces_what_it_speaks_of(tmp_path: Path) -> None
     assert "torch" not in again["us"]
     assert again["missing"]["torch"] == "failed now"
     assert json.loads(path.read_text(encoding="utf-8")) == whole
-
-
-def test_the_chart_shows_every_row_once() -> None:
-    rows = [R.report(row, times(), {}) for row in ROWS if row.gpus == 8]
-    shown = [row for row in rows if row["m"] >= 512]
-    picture = ET.fromstring(importlib.import_module("benchmarks.charts.gpu_chart").chart(R.merged({}, part(rows))))
-    tips = [title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")]
-    assert sum("pblas, E 0.50" in str(tip) for tip in tips) == len(shown)
-    assert sum("cublas+nccl, E 0.34" in str(tip) for tip in tips) == len(shown)
-    ET.fromstring(importlib.import_module("benchmarks.charts.gpu_chart").chart(part([])))
 
 
 def test_roads_that_are_compared_suit_their_product() -> None:
