@@ -16,7 +16,7 @@ from math import log10
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import CPU, GPU, TABLES, UNITS, Comparison, Table, results_of
+from benchmarks.tables import CPU, FAMILIES, GPU, TABLES, UNITS, Comparison, Table, results_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "docs/performance.md", "docs/performance/cpu.md", "docs/performance/gpu.md")
@@ -70,6 +70,8 @@ def block(table: Table, gpus: int, file: str, path: str) -> str:
     shown = peers if len(peers) <= MOST_PEERS else ["fastest peer"]
     heads = ["", *beside, "pblas", *shown, *["fastest peer / pblas"] * bool(peers)]
     heads += [f"{name} / pblas" for name in beside if one]
+    goals = any(row.goal and "cublas" in row.beside for row in rows)
+    heads += ["goal"] * goals
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for row in rows:
         cells = [row.label, *(time(row.beside.get(name), unit) for name in beside), time(row.ours, unit)]
@@ -79,6 +81,7 @@ def block(table: Table, gpus: int, file: str, path: str) -> str:
             cells += [time(row.peers.get(name), unit) for name in peers]
         cells += [ratio(row.ratio)] * bool(peers)
         cells += [ratio(row.beside[x] / row.ours if x in row.beside else None) for x in beside if one]
+        cells += [f"{row.goal:.2f}" if row.goal else ""] * goals
         lines.append("| " + " | ".join(cells) + " |")
     text = head(table, gpus, results, link) + "\n\n" + "\n".join(lines) + "\n"
     return text + (f"\n{losses(rows)}\n" if peers else "")
@@ -107,9 +110,10 @@ def losses(rows: Iterable[Comparison]) -> str:
 def families(where: str) -> Families:
     """The rows with peers of each family of operations, by the number of GPUs."""
     result: Families = {}
-    for table in CPU if where == "CPU" else GPU:
+    tables = [table for table in (CPU if where == "CPU" else GPU) if table.family]
+    for table in sorted(tables, key=lambda table: FAMILIES.index(table.family)):
         for gpus in (1,) if where == "CPU" or table.ranks else (2, 4, 8):
-            rows = [row for row in table.rows(gpus) if row.ratio] if table.family else []
+            rows = [row for row in table.rows(gpus) if row.ratio]
             name = table.family if where == "CPU" else f"{table.family}, {gpus} GPU{'s' * (gpus > 1)}"
             if rows:
                 result.setdefault(name, []).extend(rows)

@@ -12,6 +12,11 @@ from typing import Any, NamedTuple
 from benchmarks.results_file import RESULTS
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "median_us": 1e-6}
+FAMILIES = (
+    *("products", "collectives", "redistributions", "arrays", "small calls", "levels 1 and 2", "level 3"),
+    *("factorizations", "solves", "eigenvalues", "singular values", "layers"),
+)
+"""Rows of the pictures."""
 OPS = {"ag_gemm": "AG", "gemm_rs": "RS", "gemm_ar": "AR"}
 
 
@@ -48,7 +53,7 @@ class Table:
         name: what is measured.
         stem: name of the file of results, before the number of GPUs.
         command: module, or script, and its arguments but for the file.
-        family: row of the pictures; "" if no peer was measured.
+        family: one of FAMILIES; "" if no peer was measured.
         label: text of a row, from its fields.
         compared: a column of pblas, what it adds to the label, and patterns of the columns that are its peers.
         beside: patterns of the columns that are shown and are no peers.
@@ -359,7 +364,7 @@ GPU = (
         compared=(
             ("blocked 1024", "", "cuSOLVER"),
             ("blocked", "", "cuSOLVER"),
-            ("auto, Q and R", ", 4000000 rows, with Q", "blocked, Q and R"),
+            ("auto, Q and R", ", 4000000 rows, with Q"),
         ),
         beside=("local", "blocked with Q", "local with Q", "two passes of products"),
         ranks=1,
