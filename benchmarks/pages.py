@@ -48,7 +48,7 @@ def head(table: Table, gpus: int, results: dict[str, Any], link: str) -> str:
     started = f"mpiexec -n {ranks} python -m mpi4py" if ranks > 1 else "python"
     program = table.command if table.command.startswith("examples") else f"-m {table.command}"
     program += " --library mkl" if str(results.get("library")).lower() == "mkl" else ""
-    device = results.get("device", "AMD EPYC")
+    device = re.sub(r"\(R\)| Processor", "", results.get("device", "AMD EPYC"))
     where = device if table in CPU else f"{gpus} {device}" if gpus > 1 else f"one {device}"
     rounds = f" of {results['rounds']} rounds" if "rounds" in results else ""
     parts = [where, " to ".join(dict.fromkeys((dates[0], dates[-1])))]

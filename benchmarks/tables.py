@@ -186,7 +186,7 @@ SCALAPACK: dict[str, Any] = {
     "ranks": 2,
 }
 MEMORY: dict[str, Any] = {"compared": (("pblas", "", "numpy"),), "beside": ("parts",), "ranks": 2}
-FACTOR_RUN = "benchmarks.cpu.factor --kinds cholesky,lu,qr,solve1,solve512,inv --rounds 5 --blocks 64,128 --sizes "
+FACTOR_RUN = "benchmarks.cpu.factor --kinds cholesky,lu,qr,solve1,solve512,inv --rounds 7 --blocks 64,128 --sizes "
 
 CPU = (
     Table(
@@ -216,16 +216,16 @@ CPU = (
     Table(
         name="factorizations",
         family="factorizations",
-        stem="factor_2_ranks_epyc",
+        stem="factor_2_ranks",
         command=FACTOR_RUN + "1024,2048",
         routines=FACTORIZATIONS,
-        seconds=120,
+        seconds=400,
         **FACTOR,
     ),
     Table(
         name="solves",
         family="solves",
-        stem="factor_2_ranks_epyc",
+        stem="factor_2_ranks",
         command=FACTOR_RUN + "1024,2048",
         routines=SOLVES,
         **FACTOR,
