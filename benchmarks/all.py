@@ -80,10 +80,10 @@ def verdict(table: Table, gpus: int, path: Path) -> str:
         median, (least, label) = statistics.median(x for x, _ in ratios), ratios[0]
         text += f", fastest peer / pblas: median {median:.2f}, least {least:.2f} ({label})"
     for row in rows:
-        if row.goal and row.ratio and "cublas" in row.beside:
+        if row.goal and "cublas" in row.beside:
             e = row.beside["cublas"] / row.ours
             text += f"\n  {row.label}: E {e:.3f}, goal {row.goal}{'' if e >= row.goal else ', missed'}"
-            text += f"; fastest peer / pblas {row.ratio:.2f}"
+            text += f"; fastest peer / pblas {row.ratio:.2f}" if row.ratio else ""
     return text
 
 
