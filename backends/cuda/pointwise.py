@@ -31,6 +31,7 @@ ANY_STEP = -1
 FOLDER = Path(__file__).parent
 
 _TYPES = {"float32": "float", "float64": "double", "complex64": "complex<float>", "complex128": "complex<double>"}
+_OTHER_PRECISION = {"f": "d", "d": "f", "F": "D", "D": "F"}
 _THREADS = 256
 _CTAS_PER_SM = 1024  # with more packs a thread takes several; with 16, 4 % more time on an H200
 _PACKS = 2  # of each array that a thread loads at once, where packs are whole and aligned
@@ -170,15 +171,18 @@ and `y*` is a conjugated view if the matrices are complex."""
 
 
 def programs(dtype: Dtype) -> Iterator[Program]:
-    """The programs of `EXPRESSIONS` for matrices of a dtype."""
+    """The programs of `EXPRESSIONS` for matrices of a dtype, and of copies in either precision."""
     kinds: dict[str, Dtype | None] = {"#": None, "~": np.empty(0, dtype).real.dtype}
+    results = dtype, np.dtype(_OTHER_PRECISION[dtype.char])
+    keys = [_Kernels.combining(Name("x"), {"x": dtype}, out, dtype).key for out in results]
     for text, operands in ((text, operands) for text, ways in EXPRESSIONS.items() for operands in ways):
         views = "|".join(re.findall(r"(\w+)\*", operands)) if dtype.kind == "c" else ""
         tree = parse(re.sub(rf"\b({views})\b", r"conj(\1)", text) if views else text, parts=True)
         dtypes = {operand.strip("#~*"): kinds.get(operand[0], dtype) for operand in operands.split()}
         first, canonical, own = _canonical(tree, dtypes)
-        used = [dtypes[own[name]] for name in operand_names(canonical)]
-        key = canonical, used, dtypes[first] or dtype, dtype, dtype
+        used = tuple(dtypes[own[name]] for name in operand_names(canonical))
+        keys.append((canonical, used, dtypes[first] or dtype, dtype, dtype))
+    for key in dict.fromkeys(keys):
         yield from (Program(source(*key, packs=packs)) for packs in (0, _PACKS))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import cupy
 
-from pblas.backends.cuda import level2, transfer, vectors
+from pblas.backends.cuda import level2, reductions, transfer, vectors
 from pblas.backends.cuda.elementwise import DeviceElementwise
 from pblas.backends.cuda.gemm import copies_of, needs_copy
 from pblas.backends.cuda.gemm_problem import ALIGNMENT
@@ -231,8 +231,8 @@ class DeviceProducts(DeviceElementwise):
             gram_blocks(self.blas_handle, x, rows, count, parts)
         self.gemm(1, x[rows * count :].T, x[rows * count :], 0, parts[:, n * count :], conj=(True, False))
         self.synchronize()
-        total: Array = parts.T.reshape(count + 1, n, n).sum(0).T.get()
-        return total
+        total = transfer.on_host(reductions.reduce("sum", parts.T.reshape(count + 1, n * n), 0, x.dtype))
+        return total.reshape(n, n).T
 
     def _multiply_short(self, alpha: complex, x: GpuArray, y: GpuArray, beta: complex, z: GpuArray) -> None:
         """`gemm` of matrices of 8 bits, by way of copies that cuBLASLt takes."""

@@ -6,7 +6,7 @@ Each reads the elements once, in the order of memory, by enough CTAs to fill the
 from __future__ import annotations
 
 from functools import cache
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -262,15 +262,14 @@ def _kernel(name: str, file: str, element: Dtype, result: Dtype, constants: str)
 
 
 def programs(element: Dtype) -> Iterator[Program]:
-    """The programs for matrices of a dtype: reductions of whole packs, the place of an extreme, and copies by lists."""
+    """The programs for matrices of a dtype: reductions, the places of extremes, and copies by lists."""
     real, is_complex = np.empty(0, element).real.dtype, element.kind == "c"
     for kind in KINDS:
         if is_complex and kind in ("max", "min"):
             continue
         result = {"sum": element, "squares": np.dtype(np.float64)}.get(kind, real)
-        for way in ("along", "across"):
-            name = f"reduce_{way}<{_PACK_NBYTES // element.itemsize}>"
-            yield Program(source("reductions.cu", element, result, _kind(kind)), (name,))
+        for way, pack in product(("along", "across"), {_PACK_NBYTES // element.itemsize, 1}):
+            yield Program(source("reductions.cu", element, result, _kind(kind)), (f"reduce_{way}<{pack}>",))
     yield Program(places_source(element.itemsize, is_complex=is_complex))
     if not is_complex:
         for kind in ("max", "min"):
