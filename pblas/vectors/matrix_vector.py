@@ -463,7 +463,7 @@ class RunMatrixVector(Exchanging):
         assert target.column is not None, "BLAS writes it"
         splits = plan.a.rows, plan.a.columns, target.column.rows
         gathered = PreparedReduction(ReductionPlan(x.column, "sum", 1, dtype.name, plan.nprocs), backend.rank)
-        if not gathered.is_sequence or any(z.is_replicated or z.nblocks > z.nprocs for z in splits):
+        if not gathered.is_sequence or any(z.is_replicated or z.nblocks > z.nprocs > 1 for z in splits):
             return False
         self._everywhere = GpuExchange(backend, dtype, gathered.counts)
         self._added = GpuExchange(backend, dtype, plan.length)
