@@ -174,16 +174,20 @@ def programs(dtype: Dtype) -> Iterator[Program]:
     """The programs of `EXPRESSIONS` for matrices of a dtype, and of copies in either precision."""
     kinds: dict[str, Dtype | None] = {"#": None, "~": np.empty(0, dtype).real.dtype}
     results = dtype, np.dtype(_OTHER_PRECISION[dtype.char])
-    keys = [_Kernels.combining(Name("x"), {"x": dtype}, out, dtype).key for out in results]
+    keys = [_key(Name("x"), {"x": dtype}, out, dtype) for out in results]
     for text, operands in ((text, operands) for text, ways in EXPRESSIONS.items() for operands in ways):
         views = "|".join(re.findall(r"(\w+)\*", operands)) if dtype.kind == "c" else ""
         tree = parse(re.sub(rf"\b({views})\b", r"conj(\1)", text) if views else text, parts=True)
         dtypes = {operand.strip("#~*"): kinds.get(operand[0], dtype) for operand in operands.split()}
-        first, canonical, own = _canonical(tree, dtypes)
-        used = tuple(dtypes[own[name]] for name in operand_names(canonical))
-        keys.append((canonical, used, dtypes[first] or dtype, dtype, dtype))
+        keys.append(_key(tree, dtypes, dtype, dtype))
     for key in dict.fromkeys(keys):
         yield from (Program(source(*key, packs=packs)) for packs in (0, _PACKS))
+
+
+def _key(tree: Node, dtypes: Mapping[str, Dtype | None], out: Dtype, compute: Dtype) -> tuple[Any, ...]:
+    """The arguments of `source` for an expression of operands of these dtypes, None for numbers."""
+    first, canonical, own = _canonical(tree, dtypes)
+    return canonical, tuple(dtypes[own[name]] for name in operand_names(canonical)), dtypes[first], out, compute
 
 
 def _canonical(tree: Node, dtypes: Mapping[str, Dtype | None]) -> tuple[str, Node, dict[str, str]]:
