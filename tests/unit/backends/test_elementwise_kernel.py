@@ -119,6 +119,21 @@ def test_packs_that_are_whole_are_loaded_together(shape: tuple[int, int], paddin
     assert np.array_equal(np.asarray(out), (np.float32(2.5) * np.asarray(x) - 1).astype(np.float32))
 
 
+def test_a_prepared_launch_takes_other_addresses_and_numbers() -> None:
+    """Arrays of one layout share a launch; whether packs are aligned is decided by the addresses of each call."""
+    pointwise = HostPointwise()
+    memory = np.full((4, 72), POISON, np.float32)
+    tree = parse("s * x - y")
+    for shift, s in ((0, 2.5), (1, -1.0), (0, 4.0)):
+        x, y, out = (memory[i, shift : shift + 64].reshape(8, 8).view(HostArray) for i in range(3))
+        x[...], y[...] = entries((8, 8), dtype_of("float32"), shift + 1), entries((8, 8), dtype_of("float32"), 9)
+        pointwise.combine(0, tree, {"s": s, "x": x, "y": y}, np.dtype(np.float32), out)
+        assert np.allclose(np.asarray(out), np.float32(s) * np.asarray(x) - np.asarray(y), rtol=4 * eps_of(out.dtype))
+    assert [packs > 0 for packs in pointwise.packs] == [True, False, True]
+    assert len(pointwise._launches) == 1
+    assert (memory[3] == POISON).all()
+
+
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_numbers_of_8_bits_are_rounded_as_by_ml_dtypes(dtype: Any) -> None:
     """Any float32, halfway cases and their neighbours among them; and every number of 8 bits exactly."""
