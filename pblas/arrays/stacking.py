@@ -22,7 +22,9 @@ from pblas.redistribution.api import Redistribution
 from pblas.runtime.runtime import Runtime, fail_without_context
 
 if TYPE_CHECKING:
+    from pblas.backends.host_ranks import HostRanks
     from pblas.core.operation import Bound
+    from pblas.redistribution.redistribution_run import RunRedistribution
 
 
 def tril(a: DistMatrix, k: int = 0) -> DistMatrix:
@@ -101,6 +103,19 @@ def hstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
     return _stacked("hstack", matrices, 1)
 
 
+class Triangle(Redistribution):
+    """A triangle of a matrix, in its layout: on one rank work of the caller's stream."""
+
+    def in_order(self, executor: RunRedistribution) -> bool:
+        return executor.is_alone
+
+    def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
+        if backend.size == 1:
+            backend.arrays.fill_whole(result.stored("tril"), 0)
+        else:
+            super().fresh(backend, result)
+
+
 def _triangle(opname: str, a: object, uplo: Literal["L", "U"], k: object) -> DistMatrix:
     """**Collective.** A triangle of a matrix, in its layout, and zeros elsewhere."""
     if not isinstance(a, DistMatrix):
@@ -113,7 +128,7 @@ def _bind_triangle(
 ) -> Bound[DistMatrix]:
     if isinstance(k, bool) or not isinstance(k, int | np.integer):
         raise errors.ArgumentError(f"{opname}: k must be an integer, got {k!r}")
-    return Redistribution.bind(opname, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
+    return Triangle.bind(opname, runtime, a, a.desc.without_lld, uplo=uplo, diagonal=int(k))
 
 
 def _stacked(opname: str, matrices: object, axis: int) -> DistMatrix:

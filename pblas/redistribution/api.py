@@ -132,17 +132,9 @@ class Redistribution(Operation[DistMatrix]):
         scaling = Scaling(bound.scalars["alpha"], bound.scalars["beta"], conj)
         return RedistributionOperands(a if self.trans == "N" else a.T, result.stored(opname), scaling)
 
-    def in_order(self, executor: RunRedistribution) -> bool:
-        return executor.is_alone
-
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
-        if self.trapezoid is None:
-            return
-        x = result.stored("redistribute")
-        if backend.size == 1:
-            backend.arrays.fill_whole(x, 0)
-        else:
-            backend.fill(x)
+        if self.trapezoid is not None:
+            backend.fill(result.stored("redistribute"))
 
 
 def redistributed(

@@ -43,7 +43,7 @@ class RunRedistribution:
         self._source_matrix = SourceMatrix(backend, source if reads_a else target, dtype, order)
         self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid, slot=0)
         self.is_alone = backend.size == 1
-        """Whether there are no peers, so that the work is in the caller's stream (global)."""
+        """Whether there are no peers, so that the work may be in the caller's stream (global)."""
         self.peers_read = reads_a
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
 
@@ -60,7 +60,7 @@ class RunRedistribution:
 
     def run(self, x: RedistributionOperands) -> None:
         """**Collective.** B = alpha op(A) + beta B."""
-        if self.is_alone:
+        if self.is_alone:  # in the caller's stream nothing is published before
             self.publish(x)
         self._movement.begin()  # messages to and from ranks of other nodes
         # B[i, j] = alpha op(A)[i, j] + beta B[i, j]   (op(A) read in place within a node, from messages between nodes)
