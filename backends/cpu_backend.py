@@ -16,7 +16,7 @@ from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.delayed_channel import DelayedChannel
 from pblas.backends.dtypes import Array, Dtype, Order, Places, address_of, index_at
 from pblas.backends.host_ranks import HostRanks, Location
-from pblas.backends.interop import host_array, is_tensor
+from pblas.backends.interop import borrowed, host_array, is_tensor
 from pblas.backends.recorder import Recorder
 from pblas.backends.shared_windows import Arena, Block
 
@@ -95,8 +95,11 @@ class CpuBackend(HostRanks):
     def new(self, shape: tuple[int, ...], dtype: Dtype) -> Array:
         return np.empty(shape, dtype)
 
-    def is_here(self, x: Array) -> bool:
+    def is_here(self, x: object) -> bool:
         return isinstance(x, np.ndarray)
+
+    def borrowed(self, x: Array) -> Array:
+        return borrowed(x)
 
     def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:
         raw = np.asarray(memory)

@@ -259,8 +259,12 @@ class HostRanks(ABC):
         """An uninitialised private array in C order, in the memory of this backend (local)."""
 
     @abstractmethod
-    def is_here(self, x: Array) -> bool:
-        """Whether an array is in the memory of this backend (local)."""
+    def is_here(self, x: object) -> bool:
+        """Whether this is an array in the memory of this backend (local)."""
+
+    @abstractmethod
+    def borrowed(self, x: Array) -> Array:
+        """The same array, which does not keep its memory alive (local)."""
 
     @abstractmethod
     def view(self, memory: object, shape: tuple[int, int], strides: tuple[int, int], dtype: Dtype) -> Array:

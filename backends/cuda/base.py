@@ -76,8 +76,14 @@ class GpuBackend(HostRanks):
         array: Array = transfer.new_array(shape, dtype, cupy.cuda.alloc(nbytes))
         return array
 
-    def is_here(self, x: Array) -> bool:
+    def is_here(self, x: object) -> bool:
         return isinstance(x, cupy.ndarray)
+
+    def borrowed(self, x: Array) -> Array:
+        array: Any = x
+        memory = cupy.cuda.UnownedMemory(array.data.ptr, array.nbytes, None, self.device)
+        borrowed: Array = transfer.new_array(x.shape, x.dtype, cupy.cuda.MemoryPointer(memory, 0), x.strides)
+        return borrowed
 
     def reading(self, x: Array) -> Array:
         return transfer.download(x) if self.is_here(x) else x

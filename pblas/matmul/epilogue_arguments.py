@@ -73,6 +73,10 @@ class Scales:
     def kinds(self) -> tuple[bool, bool]:
         return is_array(self.a), is_array(self.b)
 
+    def of(self, view: Callable[[Array], Array]) -> Scales:
+        """These scales, with views of their arrays (local)."""
+        return Scales(*(view(x) if is_array(x) else x for x in (self.a, self.b, self.d, self.amax)))
+
     @property
     def factors(self) -> Scales:
         return replace(self, d=None, amax=None)

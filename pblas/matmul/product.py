@@ -268,9 +268,9 @@ class Execution(NamedTuple):
     out: DistMatrix | None
     operands: Mapping[str, Any] | None = None
     stream: Any = None
-    # the name of the call that this execution is part of, and a function that returns the arguments of that call on
-    # which the ranks agree, `spelled`; None for `execute` itself (global)
-    call: tuple[str, Callable[[], str]] | None = None
+    # the name of the call that this execution is part of, and the arguments of that call on which the ranks agree,
+    # `spelled`; None for `execute` itself (global)
+    call: tuple[str, str] | None = None
     # checked `Scales`, or those that replace the planned ones, as (scale_a, scale_b, scale_d, amax); None for the
     # planned ones
     scales: Any = None
@@ -363,6 +363,10 @@ class PlannedMatmul(Planned[DistMatrix]):
         with runtime.call("execute"):
             return self.perform(opname, runtime, lambda: self._bound(runtime, execution))
 
+    def bound_launch(self, execution: Execution) -> Callable[[Any], object]:
+        """A function of the stream that launches an execution on these matrices, each time anew (local)."""
+        return lambda stream: self.launch(execution._replace(stream=stream))
+
     def _bound(self, runtime: Runtime, execution: Execution) -> Bound[DistMatrix]:
         """The arguments of an execution, compared with the planned ones on this rank."""
         a, b, c, out, given, stream, call, _ = execution
@@ -379,7 +383,7 @@ class PlannedMatmul(Planned[DistMatrix]):
             scalars = {**planned.scalars, "c is given": c is not None, **numbers(operands)}
             scalars |= {} if scales is None else scales.arguments()
         extras = Extras(self._epilogue, operands, scales, stream)
-        agrees = None if call is None else call[1]()
+        agrees = None if call is None else call[1]
         return planned._replace(scalars=scalars, reads={"A": a, "B": b}, old=c, out=out, local=extras, agrees=agrees)
 
     # Also for the push transport

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pblas.runtime.runtime import Runtime
 
-_MAX_KNOWN = 64  # sets of matrices that a plan remembers; on GPUs each set has two graphs
+_MAX_KNOWN = 256  # sets of matrices that a plan remembers, as of like layers of a model; each has two graphs on GPUs
 _GRAPHS_NBYTES = 2 << 20
 """Bytes that a kept plan counts, for its graphs: its workspace is that of the context. So 64 such plans are kept."""
 _ALIGNMENT = 16  # bytes: pblas and the GPU's libraries choose kernels by addresses modulo this
@@ -31,6 +31,16 @@ class _MemoryLayout(NamedTuple):
     # alignment, shape and strides of the arrays whose addresses may change
     others: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
     numbers: tuple[str, ...]  # the epilogue's numbers, as text
+
+
+class _Bound(NamedTuple):
+    """An execution that can be run any number of times (local)."""
+
+    key: Any  # of its matrices, operands and scales; None if they are no matrices
+    execution: Execution  # with checked scales
+    d: DistMatrix
+    extra: Any  # the epilogue's operands, checked
+    body: Callable[[], None]  # see `PushedMatmul.body`
 
 
 class PushedMatmul(PlannedMatmul):
@@ -119,10 +129,25 @@ class PushedMatmul(PlannedMatmul):
         if self._runtime is not None and self._runtime.closed:
             self._runtime.check_open(opname)
 
+    def bound_launch(self, execution: Execution) -> Callable[[Any], object]:
+        runtime = self._runtime
+        assert runtime is not None, "planned with matrices"
+        bound = self._bound_to(runtime, execution)
+
+        def launch(stream: object) -> None:
+            runtime.backend.agreement.nexecutions += 1
+            self._run_bound(runtime, bound, stream)
+
+        return launch
+
     def _run(self, runtime: Runtime, execution: Execution) -> DistMatrix:
         """**Collective.** `launch`, inside a collective call."""
-        a, b, c, out, operands, stream, *_ = execution
         runtime.backend.agreement.nexecutions += 1
+        return self._run_bound(runtime, self._bound_to(runtime, execution), execution.stream)
+
+    def _bound_to(self, runtime: Runtime, execution: Execution) -> _Bound:
+        """An execution with a D, checked operands and scales (local)."""
+        a, b, c, out, operands, *_ = execution
         try:
             d = out if out is not None else self._new_d("execute", runtime)
             key: Any = (a.key, b.key, None if c is None else c.key, d.key)
@@ -142,18 +167,28 @@ class PushedMatmul(PlannedMatmul):
             key += self._epilogue.key(runtime, extra)
         if scales is not None and key is not None:
             key += scales.key(runtime.backend.address)
+        return _Bound(key, execution._replace(scales=scales), d, extra, self.body(a, b, c, d, extra, scales))
+
+    def _run_bound(self, runtime: Runtime, bound: _Bound, stream: object) -> DistMatrix:
+        """**Collective.** Run an execution; its matrices are checked in the first one (local)."""
+        key, execution, d, extra, body = bound
+        scales = execution.scales
         known = self._known.get(key)
         if known is None:
-            known = self._check(runtime, key, execution._replace(scales=scales), d, extra)
+            known = self._check(runtime, key, execution, d, extra)
         else:
             self._known.move_to_end(key)
         if runtime.debug:
-            call_args = {"C is given": c is not None, "out is given": out is not None, **numbers(extra)}
+            call_args = {
+                "C is given": execution.c is not None,
+                "out is given": execution.out is not None,
+                **numbers(extra),
+            }
             call_args |= {} if scales is None else scales.arguments()
             # Peers store results directly into D if it is the planned matrix on every rank.
             call_args["out is the planned matrix"] = d.key[:2] == self._published_d
             runtime.agree(self._call, call_args)
-        runtime.backend.engine(self.plan.queue).run(known[0], self.body(a, b, c, d, extra, scales), stream)
+        runtime.backend.engine(self.plan.queue).run(known[0], body, stream)
         if not self._is_fused or scales is not None:
             self.operation.complete(runtime, d, Extras(self._epilogue, extra, scales, stream))
         return d

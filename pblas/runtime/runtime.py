@@ -78,6 +78,7 @@ class Runtime:
         """Plans of operations and of products of `pblas.tp`, and forms of calls on plain arrays (global)."""
         self.workspace_pool: WorkspacePool = WorkspacePool()  # workspace that the plans of `pblas.tp` share (global)
         self.matrices.add(self.workspace_pool)
+        self.repeats: Any = None  # calls of `pblas.tp` that can be repeated; None before the first one (local)
         self.staging: Any = None  # memory for collectives on plain arrays; None before the first such call (global)
         self.measured: Measured | None = None
         """Measured times of algorithms; None where plans have no algorithms, as on CPUs (global)."""

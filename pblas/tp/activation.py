@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pblas import errors
@@ -11,7 +12,6 @@ from pblas.core.checks import shares_memory
 from pblas.epilogues import NAMED, RESULT, Epilogue, used_names
 from pblas.matmul.epilogue_arguments import ProductEpilogue
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.arrays import compare_array
 from pblas.runtime.runtime import name_of
 from pblas.tp.products import Caller, rows
 
@@ -73,7 +73,7 @@ class Activation:
         last = None if self.is_gated else Epilogue(epilogue) if isinstance(epilogue, str) else epilogue
         split = placed.descs["y"].columns
         if bias is not None and (split.is_replicated or split.is_whole):
-            compare_array("bias", caller.runtime.backend.as_array(bias), caller.runtime)
+            caller.compare("bias", caller.runtime.backend.as_array(bias))
         if isinstance(last, Epilogue) and last.is_rmsnorm and not (split.is_replicated or split.is_whole):
             raise errors.ArgumentError(
                 f"{caller.opname}: 'rmsnorm' needs whole rows, and this rank has some features of y only; it may "
@@ -92,7 +92,8 @@ class Activation:
             for name, value in operands.items() if aux is not None else ():
                 if is_array(value) and shares_memory(*map(caller.runtime.backend.memory_of, (value, aux))):
                     raise errors.ArgumentError(f"{caller.opname}: {name} overlaps aux; give it memory of its own")
-            return product_epilogue.epilogue, operands
+            kept = {name: caller.borrowed(z) if is_array(z) else z for name, z in operands.items()}
+            return product_epilogue.epilogue, kept
 
         self._first, self._last = checked(first), checked(last)
         caller.call_args["epilogue"] = named
@@ -208,4 +209,4 @@ def _name_of(epilogue: str | Epilogue | None) -> str | None:
 
 def _apply(caller: Caller, epilogue: Epilogue, operands: Mapping[str, object], x: Array, out: Array) -> None:
     """out := epilogue(x), after earlier work on the caller's stream (local)."""
-    caller.runtime.backend.arrays.finish(epilogue, x, operands, out, caller.stream)
+    caller.do(partial(caller.runtime.backend.arrays.finish, epilogue, x, operands, out))

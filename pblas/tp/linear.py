@@ -14,6 +14,7 @@ Plans are cached by shape: a call with known sizes does not plan. Products read 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 from pblas import errors
@@ -22,7 +23,6 @@ from pblas.backends.dtypes import ArrayT
 from pblas.core.variants import variant
 from pblas.matmul.epilogue_arguments import scaled
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.arrays import compare_array
 from pblas.runtime.runtime import checked_flag
 from pblas.tp.activation import Activation, ActivationGradient
 from pblas.tp.partitioning import GATHER, REDUCE, REPLICATED, SCATTER, Layer
@@ -31,6 +31,7 @@ from pblas.tp.products import Caller, Options, Product, rows
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
+    from pblas.backends.dtypes import Array
     from pblas.context import Context
     from pblas.epilogues import Epilogue
 
@@ -305,10 +306,14 @@ def _forward(
     options: Options,
 ) -> ArrayT:
     with Caller(layer, layer.name, options.ctx, x, options.stream) as caller:
+        repeated = caller.repeat(x, weight, bias, epilogue, out, aux, *options.values)
+        if repeated is not None:
+            result: ArrayT = repeated["out"] if out is None else out
+            return result
         with caller.checking():
             shards = caller.operands({"x": x, "w": weight}, options, out=out, stored=True)
             if layer is REPLICATED:
-                compare_array("x", shards["x"], caller.runtime)
+                caller.compare("x", shards["x"])
             scales = caller.scales
             if scales is not None and scales.d is not None:
                 if epilogue == "swiglu":
@@ -326,16 +331,16 @@ def _forward(
             caller.check_apart("out", out_array, x=shards["x"], weight=shards["w"])
             caller.check_apart("aux", aux_array, x=shards["x"], weight=shards["w"], out=out_array)
             activation = Activation(caller, epilogue, bias, placed, dtype, out=out_array, aux=aux_array)
-            y = caller.target("out", (*shape[:-1], activation.columns), dtype, out)
-            y_rows = z_rows = rows(y.array)
+            target = caller.target("out", (*shape[:-1], activation.columns), dtype, out)
+            y_rows = z_rows = rows(target.array)
             if aux is not None or activation.is_gated:
                 z_rows = rows(caller.target("aux", shape, dtype, aux).array)
         epilogue, steps = activation.split(z_rows, y_rows)
         caller.run(Product("y", shards["x"], shards["w"], z_rows, epilogue))
         activation.run(steps)
         if scales is not None and scales.amax is not None:
-            caller.runtime.backend.arrays.largest(y_rows, scales.amax, caller.stream)
-        return y.result
+            caller.do(partial(caller.runtime.backend.arrays.largest, y_rows, scales.amax))
+        return target.result
 
 
 def _backward(
@@ -351,6 +356,9 @@ def _backward(
 ) -> Gradients[Any]:
     with Caller(layer, f"{layer.name}_backward", options.ctx, dy, options.stream) as caller:
         runtime, dx, dw, db = caller.runtime, None, None, None
+        repeated = caller.repeat(dy, x, weight, epilogue, aux, dweight, needs, *options.values)
+        if repeated is not None:
+            return Gradients(repeated.get("dx"), repeated.get("dweight", dweight), repeated.get("dbias"))
         with caller.checking():
             if not isinstance(needs, tuple | list) or len(needs) != 3:
                 raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")
@@ -360,7 +368,7 @@ def _backward(
             shards = caller.operands({"y": gradient.dz, "w": weight, "x": x}, options)
             y, w, x = shards["y"], shards["w"], shards["x"]
             if layer is REDUCE:
-                compare_array("dy", runtime.backend.as_array(dy), runtime)
+                caller.compare("dy", runtime.backend.as_array(dy))
             if needs[0]:
                 dx = caller.target("dx", caller.form.placed.shapes["x"], x.dtype)
             if needs[1]:
@@ -376,14 +384,21 @@ def _backward(
             caller.run(Product("x", y, w, rows(dx.array)))
         if dw is not None:
             caller.run(Product("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0))
-        if db is not None and sums_exactly(runtime) and not runtime.topology.gpus:
-            desc = caller.form.placed.descs["y"]
-            total = DistMatrix(desc, y, runtime).sum(axis=0)
-            for j0, j1 in desc.global_ranges(runtime.rank)[1]:
-                db.array[...] = total[j0:j1]
-        elif db is not None:
-            whole = caller.gathered.get("y")
-            runtime.backend.arrays.add_rows(y if whole is None else whole, db.array, caller.stream)
-            if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has summed its own tokens only
-                caller.ctx.allreduce(db.array, db.array, stream=caller.stream)
+        if db is not None:
+            caller.do(partial(_add_rows, caller, y, db.array))
         return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))
+
+
+def _add_rows(caller: Caller, y: Array, db: Array, stream: object) -> None:
+    """**Collective.** Db := the sum of the rows of dy on all ranks (local)."""
+    runtime, layer, gathered = caller.runtime, caller.layer, caller.gathered
+    if sums_exactly(runtime) and not runtime.topology.gpus:
+        desc = caller.form.placed.descs["y"]
+        total = DistMatrix(desc, y, runtime).sum(axis=0)
+        for j0, j1 in desc.global_ranges(runtime.rank)[1]:
+            db[...] = total[j0:j1]
+        return
+    whole = gathered.get("y")
+    runtime.backend.arrays.add_rows(y if whole is None else whole, db, stream)
+    if layer.y == "T" and whole is None and runtime.nprocs > 1:  # each rank has summed its own tokens only
+        caller.ctx.allreduce(db, db, stream=stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -10,7 +11,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.backends.dtypes import FLOAT8, RESULTS, Array, Dtype, ProductDtypes, accumulator_dtype
-from pblas.backends.interop import Target, current_stream, has_memory, is_tensor, is_view, library_of, new_target
+from pblas.backends.interop import Target, current_stream, empty, has_memory, is_tensor, is_view, library_of, new_target
 from pblas.backends.local_step import AgreedError, LocalStep
 from pblas.backends.push_engine import is_array
 from pblas.backends.settings import DRY_RUN
@@ -26,6 +27,7 @@ from pblas.matmul.arguments import checked_wire
 from pblas.matmul.epilogue_arguments import CheckedOperands, Scales
 from pblas.matmul.product import Execution
 from pblas.matrices.matrix import DistMatrix
+from pblas.runtime.arrays import compare_array
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, fail_without_context, name_of, spelled
 from pblas.tp.partitioning import (
@@ -43,6 +45,7 @@ from pblas.tp.partitioning import (
     communicated,
     text,
 )
+from pblas.tp.repeats import Likes, Repeats, Steps, add_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,6 +76,11 @@ class Options(NamedTuple):
     fast_accumulate: bool = False
     # scale_a, scale_b, scale_d and amax, of layers with x and weight of 8 bits
     scales: tuple[Any, Any, Any, Any] = (None, None, None, None)
+
+    @property
+    def values(self) -> tuple[object, ...]:
+        """All of them but the context and the stream."""
+        return *self.lengths.values(), *self[1:4], self.out_dtype, self.fast_accumulate, *self.scales
 
 
 class ProductOptions(NamedTuple):
@@ -174,7 +182,12 @@ class Caller:
         self.form: _Form  # sizes, descriptors and shards of the layer's matrices, and options; set by `operands`
         self._key: object = None  # of the form
         self._is_agreed, self._batch_of = False, ""
-        self._new: list[Target] = []  # results and temporary arrays, which live as long as the call (local)
+        self._new: list[tuple[str, Target]] = []  # results and temporary arrays, by their names (local)
+        self._unused: list[tuple[str, Any]] = []  # those of them that are made before they are asked for (local)
+        self._like_key: tuple[object, ...] | None = None  # of calls with like arrays; None if none is repeated (local)
+        self._addresses: list[int] = []  # of the arguments (local)
+        self._steps: list[Callable[[Any], object]] = []
+        self._uses: list[tuple[object, Kept]] = []  # plans and forms that it uses, with their keys (global)
 
         self._call = runtime.call(opname)
 
@@ -186,13 +199,84 @@ class Caller:
         self, kind: type[BaseException] | None, caught: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if caught is None and self._key is not None:
-            self.runtime.kept.keep(self._key, self.form)
+            self._keep(self._key, self.form)
+            if self._like_key is not None:
+                self._remember(self._like_key)
         self._call.__exit__(kind, caught, traceback)
+        self._like = self._stream = None  # the steps refer to this object, which refers to no array any more
+        self._new, self._unused, self._steps, self._uses = [], [], [], []
+        self._forget()
 
     @property
     def stream(self) -> Any:
         """The stream on which to run; None for the backend's own choice (local)."""
         return current_stream(self._like) if self._stream is None else self._stream
+
+    def repeat(self, *values: object) -> dict[str, Any] | None:
+        """**Collective.** Repeat an earlier call with these arrays and options: its results by name; None if not.
+
+        The arrays that a call makes are arguments of its steps, too. So they are made first, and serve a new call.
+        """
+        runtime, key, addresses = self.runtime, [self.opname, self.layer], self._addresses
+        backend = runtime.backend
+        if runtime.debug or backend.dry is not None or (self._stream is not None and not backend.gpus):
+            return None
+        if not (type(self._like) is np.ndarray or is_tensor(self._like) or backend.is_here(self._like)):
+            return None  # results are converted
+        if not add_key(values, key, addresses):
+            return None
+        self._like_key = tuple(key)
+        if runtime.repeats is None:
+            runtime.repeats = Repeats()
+            runtime.matrices.add(runtime.repeats)
+        likes = runtime.repeats.get(self._like_key)
+        if likes is None:
+            return None
+        names, new, added = self._made(likes.new)
+        steps = likes.get((*addresses, *added))
+        if steps is None or not steps.is_current:
+            self._unused = list(zip(names, new, strict=True))
+            return None
+        stream = self.stream
+        for step in steps.steps:
+            step(stream)
+        for use in steps.uses:
+            runtime.kept.keep(*use)
+        steps.end()
+        return dict(zip(names, new, strict=True))
+
+    def do(self, step: Callable[[Any], object]) -> None:
+        """Run a step on the call's stream: everything that is done after the checks, and again in each repeat."""
+        self._steps.append(step)
+        step(self.stream)
+
+    def compare(self, name: str, x: Array) -> None:
+        """See `compare_array` (local)."""
+        x = self.borrowed(x)
+        self.do(lambda _: compare_array(name, x, self.runtime))
+
+    def borrowed(self, x: Array) -> Array:
+        """The array as steps refer to it: those that may be repeated keep no memory of the caller's alive (local)."""
+        return x if self._like_key is None else self.runtime.backend.borrowed(x)
+
+    def _keep(self, key: object, kept: Kept) -> None:
+        """See `KeptPlans.keep` (global)."""
+        self.runtime.kept.keep(key, kept)
+        self._uses.append((key, kept))
+
+    def _remember(self, key: tuple[object, ...]) -> None:
+        """Remember this call for repeats (local)."""
+        likes = self.runtime.repeats.get(key)
+        if likes is None:
+            likes = Likes([(name, target.array.shape, target.array.dtype) for name, target in self._new])
+            self.runtime.repeats.add(key, likes)
+        address = self.runtime.backend.address
+        steps = Steps(self._steps, self._uses, self._forget)
+        likes.add((*self._addresses, *(address(target.array) for _, target in self._new)), steps)
+
+    def _forget(self) -> None:
+        """Drop the arrays that steps have made (local)."""
+        self.gathered.clear()
 
     def checking(self) -> LocalStep:
         """A with block in which this rank checks its arguments; an error in it is raised on all ranks (local)."""
@@ -238,6 +322,7 @@ class Caller:
                 f"{name} must be stored by rows (C order), got shape {tuple(array.shape)} with strides "
                 f"{array.strides}; pass a contiguous copy"
             )
+        array = self.borrowed(array)
         if not tokens:
             return array
         batch = tuple(array.shape[1:-1])
@@ -271,6 +356,7 @@ class Caller:
         self.form = form or _Form(self, operands, options, given, stored=stored)
         self.scales = Scales.checked(self.opname, self.runtime, shapes[0][2], *options.scales)
         if self.scales is not None:
+            self.scales = self.scales.of(self.borrowed)
             self.numbers |= self.scales.arguments()
         return {matrix: rows(array) for matrix, array in operands.items()}
 
@@ -287,14 +373,16 @@ class Caller:
     def target(self, name: str, shape: Shape, dtype: Any, out: object = None, *, tokens: bool = True) -> Target:
         """The memory of a result: the caller's array `out`, or a new array if that is None (local)."""
         backend = self.runtime.backend
-        if out is None and type(self._like) is np.ndarray and not backend.gpus:
-            array = backend.new(shape, dtype)
-            return Target(array, array, self._like)
+        if out is None and self._like_key is not None:
+            theirs = self._unused.pop(0)[1] if self._unused else self._made([(name, shape, dtype)])[1][0]
+            target = Target(theirs, self.borrowed(backend.as_array(theirs)), self._like)
+            self._new.append((name, target))
+            return target
         if out is None:
             if not is_tensor(self._like):
                 library_of(self._like)  # an error if it makes no arrays
             target = new_target(shape, self._like, backend, lambda: backend.new(shape, dtype), dtype=dtype)
-            self._new.append(target)
+            self._new.append((name, target))
             return target
         array = self.array(name, out, tokens=tokens)
         if not is_view(array, out, backend):
@@ -306,6 +394,13 @@ class Caller:
             raise errors.ArgumentError(f"{name} is {got}, the result {expected}; make them agree")
         check_written(name, array)
         return Target(out, array, self._like)
+
+    def _made(self, new: list[tuple[str, Shape, Any]]) -> tuple[list[str], list[Any], list[int]]:
+        """Names, new arrays of the caller's library, and their addresses (local)."""
+        like, backend, is_torchs = self._like, self.runtime.backend, is_tensor(self._like)
+        arrays: list[Any] = [empty(n, like, kind) if is_torchs else backend.new(n, kind) for _, n, kind in new]
+        places = [x.data_ptr() if is_torchs else backend.address(x) for x in arrays]
+        return [name for name, *_ in new], arrays, places
 
     def is_apart(self, travels: Matrix | None, target: Matrix) -> bool:
         """Whether to run a GEMM on each rank and a collective before or after it, instead of a distributed plan.
@@ -346,9 +441,10 @@ class Caller:
             self._run_planned(self.layer, product)
         elif self.runtime.backend.push:
             with self.checking():
-                partial = self.target("product", d.shape, d.dtype).array
-            self._run_planned(ALONE, product._replace(d=partial, epilogue=None))
-            self.ctx.allreduce(partial, d, epilogue=product.epilogue, stream=self.stream)
+                own = self.target("product", d.shape, d.dtype).array
+            self._run_planned(ALONE, product._replace(d=own, epilogue=None))
+            epilogue = product.epilogue
+            self.do(lambda stream: self.ctx.allreduce(own, d, epilogue=epilogue, stream=stream))
         else:
             self._run_apart(travels, product)
 
@@ -367,8 +463,10 @@ class Caller:
             if self.layer.cut(matrix) == "T":
                 with self.checking():
                     whole = self.target("gathered", (sum(counts), shard.shape[1]), shard.dtype).array
-                self.ctx.allgather(shard, whole, counts=counts, stream=self.stream)
-                self.gathered[matrix] = whole
+                self.do(partial(self._gather, matrix, shard, whole, counts))
+
+    def _gather(self, matrix: Matrix, shard: Array, whole: Array, counts: list[int], stream: object) -> None:
+        self.gathered[matrix] = self.ctx.allgather(shard, whole, counts=counts, stream=stream)
 
     def _run_apart(self, travels: Matrix | None, product: Product) -> None:
         """**Collective.** `run` on CPUs if `is_apart`; the collective's agreement compares the call's arguments too."""
@@ -378,19 +476,29 @@ class Caller:
         if travels is None:
             self.agree()
         elif travels != target and travels not in gathered:
-            shard = a if travels == left else b
-            gathered[travels] = gather(self.runtime, self.opname, self._text(), shard, counts)
+            shard, call = a if travels == left else b, (self.runtime, self.opname, self._text())
+            self.do(lambda _: gathered.__setitem__(travels, gather(*call, shard, counts)))
         self._is_agreed = True
-        a, b = gathered.get(left, a), gathered.get(right, b)
-        a, b = a.T if transa == "T" else a, b.T if transb == "T" else b
+
+        def multiply(beta: complex, d: Array, epilogue: Epilogue | None) -> None:
+            x, y = gathered.get(left, a), gathered.get(right, b)
+            self._multiply(x.T if transa == "T" else x, y.T if transb == "T" else y, beta, d, epilogue)
+
         if travels == target:
             with self.checking():
-                partial = np.empty((a.shape[0], b.shape[1]), d.dtype)
-                self._multiply(a, b, 0.0, partial, None)
+                m, n = gathered.get(left, a).shape[transa == "T"], gathered.get(right, b).shape[transb == "N"]
+                own = np.empty((m, n), d.dtype)
             rows_per_rank = counts if self.layer.cut(target) else None
-            add_up(self.runtime, self.opname, self._text(), partial, d, epilogue, rows_per_rank)
+            call = self.runtime, self.opname, self._text()
+
+            def contribute(_: object) -> None:
+                with self.checking():
+                    multiply(0.0, own, None)
+                add_up(*call, own, d, epilogue, rows_per_rank)
+
+            self.do(contribute)
         else:
-            self._multiply(a, b, beta, d, epilogue)
+            self.do(lambda _: multiply(beta, d, epilogue))
 
     def _multiply(self, a: Array, b: Array, beta: complex, d: Array, epilogue: Epilogue | None) -> None:
         """D := epilogue(a b + beta d), rounded once (local)."""
@@ -429,7 +537,8 @@ class Caller:
     def agree(self) -> None:
         """**Collective.** Agree on this call once; nothing on GPUs that push data, where calls need no agreement."""
         if not (self._is_agreed or self.runtime.topology.push):
-            self.runtime.agree(self.opname, self._text())
+            call = self.opname, self._text()
+            self.do(lambda _: self.runtime.agree(*call))
         self._is_agreed = True
 
     def _run_planned(self, layer: Layer, product: Product) -> None:
@@ -454,9 +563,8 @@ class Caller:
             self.runtime.agree(self.opname, f"{self._text()}\nplanned before=False")
             descs = layer.placed(sizes, self.batch, self.runtime.rank, self.runtime.nprocs).descs
             planned = _Planned(self.runtime, descs, product, form.options, self.scales)
-        call = self.opname, lambda: f"{self._text()}\nplanned before=True"
-        planned.run(product, call, self.stream, self.scales)
-        self.runtime.kept.keep(key, planned)
+        self.do(planned.bound(product, (self.opname, f"{self._text()}\nplanned before=True"), self.scales))
+        self._keep(key, planned)
         self._is_agreed = True
 
 
@@ -536,11 +644,16 @@ class _Planned(Kept):
         a, b, d = (DistMatrix(desc, z, self._runtime) for desc, z in zip(self._descs, arrays, strict=True))
         return a, b, d if self._adds else None, d
 
-    def run(self, product: Product, call: tuple[str, Callable[[], str]], stream: object, scales: Scales | None) -> None:
-        """**Collective.** Run a product like the first one, as a part of the call `call`; see `Execution`."""
+    def bound(self, product: Product, call: tuple[str, str], scales: Scales | None) -> Callable[[Any], object]:
+        """A function of the stream that runs a product like the first one, in the call `call`; see `Execution`."""
         operands = None if product.epilogue is None else CheckedOperands(product.epilogue.operands)
-        with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
-            self._product.launch(Execution(*self._matrices(product), operands, stream, call, scales))
+        launch = self._product.bound_launch(Execution(*self._matrices(product), operands, None, call, scales))
+
+        def run(stream: object) -> None:
+            with self._runtime.backend.taking(self._workspace_slot):  # the first execution allocates some memory
+                launch(stream)
+
+        return run
 
     def close(self) -> None:
         """Drop the plan's workspace (local)."""

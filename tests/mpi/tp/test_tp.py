@@ -53,6 +53,7 @@ def mode_ctx(request: pytest.FixtureRequest, contexts: Contexts, monkeypatch: py
     setting, _, planned = request.param.partition(", ")
     if planned:
         monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
+    contexts[setting].runtime.repeats = None  # steps of tests with other plans
     return contexts[setting]
 
 
@@ -329,6 +330,7 @@ def test_an_all_reduce_after_the_product_is_the_same_layer(
         seen.append(arguments[5] and arguments[5].expression)
         add_up(*arguments)
 
+    monkeypatch.setattr("pblas.tp.products.Caller.repeat", lambda *_: None)
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
     expected = results()
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
@@ -882,6 +884,7 @@ def test_few_tokens_agree_once_per_collective_and_plan_nothing(
     traffic = {"allgather": (T * I, T * I), "reduce_scatter": (T * O, T * O), "allreduce": (T * O, 0)}[kind]
     planned: list[Any] = []
     run_planned = Caller._run_planned
+    monkeypatch.setattr(Caller, "repeat", lambda *_: None)
 
     def counted_run(*arguments: Any) -> None:
         planned.append(arguments)
@@ -953,3 +956,42 @@ def test_the_dtype_of_out_is_that_of_one_call(mode_ctx: pblas.Context, kind: str
         out = np.empty(y.shape, "float32")
         assert forward(kind)(x, w, out=out, ctx=mode_ctx, **COUNTS[kind]) is out
         close(out, y.astype(float), "bfloat16")
+
+
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_calls_with_the_same_arrays_check_nothing_and_read_their_new_elements(
+    mode_ctx: pblas.Context, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after the plans are closed, and only if all options are the same."""
+    spread, options, checked = SPREAD[kind](), COUNTS[kind] | {"ctx": mode_ctx}, list[str]()
+    x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
+    operands, y, aux, dw = Caller.operands, np.empty_like(dy), np.empty_like(dy), np.zeros_like(w)
+    bias = entries((1, len(w)), np.dtype(float), 3)[0]
+
+    def noted(caller: Caller, *arguments: Any, **named: Any) -> Any:
+        checked.append(caller.opname)
+        return operands(caller, *arguments, **named)
+
+    def results(x: Array, **outs: Array) -> list[Array]:
+        dw[...] = 0
+        with_bias = forward(kind)(x, w, bias, "silu", aux=aux, **outs, **options)
+        gradients = backward(kind)(dy, x, w, needs=(False, True, False), dweight=dw, **options)
+        return [z.copy() for z in (with_bias, aux, gradients.weight)]
+
+    monkeypatch.setattr(Caller, "operands", noted)
+    results(x, out=y)
+    for factor in (1, 2, -1):
+        x *= factor
+        checked.clear()
+        repeated = results(x, out=y)
+        assert not checked
+        for again, new in zip(repeated, results(x.copy()), strict=True):
+            assert np.array_equal(again, new)
+    mode_ctx.runtime.close_plans()
+    checked.clear()
+    for again, before in zip(results(x, out=y), repeated, strict=True):
+        assert np.array_equal(again, before)
+    assert checked
+    wrong = partial(forward(kind), x, w, bias, "silu", aux=aux, out=y, tf32="no", **options)
+    raises_on_all_ranks(errors.ArgumentError, "tf32", wrong)
