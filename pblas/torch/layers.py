@@ -69,8 +69,12 @@ def linear(
     context_of(mesh)
     cut = weight.shape[1] if kind in ("reduce_scatter", "allreduce") else weight.shape[0]
     features = cut * mesh.size() if features is None else features
-    ranks = group_of(mesh).group_name, mesh
-    return _linear(x, weight, bias, residual, kind, activation, float8, None, tokens, features, ranks)
+    return _linear(x, weight, bias, residual, kind, activation, float8, None, tokens, features, _ranks_of(mesh))
+
+
+def _ranks_of(mesh: DeviceMesh) -> tuple[str, int, int]:
+    """The name of a mesh's group, its number of ranks, and this rank's number (local)."""
+    return group_of(mesh).group_name, mesh.size(), mesh.get_local_rank()
 
 
 def _linear(
@@ -84,31 +88,26 @@ def _linear(
     scale: Any,  # of a weight of 8 bits; None for others (local)
     tokens: int | None,
     features: int,
-    ranks: tuple[str, DeviceMesh],  # name of the group, and its mesh of one dimension (global)
+    ranks: tuple[str, int, int],  # name of the group, its number of ranks, and this rank's number (local)
 ) -> Any:
     """**Collective.** `linear` with checked arguments."""
-    group, mesh = ranks
+    group, nprocs, rank = ranks
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
-        x, bias, residual = (z if z is None else z.to(dtype) for z in (x, bias, residual))
-        weight = weight if scale is not None else weight.to(dtype)
+        x, bias, residual = (z if z is None else operators.local(z).to(dtype) for z in (x, bias, residual))
+        weight = weight if scale is not None else operators.local(weight).to(dtype)
     if kind != "allgather":
         tokens = x.shape[0]
     elif tokens is None:
-        tokens = x.shape[0] * mesh.size()
+        tokens = x.shape[0] * nprocs
     rows = tokens
     if kind == "reduce_scatter":
-        length = -(-tokens // mesh.size())
-        rows = max(0, min(length, tokens - mesh.get_local_rank() * length))
+        length = -(-tokens // nprocs)
+        rows = max(0, min(length, tokens - rank * length))
     keep = activation is not None and torch.is_grad_enabled()
     keep = keep and any(z is not None and z.requires_grad for z in (x, weight, bias))
     sizes = rows, tokens, features, group
     return operators.linear(x, weight, bias, residual, scale, kind, activation or "", keep, float8, *sizes)[0]
-
-
-def local(x: Any) -> Any:
-    """This rank's shard of a DTensor; other tensors, and None, as they are (local)."""
-    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def distributed(parameter: Any, mesh: DeviceMesh, placement: Any, src_data_rank: int | None) -> nn.Parameter:
@@ -183,7 +182,7 @@ class ParallelLinear(nn.Linear):
         context_of(mesh)
         self.mesh: DeviceMesh = mesh
         self.sequence_dim: int | None = sequence_dim
-        self._ranks = group_of(mesh).group_name, mesh
+        self._ranks = _ranks_of(mesh)
         for name, parameter in list(self.named_parameters(recurse=False)):
             self.register_parameter(name, distributed(parameter, mesh, self._placements[name], src_data_rank))
 
@@ -193,14 +192,14 @@ class ParallelLinear(nn.Linear):
         Call it again after the weight changes. With gradients each call rounds the weight as it is then.
         """
         with torch.no_grad():
-            (weight,), scale = operators.eight_bits(context_of(self.mesh), local(self.weight))
+            (weight,), scale = operators.eight_bits(context_of(self.mesh), operators.local(self.weight))
         self.float8, self._kept = True, (weight, scale)
 
     def _operand(self) -> tuple[Any, Any]:
-        """This rank's shard of the weight, and its scale if it has 8 bits (local)."""
+        """The weight, or this rank's shard of it in 8 bits, and the scale of that (local)."""
         if self._kept is not None and self.float8 and not torch.is_grad_enabled():
             return self._kept
-        return local(self.weight), None
+        return self.weight, None
 
     def _product(
         self,
@@ -213,7 +212,7 @@ class ParallelLinear(nn.Linear):
         tokens: int | None = None,
         residual: Any = None,
     ) -> Any:
-        """**Collective.** The layer with a local weight and bias."""
+        """**Collective.** The layer with this weight and bias."""
         dim = self.sequence_dim
         if dim is not None and not (0 <= dim < x.ndim - 1 or -x.ndim <= dim < -1):
             raise errors.ArgumentError(
@@ -221,13 +220,14 @@ class ParallelLinear(nn.Linear):
                 f"{tuple(x.shape)}"
             )
         kind = kinds[0] if dim is not None else kinds[1]
+        moves = dim is not None and dim not in (0, -x.ndim)
         x, residual = (
-            z if z is None else z.unsqueeze(0) if z.ndim == 1 else z if dim is None else z.movedim(dim, 0)
+            z if z is None else z.unsqueeze(0) if z.ndim == 1 else z.movedim(dim, 0) if moves else z
             for z in (x, residual)
         )
         elements, scale = weight
         y = _linear(x, elements, bias, residual, kind, activation, self.float8, scale, tokens, features, self._ranks)
-        return y if dim is None else y.movedim(0, dim)
+        return y.movedim(0, dim) if moves else y
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
         """Also unsharded weights (local)."""
@@ -274,7 +274,7 @@ class ColumnParallelLinear(ParallelLinear):
             activation: a function after the layer, as in `linear` (global).
             tokens: length of axis `sequence_dim` over all ranks; None if all ranks have the same length (global).
         """
-        y = self._activated(x, self._operand(), local(self.bias), activation, tokens)
+        y = self._activated(x, self._operand(), self.bias, activation, tokens)
         y = y.squeeze(0) if x.ndim == 1 else y
         return operators.gather_features(y, self.out_features, self._ranks[0]) if self.gather_output else y
 
@@ -316,7 +316,7 @@ class RowParallelLinear(ParallelLinear):
         if self.split_input:
             x = operators.split_features(x, self.weight.to_local().shape[1], self._ranks[0])
         kinds: tuple[Kind, Kind] = "reduce_scatter", "allreduce"
-        y = self._product(x, self._operand(), local(self.bias), kinds, self.in_features, residual=residual)
+        y = self._product(x, self._operand(), self.bias, kinds, self.in_features, residual=residual)
         return y.squeeze(0) if x.ndim == 1 else y
 
 

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from pblas import errors
 from pblas.torch.layers import ACTIVATIONS, ColumnParallelLinear, RowParallelLinear
+from pblas.torch.operators import local
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -39,12 +40,11 @@ class _GateUp(ColumnParallelLinear):
         elements, scale = weight
         kinds: tuple[Kind, Kind] = ("allgather", "replicated")
         if self.out_features % self.mesh.size() == 0:
-            weight, bias = (elements.flatten(0, 1), scale), None if bias is None else bias.flatten()
             return self._product(x, weight, bias, kinds, 2 * self.out_features, activation, tokens)
-        biases = (None, None) if bias is None else bias
+        biases = (None, None) if bias is None else local(bias)
         gate, up = (
             self._product(x, (half, scale), half_bias, kinds, self.out_features, None, tokens)
-            for half, half_bias in zip(elements, biases, strict=True)
+            for half, half_bias in zip(local(elements), biases, strict=True)
         )
         return nn.functional.silu(gate) * up
 

@@ -9,11 +9,13 @@ dispatcher: the functions of this module, as `linear`, pass it by where nothing 
 
 from __future__ import annotations
 
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor
 
 from pblas import errors, tp
 from pblas.epilogues import Epilogue
@@ -61,7 +63,7 @@ def _define(
         recorded = _recorded(kernel, keep, gradients)
 
     def call(*arguments: Any) -> Any:
-        return operator(*arguments) if _is_watched(arguments[0]) else recorded(*arguments)
+        return operator(*arguments) if _is_watched(arguments) else recorded(*arguments)
 
     return call
 
@@ -92,18 +94,23 @@ def _recorded(
     return call
 
 
-def _is_watched(x: Any) -> bool:
-    """Whether something must see an operator of x in torch's dispatcher: a compiler, a profiler, a mode, a subclass."""
+def _is_watched(arguments: tuple[Any, ...]) -> bool:
+    """Whether torch's dispatcher must see an operator of these: for a compiler, a profiler, a mode, a subclass."""
     return (
         torch.compiler.is_compiling()
-        or type(x) not in _PLAIN
+        or not _PLAIN.issuperset(map(type, arguments))
         or torch._C._len_torch_dispatch_stack() > 0  # noqa: SLF001 - the modes; torch has no public call
         or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001 - torch.func, as vmap
         or torch.autograd.profiler._is_profiler_enabled  # noqa: SLF001
     )
 
 
-_PLAIN = torch.Tensor, torch.nn.Parameter
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None), str, int, bool, list}
+
+
+def local(x: Any) -> Any:
+    """This rank's shard of a DTensor; other tensors, and None, as they are (local)."""
+    return x.to_local() if isinstance(x, DTensor) else x
 
 
 def _options(kind: str, tokens: int, features: int, group: str) -> dict[str, Any]:
@@ -200,6 +207,12 @@ def _linear_backward_fake(
     return [gradient for gradient, is_needed in zip(like, needs, strict=True) if is_needed]
 
 
+def _shards(weight: Any, bias: Any) -> tuple[Any, Any]:
+    """This rank's shards of the parameters, as a matrix and a vector: two layers in one have an axis more (local)."""
+    weight, bias = (z._local_tensor if isinstance(z, DTensor) else z for z in (weight, bias))  # noqa: SLF001
+    return weight.flatten(0, -2), None if bias is None else bias.flatten()
+
+
 def _keep_linear(
     ctx: Any, results: Any, x: Any, weight: Any, bias: Any, _residual: Any, scale: Any, *others: Any
 ) -> None:
@@ -209,8 +222,23 @@ def _keep_linear(
     if ctx.epilogue and not keep:
         raise errors.ArgumentError(f"pblas::linear: the gradient of the epilogue {ctx.epilogue!r} needs keep=True")
     ctx.mark_non_differentiable(results[1])
-    ctx.has_bias = bias is not None
-    ctx.save_for_backward(x, weight, results[1])
+    ctx.has_bias, ctx.parameters = bias is not None, [_described(weight), _described(bias)]
+    ctx.save_for_backward(x, _shards(weight, bias)[0], results[1])
+
+
+def _described(parameter: Any) -> tuple[Any, Any] | None:
+    """The shape of a parameter's shard and the spec of its DTensor; None for other tensors (local)."""
+    if not isinstance(parameter, DTensor):
+        return None
+    return parameter._local_tensor.shape, parameter._spec  # noqa: SLF001 - DTensor.from_local takes 40 us
+
+
+def _gradient(computed: Any, described: tuple[Any, Any] | None) -> Any:
+    """A gradient like its parameter (local)."""
+    if described is None:
+        return computed
+    shape, spec = described
+    return DTensor(computed.view(shape), copy(spec), requires_grad=False)
 
 
 def _gradients(ctx: Any, dy: Any, _dz: Any) -> tuple[Any, ...]:
@@ -218,15 +246,32 @@ def _gradients(ctx: Any, dy: Any, _dz: Any) -> tuple[Any, ...]:
     needs = [*ctx.needs_input_grad[:2], ctx.has_bias and ctx.needs_input_grad[2]]
     computed = iter(linear_backward(dy, x, weight, z, ctx.kind, ctx.epilogue, needs, *ctx.sizes))
     residual = dy if ctx.needs_input_grad[3] else None
-    return *(next(computed) if is_needed else None for is_needed in needs), residual, *[None] * 9
+    likes = None, *ctx.parameters
+    gradients = (
+        _gradient(next(computed), like) if is_needed else None for is_needed, like in zip(needs, likes, strict=True)
+    )
+    return *gradients, residual, *[None] * 9
 
 
 _SIZES = "SymInt tokens, SymInt features, str group"
-linear = _define(
+_operator = _define(
     "linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor? scale, str kind, str epilogue, bool keep, "
     f"bool float8, SymInt rows, {_SIZES}) -> (Tensor, Tensor)",
     *(_linear, _linear_fake, _keep_linear, _gradients),
 )
+_of_shards = _recorded(
+    lambda x, weight, bias, *others: _linear(x, *_shards(weight, bias), *others), _keep_linear, _gradients
+)
+
+
+def linear(x: Any, weight: Any, bias: Any, *others: Any) -> tuple[Any, Any]:
+    """**Collective.** The operator, of parameters that may be DTensors; see `_linear`."""
+    if type(weight) is DTensor and type(bias) in (DTensor, type(None)) and not _is_watched((x, *others)):
+        return _of_shards(x, weight, bias, *others)
+    weight, bias = local(weight), local(bias)
+    return _operator(x, weight.flatten(0, -2), None if bias is None else bias.flatten(), *others)
+
+
 linear_backward = _define(
     "linear_backward(Tensor dy, Tensor x, Tensor weight, Tensor z, str kind, str epilogue, bool[] needs, "
     f"{_SIZES}) -> Tensor[]",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import pblas
-from pblas.torch.layers import local
 from pblas.torch.mesh import _store
+from pblas.torch.operators import local
 from tests.common.ranks import COMM
 from tests.common.tensors import close, made, part_of, random
 from tests.gpu.sharing import SHARED

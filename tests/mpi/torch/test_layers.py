@@ -331,6 +331,23 @@ def test_operators_keep_the_rules_of_torch(mesh: Any, kind: str) -> None:
     torch.library.opcheck(torch.ops.pblas.linear.default, arguments, test_utils=tests)
 
 
+@pytest.mark.parametrize("argument", range(3))
+def test_subclasses_of_tensors_see_the_operator(mesh: Any, argument: int) -> None:
+    """Whichever of x, weight and bias is one."""
+    seen = []
+
+    class Watching(torch.Tensor):  # type: ignore[misc]
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            seen.append(str(function))
+            return super().__torch_function__(function, types, arguments, options or {})
+
+    operands = [random(P, HIDDEN), random(4, HIDDEN), random(4)]
+    operands[argument] = operands[argument].as_subclass(Watching)
+    pt.linear(*operands, "replicated", mesh=mesh)
+    assert "pblas.linear.default" in seen
+
+
 @pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce", "replicated"])
 def test_products_of_8_bits_are_scaled_by_the_largest_elements_of_all_ranks(mesh: Any, kind: str) -> None:
     """Rank 0 has them. Small integers are exact in 8 bits with a scale of 7 / 448; gradients are of what was given."""
