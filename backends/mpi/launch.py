@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -72,6 +73,10 @@ def end_job_on_uncaught_exception() -> None:
         return
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if (
+            isinstance(sys.stderr, io.StringIO) and sys.__stderr__ is not None
+        ):  # of torch's hook, which would print it after the end of the job
+            sys.stderr = sys.__stderr__
         is_everywhere = is_agreed(error) and previous is sys.__excepthook__ and MPI.COMM_WORLD.Get_size() > 1
         if is_everywhere and turn_of(error) > 0:
             print(f"rank {MPI.COMM_WORLD.Get_rank()}: {kind.__name__}, as on all ranks", file=sys.stderr, flush=True)

@@ -292,6 +292,12 @@ def test_a_hook_of_the_program_gets_every_error(tmp_path: Path) -> None:
     assert ended.status != 0
     assert 1 <= ended.output.count("MINE DescriptorError True") <= RANKS
     assert "as on all ranks" not in ended.output
+    collects = (  # as torch.distributed
+        "import io, sys\nfirst, real = sys.excepthook, sys.stderr\n"
+        "def hook(*error): sys.stderr = io.StringIO(); first(*error); real.write(sys.stderr.getvalue())\n"
+    )
+    ended = job(tmp_path, f"{BROKEN}{collects}sys.excepthook = hook\npblas.pmatmul(a, ctx.zeros((5, 5)))\n", "plain")
+    assert "DescriptorError: " in ended.output
     after = job(tmp_path, f"{BROKEN}{own}sys.excepthook = hook\npblas.pmatmul(a, ctx.zeros((5, 5)))\n", "plain")
     assert after.output.count("MINE DescriptorError True") == RANKS
     assert "Traceback" not in after.output
