@@ -48,6 +48,8 @@ DTYPE = torch.bfloat16 if GPUS else torch.float32
 SERVED = (1, 16, 64) if GPUS else (1, 16)
 LAYERS = 4  # of the decoded model
 TOLERANCE = 0.03
+COMPILED: dict[str, dict[str, Any]] = {"compiled": {}, "graphs": {"mode": "reduce-overhead"}}
+"""Modes of torch.compile."""
 
 
 Columns = dict[str, Callable[[], Any]]
@@ -105,8 +107,9 @@ def training(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]
     """**Collective.** Rows of forward and backward passes."""
     for size in options.models:
         hidden, inner = MODELS[size]
-        for name, make in (("mlp", partial(MLP, hidden, inner)), ("attention", partial(Attention, hidden))):
-            model = make()
+        blocks = {"mlp": partial(MLP, hidden, inner), "attention": partial(Attention, hidden)}
+        for name in options.blocks:
+            model = blocks[name]()
             torch.manual_seed(1 + dist.get_rank())
             x = torch.randn(TOKENS // mesh.size(), hidden, device=mesh.device_type, dtype=DTYPE, requires_grad=True)
             dy = torch.randn_like(x)
@@ -117,9 +120,10 @@ def training(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]
             else:
                 ours = styled(model, mesh, pt, Shard(0))
             models = {"parallelize_module": theirs, "pblas": ours}
-            if GPUS and not options.eager:
-                models["async TP"] = torch.compile(styled(model, mesh, torchs, Shard(0)))
-                models["pblas compiled"] = torch.compile(ours, fullgraph=True)
+            for mode, how in COMPILED.items():
+                if GPUS and mode in options.modes:
+                    models[f"async TP {mode}"] = torch.compile(styled(model, mesh, torchs, Shard(0)), **how)
+                    models[f"pblas {mode}"] = torch.compile(ours, fullgraph=True, **how)
             yield {"what": "training", "model": f"{size} {name}"} | measured(
                 {key: partial(step, each, x, dy) for key, each in models.items()}, options
             )
@@ -127,6 +131,7 @@ def training(mesh: Any, options: argparse.Namespace) -> Iterator[dict[str, Any]]
 
 def step(model: Any, x: Any, dy: Any) -> tuple[Any, Any]:
     """**Collective.** y, and the gradient by x; gradients of weights are new, too."""
+    torch.compiler.cudagraph_mark_step_begin()
     x.grad = None
     for parameter in model.parameters():
         parameter.grad = None
@@ -414,7 +419,8 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--layers", type=int, default=2, help="layers whose weights Muon updates")
-    parser.add_argument("--eager", action="store_true", help="no columns by torch.compile")
+    parser.add_argument("--blocks", nargs="*", choices=("mlp", "attention"), default=["mlp", "attention"])
+    parser.add_argument("--modes", nargs="*", choices=COMPILED, default=list(COMPILED), help="of torch.compile")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     mesh = pt.init_mesh()
