@@ -283,10 +283,11 @@ class _Rank:
     def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
         """Seconds in a step during which the near link, the far link and the memory of other ranks are in use."""
         near = far = read = 0.0
+        reading = self._hardware.memory_bandwidth if self._hardware.shared else self._hardware.near.bandwidth
         for traffic, slow in ((phase.before, stretch * phase.slow), (phase.after, stretch)):
             near += slow * self._hardware.near.seconds(traffic.near, traffic.near_messages)
             far += slow * self._hardware.far.seconds(traffic.far, traffic.far_messages)
-            read += slow * traffic.read / self._hardware.memory_bandwidth
+            read += slow * traffic.read / reading
         return near, far, read
 
     def _first(self, phase: Phase, stretch: float) -> Clocks:
