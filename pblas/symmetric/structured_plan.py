@@ -217,6 +217,8 @@ class TriangularProduct(SummaC):
     structure: Structure  # of op(A) in the plan's orientation (global)
     aliased: bool = False  # D is written over B, so it is formed outside (global)
     leaf: int = LEAF  # most columns of a block across the diagonal (global)
+    # whether such a block has all rows of its columns in the triangle: one GEMM for both (global)
+    joined: bool = False
     whole: bool = False  # one rank has all matrices, and BLAS's own trmm multiplies (global)
 
     @property
@@ -265,8 +267,21 @@ class TriangularProduct(SummaC):
             return []
         columns, c = self.columns_of(panel)
         bounds = panel.start, panel.stop
+        if self.joined:
+            return list(self._joined(panel, position[0], columns, c))
         found = rectangles(self.cuboids.m, position[0], columns, c, self.structure.uplo, *bounds, leaf=self.leaf)
         return [x._replace(c0=x.c0 - panel.start, c1=x.c1 - panel.start) for x in found]
+
+    def _joined(self, panel: Panel, r: int, columns: Split, c: int) -> Iterator[Rectangle]:
+        """All rows of every few columns."""
+        rows, uplo = self.cuboids.m, self.structure.uplo
+        for start in range(panel.start, panel.stop, self.leaf):
+            stop = min(start + self.leaf, panel.stop)
+            ends = columns.global_from_local(start, c), columns.global_from_local(stop - 1, c) + 1
+            before, after = (rows.local_start(min(g, rows.n), r) for g in ends)
+            low, high = (before, rows.count(r)) if uplo == "L" else (0, after)
+            if low < high:
+                yield Rectangle(low, high, start - panel.start, stop - panel.start, before == after)
 
     def columns_of(self, panel: Panel) -> tuple[Split, int]:
         """The split and the coordinate in which a panel's columns count."""
@@ -299,7 +314,8 @@ class TriangularProduct(SummaC):
     @property
     def workspace_nbytes(self) -> int:
         """That of the product, and the blocks across the diagonal, with zeros in the other triangle."""
-        blocks = 2 * self.leaf * self.cuboids.k.max_count * self.itemsize
+        rows = self.cuboids.m.max_count if self.joined else 2 * self.cuboids.k.max_count
+        blocks = self.leaf * rows * self.itemsize
         return SummaC.workspace_nbytes.fget(self) + blocks  # type: ignore[attr-defined]  # a property
 
     @property

@@ -287,6 +287,7 @@ class _Block(NamedTuple):
 
     memory: Array  # the block; its zeros, and the ones of a unit diagonal, stay from execution to execution (local)
     message: Message  # brings the elements in the triangle from the panel (local)
+    across: slice  # its rows that cross the diagonal (local)
     diagonal: tuple[Array, Array]  # rows and columns of the elements of a unit diagonal in it (local)
 
 
@@ -299,6 +300,7 @@ class RunTriangularProduct(RunSummaC):
         super().__init__(plan, backend, dtypes, orders)
         self._order, coordinates = orders.left, plan.cuboids.a.coordinates(backend.rank)
         self._is_cleared = False
+        self._shared: Any = None
         self._places: list[list[tuple[int, Rectangle, _Block | None]]] = []
         if coordinates is not None and coordinates[1] in plan.cuboids.layers:
             for panel in plan.panels(coordinates[1], plan.first(backend.rank)):
@@ -313,7 +315,13 @@ class RunTriangularProduct(RunSummaC):
         plan, arrays, rank = self._plan, self._arrays, self._backend.rank
         (r0, r1, c0, c1, *_), (columns, c) = place, plan.columns_of(panel)
         dtype, shape, rows = self._source_matrices[0].dtype, (r1 - r0, c1 - c0), plan.cuboids.m
-        memory = arrays.array(arrays.empty(shape[0] * shape[1] * dtype.itemsize), shape, dtype, self._order)
+        nbytes = shape[0] * shape[1] * dtype.itemsize
+        if plan.joined:  # the blocks are used one after the other
+            if self._shared is None:
+                self._shared = arrays.empty(max(nbytes, plan.leaf * plan.cuboids.m.max_count * dtype.itemsize))
+            memory = arrays.array(self._shared, shape, dtype, self._order)
+        else:
+            memory = arrays.array(arrays.empty(nbytes), shape, dtype, self._order)
         i = rows.global_from_local(np.arange(r0, r1), r)
         j = columns.global_from_local(np.arange(panel.start + c0, panel.start + c1), c)
         _, on_rows, on_columns = np.intersect1d(i, j, return_indices=True)
@@ -325,21 +333,29 @@ class RunTriangularProduct(RunSummaC):
             )
         )
         message = Message(rank, parts, self._order, {}, arrays.block_copy)
-        return _Block(memory, message, (on_rows, on_columns))
+        across = slice(int(np.searchsorted(i, j[0])), int(np.searchsorted(i, j[-1], "right")))
+        return _Block(memory, message, across, (on_rows, on_columns))
 
     def run(self, x: Operands) -> None:
         """**Collective.** D = alpha op(A) B; see `RunSummaC.run`. The first run clears the blocks."""
         blocks = [block for places in self._places for _, _, block in places if block is not None]
-        for block in () if self._is_cleared else blocks:
-            self._arrays.scale(0.0, block.memory)
-            if self._plan.structure.unit:
-                self._arrays.fill(block.memory, *block.diagonal, 1.0)
+        for block in () if self._is_cleared or self._plan.joined else blocks:
+            self._clear(block)
         self._is_cleared = True
         super().run(x)
 
+    def _clear(self, block: _Block) -> None:
+        """Set the zeros of a block, and the ones of a unit diagonal."""
+        self._arrays.scale(0.0, block.memory[block.across])
+        if self._plan.structure.unit:
+            self._arrays.fill(block.memory, *block.diagonal, 1.0)
+
     @property
     def workspace_nbytes(self) -> int:
-        blocks = sum(int(block.memory.nbytes) for places in self._places for _, _, block in places if block)
+        if self._plan.joined:
+            blocks = 0 if self._shared is None else int(self._shared.nbytes)
+        else:
+            blocks = sum(int(block.memory.nbytes) for places in self._places for _, _, block in places if block)
         return super().workspace_nbytes + blocks
 
     def _parts(self, s: int, total: Array, result: Array) -> list[slice]:
@@ -363,6 +379,8 @@ class RunTriangularProduct(RunSummaC):
         for above, (r0, r1, c0, c1, *_), block in self._places[s]:
             left = a[r0 - above : r1 - above, c0:c1]
             if block is not None:  # the block across the diagonal, with zeros in the other triangle
+                if self._plan.joined:
+                    self._clear(block)
                 block.message.bring(a, block.memory, COPY)
                 left = block.memory
             # D[i, j] += alpha op(A)[i, k] B[k, j], for the k of the panel in the triangle
