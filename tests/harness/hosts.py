@@ -63,7 +63,7 @@ def missing() -> str:
     tools = [tool for tool in ("ip", "tc", "nsenter", "unshare", "taskset") if not shutil.which(tool)]
     if tools:
         return f"hosts are made of network namespaces, which need {', '.join(tools)}"
-    name = f"pb{os.getpid()}try"
+    name = f"pb{os.getpid()}try{next(_NUMBERS)}"  # two threads may ask at once
     with _undisturbed():
         tried = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
         if tried.returncode:
