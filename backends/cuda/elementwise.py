@@ -90,7 +90,7 @@ class DeviceElementwise(DeviceLanes):
         if out.size:
             self.pointwise.combine(self.stream, tree, operands, compute, out)
 
-    def normalize(self, x: GpuArray, z: GpuArray) -> None:
+    def normalize(self, x: Array, z: Array) -> None:
         """Squares are added in 64 bits, in which those of 32 neither overflow nor vanish; the host waits for nothing.
 
         Half of the factor, its root, is in the range of 32 bits, and so is half of the product.
@@ -105,7 +105,7 @@ class DeviceElementwise(DeviceLanes):
                 self.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, z)
                 x = z
             squares = reductions.reduce("squares", x, None, _FLOAT64).reshape(1, 1)
-            factor = cupy.empty((1, 1), np.empty(0, total).real.dtype)
+            factor: Any = cupy.empty((1, 1), np.empty(0, total).real.dtype)
             self.evaluate(_FACTOR, {"s": squares}, _FLOAT64, factor)
             self.evaluate(_PRODUCT, {"x": x, "f": factor}, total, z)
 

@@ -1,9 +1,10 @@
 """The lanes of this rank's GPU, its memory, and the libraries that work there.
 
-The lanes are separate streams, "side" with high priority, and "second" for products beside those of "main". All operations return after the launch. `begin` waits for the
-caller's stream and `synchronize` for all lanes, so an execution is one blocking call. The caller's stream is often the
-default one, which would wait for streams of other libraries, and they for it. An execution that needs nothing but the
-caller's stream runs there, and is handed over to it: the caller's next work comes after it, as after any kernel.
+The lanes are separate streams, "side" with high priority, and "second" for products beside those of "main". All
+operations return after the launch. `begin` waits for the caller's stream and `synchronize` for all lanes, so an
+execution is one blocking call. The caller's stream is often the default one, which would wait for streams of other
+libraries, and they for it. An execution that needs nothing but the caller's stream runs there, and is handed over to
+it: the caller's next work comes after it, as after any kernel.
 """
 
 from __future__ import annotations

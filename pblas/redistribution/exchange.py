@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Exchange(Kept):
     """Moves matrices, known by their numbers, from one layout each to another one.
 
-        x = exchange.allocate(number)      # then the caller writes there, and all ranks agree
-        exchange.move(number, out)         # for all matrices in one order; all ranks agree before X is overwritten
+    x = exchange.allocate(number)      # then the caller writes there, and all ranks agree
+    exchange.move(number, out)         # for all matrices in one order; all ranks agree before X is overwritten
     """
 
     def __init__(

@@ -206,7 +206,7 @@ class SourceMatrix:
         dtype: Dtype,
         order: Order = "F",
         *,
-        # whether each execution has the arrays at the same place of symmetric memory, so that none is published (global)
+        # whether `allocate` makes the arrays, at one place of symmetric memory, so that none is published (global)
         symmetric: bool = False,
     ) -> None:
         self.backend: HostRanks = backend

@@ -343,14 +343,14 @@ def _take_wave(
                         count = work.alone(opname, arrays, whole[k], memory[lane])
                         done[k] = arrays.mark()
                     wrong = wrong or (count and (k + 1 << 32 | count))
-        for turn in [owners] if arrays.traits.blocking else [turn.values() for turn in wave]:
+        for numbers in [list(owners)] if arrays.traits.blocking else [list(turn.values()) for turn in wave]:
             with runtime.local_step(opname):
-                for k in turn:
+                for k in numbers:
                     arrays.wait(done.get(k))
             (wrong,) = runtime.agree(f"{opname}: computed", {}, None, (wrong,))
             if wrong:
                 raise _not_definite(opname, wrong)
-            for k in turn:
+            for k in numbers:
                 outward.move(k, results[k].local)
         arrays.synchronize()
         runtime.begin_reading()
@@ -405,7 +405,8 @@ def _rehearsed(
             whole[k] = redistributed(opname, matrices[k], desc)
         largest = max((matrices[k] for k in turn.values()), key=lambda x: _work_of(x.shape))
         halves = runtime.backend.arrays.traits.gpu
-        lengths = segments(*sorted(largest.shape), work.coefficients, halves=halves)
+        m, n = sorted(largest.shape)
+        lengths = segments(m, n, work.coefficients, halves=halves)
         plan = AlonePlan(largest.desc, largest.dtype.name, runtime.nprocs, work.function, lengths)
         runtime.backend.dry.executed(opname, plan)
         for k, x in whole.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -160,40 +161,43 @@ def iterated_alone(
     arrays.normalize(x, source)
     if x.shape[0] > x.shape[1]:
         source, target, out = source.T, target.T, out.T
-    g, w, q, t = (arrays.array(square, (m, m), dtype) for square in squares)
+    g, *others = (arrays.array(square, (m, m), dtype) for square in squares)
     steps = iter(weights)
     for length in lengths:
-        # G := X X^H
+        # G := X X^H, then X := a X + W X, or X := Q X
         arrays.multiply_add(1, source, None, 0, None, g)
-        for step in range(length):
-            a, b, c = next(steps)
-            # W := b G + c G^2
-            if c:
-                arrays.multiply_add(c, g, None, b, g, w)
-            else:
-                arrays.evaluate(_SCALED, {"x": g, "s": b}, accumulator_dtype(dtype), w)
-            if step:
-                # Q := a Q + Q W
-                arrays.multiply_add(1, q, w, a, q, t, symmetric=True)
-                q, t = t, q
-            if step < length - 1:
-                # G := (a I + W) G (a I + W)
-                arrays.multiply_add(1, w, g, a, g, t, symmetric=True)
-                arrays.multiply_add(1, w, t, a, t, g, symmetric=True)
-                if not step:
-                    # Q := a I + W
-                    q, w = w, q
-                    diagonal = q.T.reshape(-1)[:: m + 1, None]
-                    arrays.evaluate(_SHIFTED, {"x": diagonal, "s": a}, accumulator_dtype(dtype), diagonal)
-        if length > 1:
-            # X := Q X
-            arrays.multiply_add(1, q, source, 0, None, target)
-        else:
-            # X := a X + W X
-            arrays.multiply_add(1, w, source, a, source, target)
+        factor, a = _factor(arrays, g, others, list(islice(steps, length)))
+        arrays.multiply_add(1, factor, source, a, source if a else None, target)
         source, target = target, source
     if dtype != x.dtype:
         arrays.evaluate(_SCALED, {"x": source, "s": 1.0}, FLOAT32, out)
+
+
+def _factor(arrays: Device, g: Array, others: Sequence[Array], weights: list[tuple[float, ...]]) -> tuple[Array, float]:
+    """The matrix F and the number a of a segment of steps, X := F X + a X; F is one of three other squares (local)."""
+    (w, q, t), total, last = others, accumulator_dtype(g.dtype), len(weights) - 1
+    for step, (a, b, c) in enumerate(weights):
+        # W := b G + c G^2
+        if c:
+            arrays.multiply_add(c, g, None, b, g, w)
+        else:
+            arrays.evaluate(_SCALED, {"x": g, "s": b}, total, w)
+        if not last:
+            return w, a
+        if step:
+            # Q := a Q + Q W
+            arrays.multiply_add(1, q, w, a, q, t, symmetric=True)
+            q, t = t, q
+        if step < last:
+            # G := (a I + W) G (a I + W)
+            arrays.multiply_add(1, w, g, a, g, t, symmetric=True)
+            arrays.multiply_add(1, w, t, a, t, g, symmetric=True)
+        if not step:
+            # Q := a I + W
+            q, w = w, q
+            diagonal = q.T.reshape(-1)[:: len(q) + 1, None]
+            arrays.evaluate(_SHIFTED, {"x": diagonal, "s": a}, total, diagonal)
+    return q, 0.0
 
 
 def _fit_float16(weights: Sequence[Sequence[float]]) -> bool:
