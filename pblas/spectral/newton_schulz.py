@@ -30,8 +30,8 @@ MUON = (3.4445, -4.7750, 2.0315)
 """Weights that bring singular values between 0.01 and 1 into about 0.7 to 1.2 in five steps."""
 _MOST_STEPS, _MOST_GROWTH = 3, 150
 """Most steps of a segment, and most growth of the rounding errors of its G. Three and two steps of `MUON` in 16 bits
-have 0.7 to 2.2 times the error of single steps in the same dtype, two and three up to 3.6 times, one and four up to 16
-times (512 x 1792 and 1024 x 2560, seven spectra)."""
+have 0.7 to 2.2 times the error of single steps in the same dtype (512 x 1792 and 1024 x 2560, seven spectra; 8 times
+for 48 x 150), two and three up to 3.6 times, one and four up to 12 times."""
 _MOST_FACTOR = 40
 """Most values of X and P in float16: the product of three P is at most 64000."""
 _SCALED, _SHIFTED = parse("s * x"), parse("x + s")
