@@ -64,7 +64,7 @@ def run(line: list[str], seconds: float, log: Path) -> str:
             for number in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError, subprocess.TimeoutExpired):
                     os.killpg(process.pid, number)
-                    process.wait(2)
+                    process.wait(8)  # the launcher ends its ranks
 
 
 def verdict(table: Table, gpus: int, path: Path) -> str:
