@@ -39,11 +39,11 @@ class PanelExchange(PanelBroadcast):
         """Start to receive panel k, if there is one."""
         if k < len(self._panels):
             _, i0, i1, *_ = self._panels[k]
-            self._under_way[k] = [
+            self._under_way.setdefault(k, []).extend(
                 self._backend.channel.receive(self._part(k, block)[i0:i1], block.owner, TAG_PART)
                 for block in self._blocks[k]
                 if block.owner != self._backend.rank
-            ]
+            )
 
     def send(self, k: int, i0: int = -1, i1: int | None = None) -> None:
         """Copy this rank's columns to the panel, and start to send them."""
@@ -53,13 +53,13 @@ class PanelExchange(PanelBroadcast):
                 part = self._part(k, block)[i0:i1]
                 self._backend.arrays.assign(self._own(block)[i0:i1], part)
                 peers = (peer for peer in range(self._w.nprocs) if peer != rank)
-                self._sending += [self._backend.channel.send(part, peer, TAG_PART) for peer in peers]
+                sent = (self._backend.channel.send(part, peer, TAG_PART) for peer in peers)
+                self._under_way.setdefault(k, []).extend(sent)
 
     def received(self, k: int) -> Iterator[tuple[int, int]]:
         """All rows of panel k, after its arrival; then nobody reads this rank's columns of it."""
         for transfer in self._under_way.pop(k, ()):
             self._backend.wait(transfer.done, "exchanging parts of panels")
-        self.wait_sent()
         yield from self._panels[k].pieces()
 
     def view(self, k: int) -> Array:
