@@ -108,7 +108,7 @@ def test_many_are_iterated_as_one_is(ctx: pblas.Context, name: str, size: float)
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
 def test_steps_in_the_square_are_as_accurate_as_single_ones(ctx: pblas.Context, name: str) -> None:
-    """Of a wide matrix that one rank has; of singular values 0 and 1, single steps in bfloat16 have an error of 0.25."""
+    """Of a wide matrix that one rank has; with singular values 0 and 1, single steps in bfloat16 are 0.25 off."""
     left, values, right = np.linalg.svd(general(48, 150, dtype_of("float64"), 5), full_matrices=False)
     for spectrum in (values, np.arange(48) < 24, 1 / (1 + np.arange(48))):
         x = ((left * spectrum) @ right).astype(dtype_of(name))
