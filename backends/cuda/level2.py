@@ -49,6 +49,8 @@ def multiply_both(
 ) -> tuple[Any, Any]:
     """op(X) v with the elements of one part, and op(X)^T w with those of another."""
     (rows, columns), (part, other) = x.shape, parts
+    if not x.size:
+        return cupy.zeros(rows, dtype), cupy.zeros(columns, dtype)
     row_sums, column_sums = (
         cupy.empty((-(-added // width), results), dtype)
         for added, width, results in ((columns, _BOTH_WIDTH, rows), (rows, _BOTH_HEIGHT, columns))
