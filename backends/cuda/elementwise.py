@@ -9,6 +9,7 @@ import numpy as np
 
 from pblas.backends.cuda import reductions, streams, transfer
 from pblas.backends.cuda.lanes import DeviceLanes
+from pblas.backends.cuda.pointwise import FACTOR, NOT_ZERO
 from pblas.backends.cuda.strided_copy import StridedRegion, copied
 from pblas.backends.device import Axis
 from pblas.backends.dtypes import FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _PRODUCTS = {False: parse("x * y"), True: parse("conj(x) * y", parts=True)}
 """The terms of an inner product, by whether the left ones are conjugated."""
 _FLOAT64 = np.dtype(np.float64)
-_NOT_ZERO = parse("maximum(s, 1e-300)")
-_QUOTIENT, _PRODUCT, _FACTOR = parse("x / s"), parse("x * f * f"), parse("1 / sqrt(sqrt(maximum(s, 1e-100)))")
+_QUOTIENT, _PRODUCT = parse("x / s"), parse("x * f * f")
 
 
 class DeviceElementwise(DeviceLanes):
@@ -101,12 +101,12 @@ class DeviceElementwise(DeviceLanes):
         with cupy.cuda.Stream.from_external(streams.Handle(self.stream)):
             if x.dtype.char in "dD":
                 largest = reductions.reduce("abs_max", x, None, _FLOAT64).reshape(1, 1)
-                self.evaluate(_NOT_ZERO, {"s": largest}, _FLOAT64, largest)
+                self.evaluate(NOT_ZERO, {"s": largest}, _FLOAT64, largest)
                 self.evaluate(_QUOTIENT, {"x": x, "s": largest}, total, z)
                 x = z
             squares = reductions.reduce("squares", x, None, _FLOAT64).reshape(1, 1)
             factor: Any = cupy.empty((1, 1), np.empty(0, total).real.dtype)
-            self.evaluate(_FACTOR, {"s": squares}, _FLOAT64, factor)
+            self.evaluate(FACTOR, {"s": squares}, _FLOAT64, factor)
             self.evaluate(_PRODUCT, {"x": x, "f": factor}, total, z)
 
     def combining(self, tree: Node, operands: Mapping[str, object], name: str, compute: Dtype, out: Array) -> None:

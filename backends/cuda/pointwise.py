@@ -165,9 +165,12 @@ EXPRESSIONS = {
     "x * 0": ("x",),
     "x * t / s": ("x ~t ~s",),
     "x * t / s - y": ("x y ~t ~s",),
+    "x * f * f": ("x ~f",),
 }
 """Expressions of the package's own calls, and their operands in the order of arguments: `#s` is a number, `~s` is real,
 and `y*` is a conjugated view if the matrices are complex."""
+NOT_ZERO, FACTOR = parse("maximum(s, 1e-300)"), parse("1 / sqrt(sqrt(maximum(s, 1e-100)))")
+"""Expressions of norms, in 64 bits."""
 
 
 def programs(dtype: Dtype) -> Iterator[Program]:
@@ -180,6 +183,9 @@ def programs(dtype: Dtype) -> Iterator[Program]:
         tree = parse(re.sub(rf"\b({views})\b", r"conj(\1)", text) if views else text, parts=True)
         dtypes = {operand.strip("#~*"): kinds.get(operand[0], dtype) for operand in operands.split()}
         keys.append(_key(tree, dtypes, dtype, dtype))
+    double = np.dtype(np.float64)
+    for tree, out in ((NOT_ZERO, double), (FACTOR, np.empty(0, dtype).real.dtype)):
+        keys.append(_key(tree, {"s": double}, out, double))
     for key in dict.fromkeys(keys):
         yield from (Program(source(*key, packs=packs)) for packs in (0, _PACKS))
 

@@ -25,14 +25,14 @@ _SIGN = 1 << 63
 
 
 def fill(stream: int, x: Any, rows: Any, columns: Any, seed: int, *, normal: bool) -> None:
-    """X := the random numbers at global rows and columns, which are on the GPU."""
+    """X := the random numbers at global rows and columns, whose 64-bit integers are on the GPU."""
     by_columns = int(x.strides[0] == x.itemsize)
-    along, across = (rows, columns) if by_columns else (columns, rows)
+    (along, length), (across, lines) = ((rows, x.shape[0]), (columns, x.shape[1]))[:: 1 if by_columns else -1]
     ld = x.strides[by_columns] // x.itemsize
-    places = x.data.ptr, ld, along.size, across.size, along.data.ptr, across.data.ptr, by_columns
+    places = x.data.ptr, ld, length, lines, along.data.ptr, across.data.ptr, by_columns
     kernel, arguments, largest = _kernel(x.dtype)
     start = (random.start_of(seed) ^ _SIGN) - _SIGN  # as a signed integer
-    grid = -(-along.size // _THREADS), min(across.size, _MOST_LINES)
+    grid = -(-length // _THREADS), min(lines, _MOST_LINES)
     arguments.launch(kernel.kernel.ptr, stream, grid, _THREADS, (*places, start, int(normal), largest))
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _TAG = 1012
 _READ = "DistMatrix[...]"
 _WRITE = "DistMatrix[...] = value"
+_MOST_UNORDERED = 256  # rows and columns that get a number in the order of their list
 _LEAST_SPARSE = 16  # indices up to this many times their number are numbered in an array of all, without sorting
 
 
@@ -145,8 +146,9 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
     with runtime.local_step(_WRITE):
         chosen = lists(a.shape, key)
         checked = _checked_value(value, a, chosen.shape)
-        # A number is written in any order
-        last = (None, None) if checked.value.ndim == 0 else tuple(map(_last, chosen))
+        # A number may be written in any order, which is fast for short lists
+        in_any_order = checked.value.ndim == 0 and max(chosen.shape) <= _MOST_UNORDERED
+        last = (None, None) if in_any_order else tuple(map(_last, chosen))
         once = Lists(*(places if i is None else places[i] for places, i in zip(chosen, last, strict=True)))
 
     def agrees() -> str:

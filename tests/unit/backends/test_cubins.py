@@ -48,9 +48,9 @@ def evaluating(self, tree, operands, compute, out):
         used.setdefault((tree, types, out.dtype, compute), running)
     return evaluate(self, tree, operands, compute, out)
 
-def reducing(self, kind, x, axis, order, dtype, scale=None):
+def reducing(self, kind, x, axis, order, dtype, scale=None, **options):
     used.setdefault((kind, x.dtype, np.dtype(dtype)), running)
-    return reduce(self, kind, x, axis, order, dtype, scale)
+    return reduce(self, kind, x, axis, order, dtype, scale, **options)
 
 HostArrays.evaluate, HostArrays.reduce = evaluating, reducing
 with pblas.Context(backend="mpi") as ctx:
@@ -67,7 +67,7 @@ with pblas.Context(backend="mpi") as ctx:
 def keys(expression):
     if len(expression) == 4:
         tree, types, out, compute = expression
-        key = pointwise._Kernels.combining(tree, dict(types), out, compute).key
+        key = pointwise._key(tree, dict(types), out, compute)
         return [Program(pointwise.source(*key, packs=packs)).key for packs in (0, pointwise._PACKS)]
     kind, element, dtype = expression
     dtype, packs = reductions.result_dtype(kind, element, dtype), {16 // element.itemsize, 1}
