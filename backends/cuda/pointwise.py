@@ -322,8 +322,8 @@ class Pointwise:
         used = tuple(dtypes[name] for name in terms)
         arrays = [out, start, *[operands[name] for name in terms if dtypes[name] is not None]]
         pack = _PACK_NBYTES // pack_nbytes(used, start.dtype, out.dtype, compute)
-        shape, strides = out.shape, out.strides
-        if _is_tight(shape, strides, out.itemsize) and all(z.shape == shape and z.strides == strides for z in arrays):
+        layout = out.shape, out.strides, out.itemsize
+        if _is_tight(*layout) and all((z.shape, z.strides, z.itemsize) == layout for z in arrays):
             lines, length, places = 1, out.size, [(1, 0)] * len(arrays)  # all elements, in the order of memory
         else:
             lines, length, places = _lines(arrays)

@@ -134,6 +134,13 @@ def test_a_prepared_launch_takes_other_addresses_and_numbers() -> None:
     assert (memory[3] == POISON).all()
 
 
+def test_a_view_of_parts_is_not_taken_for_elements_in_a_row() -> None:
+    """The real parts of a complex matrix have its strides in bytes, which are those of the result."""
+    x, out = entries((8, 8), dtype_of("complex64"), 1).view(HostArray), np.empty((8, 8), np.complex64).view(HostArray)
+    HostPointwise().combine(0, parse("x * y"), {"x": x, "y": x.real}, np.dtype(np.complex64), out)
+    assert np.allclose(np.asarray(out), np.asarray(x) * np.asarray(x.real))
+
+
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_numbers_of_8_bits_are_rounded_as_by_ml_dtypes(dtype: Any) -> None:
     """Any float32, halfway cases and their neighbours among them; and every number of 8 bits exactly."""
