@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 import numpy as np
 
-from pblas.backends.cuda import transfer
+from pblas.backends.cuda import streams, transfer
 from pblas.backends.cuda.kernels import WordArguments
 from pblas.backends.cuda.pointwise import functions, type_name
 from pblas.backends.cuda.programs import Program
@@ -240,8 +240,13 @@ def multiprocessors() -> int:
 
 @cache
 def _counters() -> Iterator[int]:
-    """Addresses of counters of CTAs, which each kernel leaves at 0; taken in turn, since kernels may run at a time."""
-    _kept_counters.append(cupy.zeros(_COUNTERS, np.uint32))
+    """Addresses of counters of CTAs, which each kernel leaves at 0; taken in turn, since kernels may run at a time.
+
+    They are 0 before any stream reads them, and no capture of the caller's makes them.
+    """
+    with streams.relaxed(), cupy.cuda.Stream(non_blocking=True) as stream:
+        _kept_counters.append(cupy.zeros(_COUNTERS, np.uint32))
+        stream.synchronize()
     first = int(_kept_counters[0].data.ptr)
     return cycle(range(first, first + 4 * _COUNTERS, 4))
 
