@@ -74,6 +74,7 @@ class RunReduction(Exchanging):
             if own.size:
                 arrays.assign(x.results[:, None], own[:, None])
             gathered = arrays.download(self.on_gpus.run(x.runtime))
+            x.runtime.backend.check()  # a kernel that gave up on a peer has joined nothing
             if self._adds:
                 return self._values(gathered)
         elif self._exchange is None:  # a copy, since those of one row or column may be elements of the matrix
