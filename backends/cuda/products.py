@@ -151,7 +151,7 @@ class DeviceProducts(DeviceElementwise):
         """Z := alpha X Y + beta C by the tiles of one triangle, if there is a kernel for it, and it gains."""
         if self.tile_gemm is None or len(z) < _LEAST_HALF or not x.size:
             return False
-        if c is not None and c.strides != z.strides:
+        if c is not None and (c.strides != z.strides or (c.data.ptr - z.data.ptr) % ALIGNMENT):
             return False
         return self.tile_gemm.multiply_symmetric(
             self.stream, alpha.real, x, x.T if y is None else y, 0.0 if c is None else beta.real, c, z
