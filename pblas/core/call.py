@@ -84,21 +84,21 @@ def _perform(
             bound = operation.parts(opname, runtime, bound)
         if planned is not None and planned.is_alone(runtime, bound):
             backend.agree(opname)
-            value = planned.complete(opname, runtime, bound, planned.begin(opname, runtime, bound))
-            runtime.kept.keep(bound.key, planned)
-            return value
-        with runtime.local_step(opname):
-            if is_step and bound.new is not None and bound.new.lld is not None:  # of a plan: equal on all ranks
-                bound = bound._replace(nelements=bound.new.max_stored_nelements)
-            is_known = is_step or not bound.nelements  # otherwise the largest of all ranks is not known yet
-            if is_known and planned is not None and planned.is_ready(runtime, bound):
-                begun = planned.begin(opname, runtime, bound)
-            text = step_text if is_step else bound.text + (planned.text if planned else operation.text)
-        waits = 0 if begun is not None else 2 if planned is None else 1
-        maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact
-        waits, scratch, nelements, fact = backend.agree(f"{opname}{text}", maxima=maxima).maxima
-        if waits:
-            allocated.undo()
+            begun = planned.begin(opname, runtime, bound)
+            waits = scratch = nelements = fact = 0
+        else:
+            with runtime.local_step(opname):
+                if is_step and bound.new is not None and bound.new.lld is not None:  # of a plan: equal on all ranks
+                    bound = bound._replace(nelements=bound.new.max_stored_nelements)
+                is_known = is_step or not bound.nelements  # otherwise the largest of all ranks is not known yet
+                if is_known and planned is not None and planned.is_ready(runtime, bound):
+                    begun = planned.begin(opname, runtime, bound)
+                text = step_text if is_step else bound.text + (planned.text if planned else operation.text)
+            waits = 0 if begun is not None else 2 if planned is None else 1
+            maxima = waits, int(begun is not None and begun.alone), bound.nelements, bound.fact
+            waits, scratch, nelements, fact = backend.agree(f"{opname}{text}", maxima=maxima).maxima
+            if waits:
+                allocated.undo()
     if planned is None or begun is None or waits:
         bound = bound._replace(nelements=nelements, fact=fact)
         return _late(opname, runtime, bound, None if waits == 2 else planned, closes=not is_step)

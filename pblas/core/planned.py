@@ -294,14 +294,7 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
         return Begun(result, x, alone=not self.in_order and self._executor.publish(x))
 
     def complete(
-        self,
-        opname: str,
-        runtime: Runtime,
-        bound: Bound[ResultT],
-        begun: Begun,
-        *,
-        scratch: bool = False,
-        closes: bool = False,
+        self, opname: str, runtime: Runtime, bound: Bound[ResultT], begun: Begun, *, scratch: bool, closes: bool
     ) -> ResultT:
         """**Collective.** Run an execution that all ranks have begun.
 
