@@ -43,16 +43,21 @@ def head(table: Table, gpus: int, results: dict[str, Any], link: str) -> str:
     """Where, when and by which command the rows were measured."""
     rows = results.get("rows", results.get("goals", []))
     commits = list(dict.fromkeys(row.get("commit") or results.get("commit") for row in rows))
+    commits = list(filter(None, commits))
     dates = sorted({(row.get("date") or results["date"])[:10] for row in rows})
-    ranks = results.get("ranks", table.ranks or gpus)
+    ranks = 1 if table.ranks == 1 else results.get("ranks", table.ranks or gpus)
     started = f"mpiexec -n {ranks} python -m mpi4py" if ranks > 1 else "python"
-    program = table.command if table.command.startswith("examples") else f"-m {table.command}"
+    same = {x.command for x in (CPU if table in CPU else GPU) if (x.stem, x.ranks) == (table.stem, table.ranks)}
+    line = table.command if len(same) == 1 else table.command.split()[0]  # several commands have filled the file
+    program = line if line.startswith("examples") else f"-m {line}"
+    if "rounds" in results:
+        program = re.sub(r"--rounds \d+", f"--rounds {results['rounds']}", program)
     program += " --library mkl" if str(results.get("library")).lower() == "mkl" else ""
     device = re.sub(r"\(R\)| Processor", "", results.get("device", "AMD EPYC"))
     where = device if table in CPU else f"{gpus} {device}" if gpus > 1 else f"one {device}"
     rounds = f" of {results['rounds']} rounds" if "rounds" in results else ""
     parts = [where, " to ".join(dict.fromkeys((dates[0], dates[-1])))]
-    parts += [f"commit{'s' if len(commits) > 1 else ''} {' and '.join(filter(None, commits))}"] if any(commits) else []
+    parts += [f"commit{'s' if len(commits) > 1 else ''} {' and '.join(commits)}"] if commits else []
     text = f"{', '.join(parts)}, medians{rounds}, {table.unit}: `{started} {program}` ([file]({link}))."
     return text[0].upper() + text[1:]
 

@@ -181,7 +181,7 @@ SCALAPACK: dict[str, Any] = {
     "stem": "scalapack",
     "command": "benchmarks.cpu.scalapack",
     "label": "{grid}, n = {n}, nb = {nb}",
-    "compared": (("pblas", "", "stock", "tuned"),),
+    "compared": (("pblas", "", "stock", "tuned", "MKL"),),
     "beside": ("GEMM",),
     "ranks": 2,
 }
@@ -334,6 +334,13 @@ CPU = (
     Table(name="pdgemm", family="products", routines=("pdgemm",), seconds=600, **SCALAPACK),
     Table(name="pdtran", family="redistributions", routines=("pdtran",), **SCALAPACK),
     Table(name="pdgemr2d", family="redistributions", routines=("pdgemr2d",), **SCALAPACK),
+    Table(
+        name="factorizations on two hosts",
+        stem="factor_2_hosts",
+        command="benchmarks.cpu.factor_on_hosts --rate 1gbit --sizes 2048 --rounds 5 --blocks 64",
+        seconds=200,
+        **{**FACTOR, "ranks": 1},
+    ),
 )
 GPU = (
     Table(name="products", family="products", command=OVERLAP + "8B 70B --m 512 4096 16384", seconds=150, **PRODUCTS),

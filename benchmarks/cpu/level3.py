@@ -211,7 +211,7 @@ def main() -> None:
                 compare(rows)
                 show(rows, options.routines)
                 report += rows
-    write(options.json, {"rounds": options.rounds, "goals": GOALS, "rows": report})
+    write(options.json, {"library": options.library, "rounds": options.rounds, "goals": GOALS, "rows": report})
 
 
 def measure(problem: Problem, options: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
