@@ -153,7 +153,6 @@ def _stacked(opname: str, matrices: object, axis: int) -> DistMatrix:
                 step(opname, runtime, partial(Elementwise.bind, opname, runtime, "x", {"x": x}, view, None))
             return out
         arrays, whole = runtime.backend.arrays, out.stored(opname)
-        arrays.begin(in_order=True)
         for x, (i0, _, j0, _) in zip(parts, places, strict=True):
             tree, z = parse("conj(x)" if x.conjugated else "x", parts=True), x.stored(opname)
             i, j = desc.local_offset(i0, j0, runtime.rank)
@@ -163,7 +162,7 @@ def _stacked(opname: str, matrices: object, axis: int) -> DistMatrix:
 
 
 def _checked_bounds(opname: str, runtime: Runtime, parts: Mapping[str, Any], axis: int) -> list[int]:
-    """Bounds of the matrices along the axis of the stack, after checks that they fit each other (local)."""
+    """Bounds of the matrices along the axis of the stack, after checks that they fit each other; begins (local)."""
     for name, x in parts.items():
         check_matrix(opname, name, x, runtime)
     common_dtype(opname, parts, None, stored=True)
@@ -172,4 +171,5 @@ def _checked_bounds(opname: str, runtime: Runtime, parts: Mapping[str, Any], axi
         if x.shape[1 - axis] != first.shape[1 - axis]:
             sizes = " and ".join(f"{y.shape[0]} x {y.shape[1]}" for y in (first, x))
             raise errors.DescriptorError(f"{opname}: matrices of {sizes} do not fit each other")
+    runtime.backend.arrays.begin(in_order=True)
     return list(accumulate((x.shape[axis] for x in parts.values()), initial=0))

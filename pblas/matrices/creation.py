@@ -416,12 +416,13 @@ class Creation:
             desc = self._checked_desc(opname, desc)
             call_args = arguments()
             checked = checked_dtype(opname, dtype, is_argument=True, stored=True)
+            arrays = self.runtime.backend.arrays
+            if fill is not None:
+                arrays.begin(in_order=True)
         call_args |= {"desc": shared_descriptor(desc), "dtype": name_of(checked)}
         largest = self.runtime.agree(opname, call_args, maxima=(self.runtime.nelements(desc),))[0]
         local = self._memory(opname, desc, checked, largest)
         if fill is not None:
-            arrays = self.runtime.backend.arrays
-            arrays.begin(in_order=True)
             fill(arrays, local, desc)
             arrays.hand_over()
         return DistMatrix(desc, local, self.runtime)
