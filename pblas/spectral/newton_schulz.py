@@ -78,6 +78,7 @@ def iterated(opname: str, x: DistMatrix, weights: list[tuple[float, ...]]) -> Di
     """**Collective.** The steps, one for each (a, b, c)."""
     backend = x.runtime.backend
     if backend.size == 1 and backend.dry is None:
+        x = x.copy() if x.conjugated else x
         result = empty(x.desc.without_lld, x)
         with x.runtime.local_step(opname):
             backend.arrays.begin()

@@ -85,6 +85,8 @@ def test_newton_schulz(ctx: pblas.Context, name: str) -> None:
         result = linalg.newton_schulz(X)
         assert (result.dtype, result.desc.same_distribution(X.desc)) == (dtype, True)
         assert np.abs(collected(result).astype(y.dtype) - y).max(initial=0) <= 40 * eps
+        adjoint = collected(linalg.newton_schulz(X.H)).astype(y.dtype)
+        assert np.abs(adjoint - y.conj().T).max(initial=0) <= 40 * eps
         u = collected(linalg.newton_schulz(X, steps=30, coefficients=[(1.5, -0.5, 0)] * 30)).astype(y.dtype)
         gram = u.conj().T @ u if m >= n else u @ u.conj().T
         assert np.abs(gram - np.eye(len(gram))).max(initial=0) <= 40 * eps
