@@ -9,7 +9,7 @@ from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix
 from pblas.runtime.kept_plans import Kept
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from pblas.backends.device import Mark
     from pblas.backends.dtypes import Array, Dtype
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Exchange(Kept):
     """Moves matrices, known by their numbers, from one layout each to another one.
 
-    x = exchange.allocate(number)      # then the caller writes there, and all ranks agree
+    x, = exchange.allocate([number])   # then the caller writes there, and all ranks agree
     exchange.move(number, out)         # for all matrices in one order; all ranks agree before X is overwritten
     """
 
@@ -37,9 +37,14 @@ class Exchange(Kept):
             for number, (source, target, dtype) in moves.items()
         }
 
-    def allocate(self, number: int) -> Array:
-        """**Collective.** New memory for this rank's part of a matrix before it moves (provisional)."""
-        return self._movements[number].source_matrix.allocate()
+    def allocate(self, numbers: Collection[int]) -> list[Array]:
+        """**Collective.** New memory for this rank's parts of matrices before they move (provisional).
+
+        They are in the same memory: each rank has elements of one of these matrices at most.
+        """
+        sources = [self._movements[number].source_matrix for number in numbers]
+        block = self._backend.allocate(max(1, *(source.most_nbytes for source in sources)))
+        return [source.put_in(block) for source in sources]
 
     def move(self, number: int, out: Array) -> Mark:
         """**Collective.** Put this rank's part of a matrix after it has moved to `out`; a mark after the copies.

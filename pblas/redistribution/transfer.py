@@ -206,7 +206,7 @@ class SourceMatrix:
         dtype: Dtype,
         order: Order = "F",
         *,
-        # whether `allocate` makes the arrays, at one place of symmetric memory, so that none is published (global)
+        # whether `put_in` places the arrays, at one place of symmetric memory, so that none is published (global)
         symmetric: bool = False,
     ) -> None:
         self.backend: HostRanks = backend
@@ -229,12 +229,15 @@ class SourceMatrix:
         """Bytes of this rank's copy of an array that is in no window, and of messages that a host receives once."""
         return self.relay_memory.nbytes + (0 if self._stage is None else int(self._stage.nbytes))
 
-    def allocate(self) -> Array:
-        """**Collective.** This rank's array in new symmetric memory; an agreement comes before peers read it."""
-        backend, shape = self.backend, (self.placement.rows.max_count, self.placement.columns.max_count)
-        self._block = backend.allocate(max(1, shape[0] * shape[1]) * self.dtype.itemsize)
-        local = self.placement.local_shape(backend.rank)
-        self.local = backend.peer_block(self._block, backend.rank, 0, local, self.dtype, self.order)
+    @property
+    def most_nbytes(self) -> int:
+        """Bytes of the array of any rank at most (global)."""
+        return self.placement.rows.max_count * self.placement.columns.max_count * self.dtype.itemsize
+
+    def put_in(self, block: Any) -> Array:
+        """This rank's array, at the start of symmetric memory; an agreement comes before peers read it (local)."""
+        self._block, local = block, self.placement.local_shape(self.backend.rank)
+        self.local = self.backend.peer_block(block, self.backend.rank, 0, local, self.dtype, self.order)
         return self.local
 
     def publish(self, x: Array) -> bool:

@@ -249,19 +249,20 @@ Turn = dict[int, int]
 
 
 def waves(owners: Sequence[int], nbytes: Sequence[int], nprocs: int) -> list[list[Turn]]:
-    """The turns of the waves, of whose whole matrices no rank has more than `_WHOLE_NBYTES`, or a larger one.
+    """The turns of the waves, whose largest matrices have at most `_WHOLE_NBYTES` together, or are one larger matrix.
 
     >>> waves((0, 1, 0, -1, 0), [400 << 20] * 5, 2)
     [[{0: 0, 1: 1}, {0: 2}], [{0: 4}]]
     """
     of_rank = [[k for k, owner in enumerate(owners) if owner == rank] for rank in range(nprocs)]
-    result, held = list[list[Turn]](), [0] * nprocs
+    result, held = list[list[Turn]](), 0
     for number in range(max(map(len, of_rank))):
         turn = {rank: mine[number] for rank, mine in enumerate(of_rank) if number < len(mine)}
-        held = [total + (nbytes[turn[rank]] if rank in turn else 0) for rank, total in enumerate(held)]
-        if not result or max(held) > _WHOLE_NBYTES:
+        largest = max(nbytes[k] for k in turn.values())
+        held += largest
+        if not result or held > _WHOLE_NBYTES:
             result.append([])
-            held = [nbytes[turn[rank]] if rank in turn else 0 for rank in range(nprocs)]
+            held = largest
         result[-1].append(turn)
     return result
 
@@ -311,18 +312,18 @@ def _take_wave(
     backend, arrays = runtime.backend, runtime.backend.arrays
     owners = {k: rank for turn in wave for rank, k in turn.items()}
     inward, outward = _exchanges(runtime, {k: (matrices[k], rank) for k, rank in owners.items()})
+    whole = dict[int, Any]()
+    failed: BaseException | None = None
     lanes: list[Any] = [nullcontext, *([] if arrays.traits.blocking else [arrays.on_second_lane])]
     try:
         with backend.provisional:
             with runtime.local_step(opname):
                 arrays.begin()
                 for k in owners:
-                    x, copy = matrices[k].stored(opname), inward.allocate(k)
-                    if matrices[k].conjugated:
-                        arrays.place(x, copy, conj=True)
-                    else:
-                        arrays.assign(x, copy)
-                whole, results = {k: outward.allocate(k) for k in owners}, {k: _empty(matrices[k]) for k in owners}
+                    _copy(opname, arrays, matrices[k], *inward.allocate([k]))
+                for turn in wave:
+                    whole |= zip(turn.values(), outward.allocate(turn.values()), strict=True)
+                results = {k: _empty(matrices[k]) for k in owners}
                 mine = [matrices[k] for k, rank in owners.items() if rank == runtime.rank]
                 itemsize = max((x.dtype.itemsize for x in mine), default=1)
                 memory = [workspace(arrays, [x.shape for x in mine], itemsize) for _ in lanes[: len(mine)]]
@@ -333,18 +334,23 @@ def _take_wave(
             # X := the whole matrix, on its rank
             came = {rank: inward.move(k, whole[k]) for rank, k in turn.items()}
             # X := f(X)
-            with runtime.local_step(opname):
-                k = turn.get(runtime.rank, -1)
-                if k >= 0 and whole[k].size:
-                    lane = loads.index(min(loads))
-                    loads[lane] += _work_of(whole[k].shape)
-                    with lanes[lane]():
-                        arrays.follow(came[runtime.rank])
-                        count = work.alone(opname, arrays, whole[k], memory[lane])
-                        done[k] = arrays.mark()
-                    wrong = wrong or (count and (k + 1 << 32 | count))
+            k = turn.get(runtime.rank, -1)
+            if k < 0 or not whole[k].size or failed is not None:
+                continue
+            lane = loads.index(min(loads))
+            loads[lane] += _work_of(whole[k].shape)
+            try:
+                with lanes[lane]():
+                    arrays.follow(came[runtime.rank])
+                    count = work.alone(opname, arrays, whole[k], memory[lane])
+                    done[k] = arrays.mark()
+                wrong = wrong or (count and (k + 1 << 32 | count))
+            except BaseException as caught:  # noqa: BLE001 - raised below: first peers get messages of later turns
+                failed = caught
         for numbers in [list(owners)] if arrays.traits.blocking else [list(turn.values()) for turn in wave]:
             with runtime.local_step(opname):
+                if failed is not None:
+                    raise failed
                 for k in numbers:
                     arrays.wait(done.get(k))
             (wrong,) = runtime.agree(f"{opname}: computed", {}, None, (wrong,))
@@ -355,9 +361,18 @@ def _take_wave(
         arrays.synchronize()
         runtime.begin_reading()
     finally:
+        failed = None  # its traceback refers to this frame
         inward.release()
         outward.release()
     return results
+
+
+def _copy(opname: str, arrays: Device, x: DistMatrix, copy: Array) -> None:
+    """COPY := this rank's part of X (local)."""
+    if x.conjugated:
+        arrays.place(x.stored(opname), copy, conj=True)
+    else:
+        arrays.assign(x.stored(opname), copy)
 
 
 def _exchanges(runtime: Runtime, owners: dict[int, tuple[DistMatrix, int]]) -> tuple[Exchange, Exchange]:

@@ -172,6 +172,18 @@ def test_functions_of_ill_conditioned_matrices(ctx: pblas.Context) -> None:
         assert 0 < np.abs(collected(x) - y).max() <= 12 * 2.0**-52 * bound
 
 
+@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("wrong", range(P))
+def test_an_error_of_one_of_many(contexts: Contexts, setting: str, wrong: int) -> None:
+    """Each rank has three whole matrices: after an error in the first one it still sends parts of the others."""
+    ctx = contexts[setting]
+    matrices = [ctx.full((6, 6), np.nan if k == wrong else 1.0) for k in range(3 * P)]
+    text = "elements that are NaN or infinite"
+    raises_on_all_ranks(pblas.ArgumentError, text, lambda: linalg.orthogonalize_many(matrices, function="polar"))
+    x = linalg.orthogonalize_many([ctx.eye(6)] * (3 * P), function="polar")
+    assert all(np.allclose(collected(each), np.eye(6)) for each in x)
+
+
 @few
 def test_errors(ctx: pblas.Context) -> None:
     wrong: Any = linalg
