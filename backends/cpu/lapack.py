@@ -83,11 +83,14 @@ def getrf(x: Array, pivots: Array) -> int:
 @lru_cache(4)
 def factored_bits(threads: int) -> int:
     """Bits of factors: ranks whose LAPACK, processor or number of threads adds in another order have other ones."""
-    x = np.asfortranarray((np.arange(300 * 64) ** 2 % 257 / 257).reshape(300, 64))
-    y, pivots, t = x.copy(order="F"), np.empty(64, np.intc), np.empty((32, 64), order="F")
-    getrf(x, pivots)
-    geqrt(y, t)
-    return crc32(x.tobytes() + y.tobytes() + t.tobytes()) + (threads << 32)
+    bits = 0
+    for dtype in "fdFD":  # more rows than are added at a time
+        x = np.asfortranarray((np.arange(1000 * 64) ** 2 % 257 / 257).reshape(1000, 64), dtype)
+        y, pivots, t = x.copy(order="F"), np.empty(64, np.intc), np.empty((32, 64), dtype, order="F")
+        getrf(x, pivots)
+        geqrt(y, t)
+        bits = crc32(x.tobytes() + y.tobytes() + t.tobytes(), bits)
+    return bits + (threads << 32)
 
 
 def swap_rows(x: Array, pivots: Array, start: int = 0, *, backward: bool = False) -> None:
