@@ -93,7 +93,7 @@ class Activation:
                 if is_array(value) and shares_memory(*map(caller.runtime.backend.memory_of, (value, aux))):
                     raise errors.ArgumentError(f"{caller.opname}: {name} overlaps aux; give it memory of its own")
             kept = {name: caller.borrowed(z) if is_array(z) else z for name, z in operands.items()}
-            return product_epilogue.epilogue, kept
+            return Epilogue(epilogue.expression, **kept), kept
 
         self._first, self._last = checked(first), checked(last)
         caller.call_args["epilogue"] = named

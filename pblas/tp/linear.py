@@ -350,7 +350,7 @@ def _backward(
     weight: object,
     epilogue: str | Epilogue | None,
     aux: object,
-    needs: object,
+    needs: Any,
     dweight: object,
     options: Options,
 ) -> Gradients[Any]:
@@ -358,7 +358,8 @@ def _backward(
         runtime, dx, dw, db = caller.runtime, None, None, None
         repeated = caller.repeat(dy, x, weight, epilogue, aux, dweight, needs, *options.values)
         if repeated is not None:
-            return Gradients(repeated.get("dx"), repeated.get("dweight", dweight), repeated.get("dbias"))
+            given = dweight if needs[1] else None
+            return Gradients(repeated.get("dx"), repeated.get("dweight", given), repeated.get("dbias"))
         with caller.checking():
             if not isinstance(needs, tuple | list) or len(needs) != 3:
                 raise errors.ArgumentError(f"needs must say True or False of x, weight and bias, got {needs!r}")

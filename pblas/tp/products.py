@@ -232,7 +232,8 @@ class Caller:
         likes = runtime.repeats.get(self._like_key)
         if likes is None:
             return None
-        names, new, added = self._made(likes.new)
+        with self.checking():
+            names, new, added = self._made(likes.new)
         steps = likes.get((*addresses, *added))
         if steps is None or not steps.is_current:
             self._unused = list(zip(names, new, strict=True))
@@ -356,6 +357,9 @@ class Caller:
         self.form = form or _Form(self, operands, options, given, stored=stored)
         self.scales = Scales.checked(self.opname, self.runtime, shapes[0][2], *options.scales)
         if self.scales is not None:
+            read = (self.scales.a, self.scales.b, self.scales.d)
+            if any(has_memory(x) and not is_array(z) for x, z in zip(options.scales[:3], read, strict=True)):
+                self._like_key = None  # a number was read from memory of the host, which may change
             self.scales = self.scales.of(self.borrowed)
             self.numbers |= self.scales.arguments()
         return {matrix: rows(array) for matrix, array in operands.items()}
@@ -485,14 +489,13 @@ class Caller:
             self._multiply(x.T if transa == "T" else x, y.T if transb == "T" else y, beta, d, epilogue)
 
         if travels == target:
-            with self.checking():
-                m, n = gathered.get(left, a).shape[transa == "T"], gathered.get(right, b).shape[transb == "N"]
-                own = np.empty((m, n), d.dtype)
             rows_per_rank = counts if self.layer.cut(target) else None
             call = self.runtime, self.opname, self._text()
 
             def contribute(_: object) -> None:
                 with self.checking():
+                    m, n = gathered.get(left, a).shape[transa == "T"], gathered.get(right, b).shape[transb == "N"]
+                    own = np.empty((m, n), d.dtype)  # the steps, which are kept, keep no memory
                     multiply(0.0, own, None)
                 add_up(*call, own, d, epilogue, rows_per_rank)
 

@@ -995,3 +995,22 @@ def test_calls_with_the_same_arrays_check_nothing_and_read_their_new_elements(
     assert checked
     wrong = partial(forward(kind), x, w, bias, "silu", aux=aux, out=y, tf32="no", **options)
     raises_on_all_ranks(errors.ArgumentError, "tf32", wrong)
+
+
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_calls_that_may_be_repeated_keep_no_arrays_and_return_what_is_needed(
+    mode_ctx: pblas.Context, kind: str
+) -> None:
+    spread, options = SPREAD[kind](), COUNTS[kind] | {"ctx": mode_ctx}
+    x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
+    bias, aux, added = entries((1, len(w)), np.dtype(float), 3)[0], np.empty_like(dy), np.ones_like(dy)
+    forward(kind)(x, w, bias, Epilogue("x + r", r=added), aux=aux, **options)
+    seen = weakref.ref(added)
+    del added
+    gc.collect()
+    assert seen() is None
+    dweight = np.zeros_like(w)
+    for _ in range(3):
+        results = backward(kind)(dy, x, w, needs=(True, False, True), dweight=dweight, **options)
+        assert results.weight is None
