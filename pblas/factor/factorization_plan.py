@@ -292,7 +292,8 @@ class FactorizationPlan(Plan):
     def buffer_nbytes(self) -> int:
         """Two panels of far ranks."""
         buffers = 0 if self._is_read_in_place or self.w.nprocs == 1 else _BUFFERS
-        return self.itemsize * buffers * self.w.m * min(self.width, max(self.w.n, 1))
+        rows = self.w.lld or self.w.m if self.replicated else self.w.m
+        return self.itemsize * buffers * rows * min(self.width, max(self.w.n, 1))
 
     @property
     def width(self) -> int:
@@ -336,7 +337,11 @@ class FactorizationPlan(Plan):
     def moves(self) -> str:
         parts = ["A to W"] if self.copy.lower_bound else []
         if self.w.nprocs > 1:
-            readers = "panels to the ranks that have columns after them"
+            readers = (
+                "columns of panels to all ranks"
+                if self.replicated
+                else "panels to the ranks that have columns after them"
+            )
             parts.append("panels are read in place" if self._is_read_in_place else readers)
         if self.back is not None and self.back.lower_bound:
             parts.append("the factor back to the distribution of A")

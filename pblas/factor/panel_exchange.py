@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import MatrixDescriptor
 
 TAG_PART = 1046
+_LINE = 64  # bytes of a cache line
 
 
 class PanelExchange(PanelBroadcast):
@@ -79,7 +80,10 @@ class PanelExchange(PanelBroadcast):
         rows, buffer, dtype = self._w.lld or self._w.m, self._buffers[k % 2], self._source.dtype
         if buffer is None:
             width = max(panel.width for panel, *_ in self._panels)
-            buffer = self._buffers[k % 2] = own_memory(self._backend, rows * width * dtype.itemsize)
+            nbytes = rows * width * dtype.itemsize
+            memory = own_memory(self._backend, nbytes + _LINE)
+            start = -self._backend.address(memory) % _LINE  # at other places libraries may add in another order
+            buffer = self._buffers[k % 2] = memory[start : start + nbytes]
         columns: Array = self._backend.arrays.array(buffer, (rows, self._panels[k].panel.width), dtype, "F")
         return columns[: self._w.m]
 
