@@ -187,7 +187,7 @@ class Caller:
         self._like_key: tuple[object, ...] | None = None  # of calls with like arrays; None if none is repeated (local)
         self._addresses: list[int] = []  # of the arguments (local)
         self._steps: list[Callable[[Any], object]] = []
-        self._uses: list[tuple[object, Kept]] = []  # plans and forms that it uses, with their keys (global)
+        self._uses: list[Kept] = []  # plans and forms that it uses (global)
 
         self._call = runtime.call(opname)
 
@@ -241,8 +241,6 @@ class Caller:
         stream = self.stream
         for step in steps.steps:
             step(stream)
-        for use in steps.uses:
-            runtime.kept.keep(*use)
         steps.end()
         return dict(zip(names, new, strict=True))
 
@@ -262,8 +260,8 @@ class Caller:
 
     def _keep(self, key: object, kept: Kept) -> None:
         """See `KeptPlans.keep` (global)."""
-        self.runtime.kept.keep(key, kept)
-        self._uses.append((key, kept))
+        self.do(lambda _: self.runtime.kept.keep(key, kept))  # in the same order on ranks that repeat their call
+        self._uses.append(kept)
 
     def _remember(self, key: tuple[object, ...]) -> None:
         """Remember this call for repeats (local)."""

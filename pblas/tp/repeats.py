@@ -25,13 +25,13 @@ class Steps(NamedTuple):
     """What a call does after its checks."""
 
     steps: list[Callable[[Any], object]]  # functions of the stream, in order (local)
-    uses: list[tuple[object, Kept]]  # plans that it uses, with their keys (global)
+    uses: list[Kept]  # plans that it uses (global)
     end: Callable[[], None]  # drops the arrays that the steps have made (local)
 
     @property
     def is_current(self) -> bool:
         """Whether all plans are still kept (global)."""
-        return all(kept.last_use for _, kept in self.uses)
+        return all(kept.last_use for kept in self.uses)
 
 
 class Likes:

@@ -999,6 +999,20 @@ def test_calls_with_the_same_arrays_check_nothing_and_read_their_new_elements(
 
 @pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
 @pytest.mark.parametrize("kind", LAYERS)
+def test_ranks_that_repeat_a_call_use_its_plans_in_the_order_of_the_others(mode_ctx: pblas.Context, kind: str) -> None:
+    spread, options = SPREAD[kind](), COUNTS[kind] | {"ctx": mode_ctx}
+    x, w, dy = (np.ascontiguousarray(z[spread[key]]) for key, z in zip("xwy", matrices(np.float64), strict=True))
+    for copied in [x.copy() for _ in range(4)]:
+        own = copied if RANK else x
+        forward(kind)(own, w, **options)
+        backward(kind)(dy, own, w, **options)
+    plans = mode_ctx.runtime.kept._plans.values()
+    uses = COMM.allgather([(type(plan).__name__, plan.last_use) for plan in plans])
+    assert uses == [uses[0]] * P
+
+
+@pytest.mark.parametrize("mode_ctx", MODES, indirect=True)
+@pytest.mark.parametrize("kind", LAYERS)
 def test_calls_that_may_be_repeated_keep_no_arrays_and_return_what_is_needed(
     mode_ctx: pblas.Context, kind: str
 ) -> None:
