@@ -34,6 +34,8 @@ have 0.7 to 2.2 times the error of single steps in the same dtype (512 x 1792 an
 for 48 x 150), two and three up to 3.6 times, one and four up to 12 times."""
 _MOST_FACTOR = 40
 """Most values of X and P in float16: the product of three P is at most 64000."""
+_MOST_GROWN = 1 << 16
+"""Most growth of small elements in float16: those that it rounds to 0, of 2^-25 at most, would become 2^-9."""
 _SCALED, _SHIFTED = parse("s * x"), parse("x + s")
 
 
@@ -203,13 +205,14 @@ def _factor(arrays: Device, g: Array, others: Sequence[Array], weights: list[tup
 
 def _fit_float16(weights: Sequence[Sequence[float]]) -> bool:
     """Whether float16 has the range of X, whose norm was 1, and of Q, with more bits than bfloat16 (global)."""
-    x = np.linspace(0, 1, 1000)
+    x, growth = np.linspace(0, 1, 1000), 1.0
     for a, b, c in weights:
+        growth *= max(1.0, abs(a))
         p = a + b * x**2 + c * x**4
         x = p * x
         if not max(np.abs(p).max(), np.abs(x).max()) <= _MOST_FACTOR:
             return False
-    return True
+    return growth <= _MOST_GROWN
 
 
 def checked_weights(opname: str, steps: Any, coefficients: Any) -> list[tuple[float, ...]]:

@@ -108,6 +108,13 @@ def test_many_are_iterated_as_one_is(ctx: pblas.Context, name: str, size: float)
             np.testing.assert_allclose(y, one, rtol=0, atol=40 * eps)
 
 
+def test_small_elements_of_bfloat16_grow(ctx: pblas.Context) -> None:
+    x = np.diag([1.0, 1e-9]).astype(dtype_of("bfloat16"))
+    X, options = ctx.from_global(x), {"steps": 60, "coefficients": (1.5, -0.5, 0)}
+    for y in (linalg.newton_schulz(X, **options), *linalg.orthogonalize_many([X] * ctx.nprocs, **options)):
+        assert np.abs(collected(y).astype(float) - np.eye(2)).max() <= 0.02
+
+
 @pytest.mark.parametrize("name", ["bfloat16", "float16", "float32"])
 def test_steps_in_the_square_are_as_accurate_as_single_ones(ctx: pblas.Context, name: str) -> None:
     """Of a wide matrix that one rank has; with singular values 0 and 1, single steps in bfloat16 are 0.25 off."""
