@@ -29,9 +29,9 @@ from pblas.symmetric.structured_plan import (
 _BLOCK = 128  # block size of cyclic arrangements, which divide a triangle evenly
 _ARRANGEMENTS = 12  # largest number of arrangements of all ranks that are examined
 _LEAF_ON_GPUS = 512
+"""Columns of a block across the diagonal on GPUs, where small products do not fill the multiprocessors."""
 _JOINED = 128
 """On CPUs, columns of a GEMM in trmm, with all rows of the triangle: products of 64 to 128 rows are slow."""
-"""Columns of a block across the diagonal on GPUs, where small products do not fill the multiprocessors."""
 _AS_QUICK = (
     0.98  # a plan that stays on the grid of D is taken unless another is predicted to take less than this of its time
 )
