@@ -29,9 +29,10 @@ was dropped before, so a loop holds one early result more; and only small calls 
 
 _INTERNAL = frozenset(
     (
-        *("begin", "bound", "complete", "detach", "executing", "factoring", "forget_operands", "free_buffers"),
-        *("in_order", "is_ready", "kept_nbytes", "kind", "last_use", "launch", "made", "new_result", "noun"),
-        *("operation", "perform", "prepare", "rehearse", "run", "run_locally", "text", "topology", "trial"),
+        *("begin", "bound", "bound_launch", "complete", "detach", "executing", "factoring", "forget_operands"),
+        *("free_buffers", "in_order", "is_alone", "is_ready", "kept_nbytes", "kind", "last_use", "launch", "made"),
+        *("new_result", "noun", "operation", "perform", "prepare", "rehearse", "run", "run_locally", "text"),
+        *("topology", "trial"),
     )
 )
 """Attributes that other modules of the package use, and TAB does not show."""

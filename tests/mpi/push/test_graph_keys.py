@@ -85,7 +85,7 @@ def test_executions_that_differ_in_anything_have_programs_of_their_own(
             result = collected(d)
             assert np.allclose(result, (x @ y + 2 * z) * s + w, rtol=1e-12, atol=1e-12), variation
             assert programs.setdefault(variation, replayed.programs[-1]) is replayed.programs[-1], "it is found again"
-        assert len({id(program) for program in programs.values()}) == 2**6 == _MAX_KNOWN
+        assert len({id(program) for program in programs.values()}) == 2**6 <= _MAX_KNOWN
 
         (a, x), (b, y) = lefts[0], rights[0]
         for c, z in matrices(ctx, descs[2], 70):  # C is D: not the same execution as with a C in other memory
