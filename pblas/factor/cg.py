@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn
@@ -61,7 +61,7 @@ class CgArguments:
                     f"{opname}: {name.lower()} must be a DistMatrix or a function of one, got {type(x).__name__}; "
                     f"{matrix_remedy(x)}"
                 )
-        if not _is_number(tol) or not 0 <= tol < math.inf:
+        if not _is_number(tol) or not 0 <= tol <= sys.float_info.max:
             raise errors.ArgumentError(f"{opname}: tol must be a number of at least 0, got {tol!r}")
         if maxiter is None:
             maxiter = _ITERATIONS * n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +43,7 @@ def check_rank_arguments(opname: str, a: Any, runtime: Runtime, rtol: Any, hermi
 def check_tolerance(opname: str, name: str, rtol: Any) -> None:
     """Check a relative size below which singular values count as 0 (local)."""
     is_real = isinstance(rtol, int | float | np.integer | np.floating) and not isinstance(rtol, bool)
-    if rtol is not None and not (is_real and 0 <= rtol < inf):
+    if rtol is not None and not (is_real and 0 <= rtol <= sys.float_info.max):
         raise errors.ArgumentError(f"{opname}: {name} must be None or a number >= 0, got {rtol!r}")
 
 
