@@ -110,7 +110,7 @@ def test_many_are_iterated_as_one_is(ctx: pblas.Context, name: str, size: float)
 
 def test_small_elements_of_bfloat16_grow(ctx: pblas.Context) -> None:
     x = np.diag([1.0, 1e-9]).astype(dtype_of("bfloat16"))
-    X, options = ctx.from_global(x), {"steps": 60, "coefficients": (1.5, -0.5, 0)}
+    X, options = ctx.from_global(x), dict[str, Any](steps=60, coefficients=(1.5, -0.5, 0))
     for y in (linalg.newton_schulz(X, **options), *linalg.orthogonalize_many([X] * ctx.nprocs, **options)):
         assert np.abs(collected(y).astype(float) - np.eye(2)).max() <= 0.02
 
