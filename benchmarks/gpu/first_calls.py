@@ -101,6 +101,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # in this process
     arguments = parser.parse_args()
+    if unknown := set(arguments.only.split(",")) - set(CALLS):
+        parser.error(f"--only: {', '.join(sorted(unknown))}: the calls are {', '.join(CALLS)}")
     if arguments.here:
         measure(arguments.only, arguments.n, arguments.dtype, shows_programs=arguments.programs)
         return
