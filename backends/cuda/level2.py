@@ -49,8 +49,9 @@ def multiply_both(
 ) -> tuple[Any, Any]:
     """op(X) v with the elements of one part, and op(X)^T w with those of another."""
     (rows, columns), (part, other) = x.shape, parts
-    if not x.size:
-        return cupy.zeros(rows, dtype), cupy.zeros(columns, dtype)
+    if not x.size or columns > _BOTH_WIDTH * _MOST_CTAS:
+        of_rows = multiply(x, part, v, dtype, modes[0], transposed=False)
+        return of_rows, multiply(x, other, w, dtype, modes[1], transposed=True)
     row_sums, column_sums = (
         cupy.empty((-(-added // width), results), dtype)
         for added, width, results in ((columns, _BOTH_WIDTH, rows), (rows, _BOTH_HEIGHT, columns))
