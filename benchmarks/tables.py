@@ -403,9 +403,19 @@ GPU = (
         beside=("GEMM",),
         ranks=1,
     ),
-    Table(name="one GPU", stem="gpu_scaling", command="benchmarks.gpu.scaling --rounds 3", label="{operation}, {n}", ranks=1),
     Table(
-        name="scaling", stem="gpu_scaling", command="benchmarks.gpu.scaling --rounds 3", label="{operation}, {n}", alone="one GPU"
+        name="one GPU",
+        stem="gpu_scaling",
+        command="benchmarks.gpu.scaling --rounds 3",
+        label="{operation}, {n}",
+        ranks=1,
+    ),
+    Table(
+        name="scaling",
+        stem="gpu_scaling",
+        command="benchmarks.gpu.scaling --rounds 3",
+        label="{operation}, {n}",
+        alone="one GPU",
     ),
     Table(
         name="layers",
