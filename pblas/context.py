@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 import weakref
@@ -244,6 +245,9 @@ class Context(Constructors, Collectives):
                     backend.synchronize(timeout)
             finally:
                 leaks = backend.leaks()
+                if leaks and timeout is None:  # cycles: an exception that a library keeps has the frames of its callers
+                    gc.collect()
+                    leaks = backend.leaks()
             agreement = backend.agreement
             if agreement.broken is None:
                 maxima = len(leaks), int(agreement.interrupted)

@@ -334,6 +334,18 @@ def test_an_array_held_past_the_context_warns_on_its_rank_and_can_still_be_used(
             assert np.all(held == 5.0)
 
 
+def test_an_array_that_only_a_cycle_of_references_holds_is_not_held() -> None:
+    """An exception that a library keeps in a cycle, as that of its first import, has the frames of its callers."""
+    gc.disable()
+    try:
+        with Context(timeout=TIMEOUT) as ctx:
+            cycle: list[Any] = [ctx.zeros(rows(COMM.size, 3)).local]
+            cycle.append(cycle)
+            del cycle
+    finally:
+        gc.enable()
+
+
 def test_a_context_that_was_never_closed_warns_and_nothing_else_does() -> None:
     gc.collect()
     with warnings.catch_warnings(record=True) as caught:
