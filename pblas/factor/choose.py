@@ -17,7 +17,7 @@ from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.redistribution.redistribution_plan import RedistributionPlan
-from pblas.simulation.hardware import CORE, ITEMSIZE, Topology, Transport
+from pblas.simulation.hardware import CORE, HOSTS, ITEMSIZE, Hardware, Topology, Transport
 from pblas.simulation.simulate import predict
 
 Kind = Literal["cholesky", "lu", "qr"]
@@ -54,7 +54,7 @@ _BLOCKED_ON_A_GPU = 16384
 """Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
 
 _LEAST_OF_A_GRID = 4  # ranks of the smallest grid of several rows and columns
-_QUICKER = 0.9
+_QUICKER = 0.8
 """A grid replaces block columns if it is predicted to take less than this part of their time: both are predicted with
 rates of a machine that may not be the user's."""
 
@@ -146,15 +146,18 @@ def choose_factorization(
         else:
             known = get_args(Pivoting) if pivoting is None and w.grid.nprow > 1 else (pivoting or "partial",)
             grids += [GridLuPlan(a, w, why, *ranks, pivoting=rows) for rows in known]
-    return _quickest(columns, target, grids, must=algorithm == "grid")
+    return _quickest(columns, target, grids, must=algorithm == "grid", alone=alone)
 
 
-def _quickest(columns: PlanT, target: MatrixDescriptor, grids: Sequence[GridT], *, must: bool) -> PlanT | GridT:
+def _quickest(
+    columns: PlanT, target: MatrixDescriptor, grids: Sequence[GridT], *, must: bool, alone: bool
+) -> PlanT | GridT:
     """The grid that is predicted to take least time, if it `must` be a grid or is quicker than block columns."""
     best: PlanT | GridT = columns
-    seconds = inf if must else _QUICKER * _predicted(columns, target, grids)
+    machine = HOSTS if alone else CORE
+    seconds = inf if must else _QUICKER * _predicted(columns, target, grids, machine)
     for plan in grids:
-        predicted = _predicted(plan, target, [columns, *grids], seconds)
+        predicted = _predicted(plan, target, [columns, *grids], machine, seconds)
         if predicted < seconds:
             best, seconds = plan, predicted
     return best
@@ -164,14 +167,15 @@ def _predicted(
     plan: FactorizationPlan,
     target: MatrixDescriptor,
     others: Sequence[FactorizationPlan],
+    machine: Hardware,
     enough: float = inf,
 ) -> float:
     """Seconds of a plan by messages, with its redistributions if another plan needs none: they take long to predict."""
     neutral = Topology().transport(plan.nprocs)
-    seconds = predict(replace(plan, a=plan.target, returns=False, uplo="L", transport=neutral), CORE, enough)
+    seconds = predict(replace(plan, a=plan.target, returns=False, uplo="L", transport=neutral), machine, enough)
     if not target.same_distribution(plan.target) and any(target.same_distribution(other.target) for other in others):
         copy = RedistributionPlan(target, plan.target, plan.dtype, plan.nprocs)
-        seconds += (1 + plan.returns) * predict(copy, CORE)
+        seconds += (1 + plan.returns) * predict(copy, machine)
     return seconds
 
 
@@ -363,7 +367,7 @@ def choose_qr(
         return columns
     blocks = square_blocks(a, dtype, nprocs, per_column=_QR_WIDTH)
     grids = [GridQrPlan(a, w, why, dtype, nprocs, transport, returns) for w, why in blocks]
-    return _quickest(columns, a, grids, must=algorithm == "grid")
+    return _quickest(columns, a, grids, must=algorithm == "grid", alone=alone)
 
 
 def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:

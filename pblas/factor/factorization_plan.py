@@ -23,9 +23,9 @@ from pblas.simulation.phase import MICROSECOND_ON_GPUS, Phase, Traffic, View, so
 _DIAGONAL = 400
 """Order of a matrix that LAPACK's Cholesky factors at half the rate of GEMMs (measured for orders 64 to 2048, OpenBLAS
 on one core of an AMD EPYC, float64)."""
-_PANEL, _NARROW = 1.5, 600
-"""Time of LU of a panel of up to _NARROW columns, over that of a GEMM of as many multiplications (there too): with 512,
-1024 and 2048 columns 1.53, 1.33 and 1.15."""
+_PANEL, _ELEMENT, _SQUARE, _COLUMN = 1.15, 16, 45, 3760
+"""Time of LU of an m x n panel in multiplications of a GEMM: _PANEL for each of its own, and _ELEMENT m n + _SQUARE n^2
++ _COLUMN n in addition (16 to 240 columns, 256 to 2048 rows, and square ones up to 2048, OpenBLAS there too)."""
 _ON_A_GPU, _ON_GPUS = 20, 70
 """Steps of an executor that the hosts of one GPU, and of several, take for a factorization in addition (H200: 0.2 and
 0.7 ms at 10 us)."""
@@ -84,6 +84,8 @@ class FactorizationPlan(Plan):
     equation: ClassVar[str]
     projection: ClassVar[float]
     """The least elements of one rank's part of the work, over (1 / P of the multiplications)^(2/3)."""
+    passes_pieces: ClassVar[bool] = False
+    """Whether the first pieces of a panel suffice to begin the next one, and so on."""
     trapezoid: ClassVar[Trapezoid | None] = None  # the elements of W that are used; None for all
 
     a: MatrixDescriptor  # distribution of A (global)
@@ -220,7 +222,7 @@ class FactorizationPlan(Plan):
         """Each step multiplies a rank's columns with a panel, while the next panel is updated and factored."""
         yield from self.starting()
         yield from self.copy.phases(view)
-        steps, before = self.steps, (0, 0, 0)
+        steps, before, own = self.steps, (0, 0, 0), Traffic()
         if self.replicated:
             yield from self._replicated_phases(view)
             steps = []
@@ -231,14 +233,27 @@ class FactorizationPlan(Plan):
                 yield Phase(1, panel=self.panel_multiplications(panel))
             if s + 1 < len(steps) and steps[s + 1].owner == view.rank:
                 work = self.panel_multiplications(steps[s + 1])  # lookahead
+            traffic = view.traffic(panel.owner, self.itemsize * (i1 - i0) * panel.width)
             if n_loc or work:
-                traffic = view.traffic(panel.owner, self.itemsize * (i1 - i0) * panel.width)
                 factored = 0.0 if panel.owner == view.rank else self.panel_multiplications(panel)
                 # A22 -= A21 A12   (the panel A21 of its owner, this rank's columns of A12 and A22)
-                gemm = rows, n_loc, panel.width
+                gemms, gemm = self.in_blocks((rows, n_loc, panel.width))
                 copied = self.exchanged_nbytes(panel) * self.w.local_shape(view.rank)[1]
-                yield Phase(1, gemm, traffic, copied=copied, panel=work, factored=factored, updated=before)
+                yield Phase(
+                    1,
+                    gemm,
+                    traffic,
+                    copied=copied,
+                    gemms=gemms,
+                    panel=work,
+                    factored=factored,
+                    updated=before,
+                    awaited=own if s else None,
+                )
             before = self.multiplied_rows(self.w.m - panel.stop), self.width, panel.width
+            own = Traffic()
+            if s + 1 < len(steps) and panel.owner == view.rank and not self.passes_pieces:
+                own = view.traffic(steps[s + 1].owner, self.itemsize * (i1 - i0) * panel.width)
         if self.back is not None:
             yield from self.back.phases(view)
 
@@ -249,19 +264,34 @@ class FactorizationPlan(Plan):
 
     def _replicated_phases(self, view: View) -> Iterator[Phase]:
         """Each step factors a panel on all ranks and multiplies, while the parts of the next panel travel."""
-        factored, updated = 0.0, (0, 0, 0)
+        factored, updated, awaited = 0.0, (0, 0, 0), None
         for panel in self.steps:
             n_loc, (i0, i1), traffic = columns_from(self.w, panel.stop, view.rank), self.rows(panel), Traffic()
             for peer in range(self.w.nprocs):
                 traffic += view.traffic(peer, self.itemsize * (i1 - i0) * self.columns_of(panel, peer))
             work, below = self.panel_multiplications(panel), self.multiplied_rows(self.w.m - panel.stop)
-            gemm, copied = (below, n_loc, panel.width), self.exchanged_nbytes(panel) * n_loc
-            yield Phase(1, gemm, traffic, copied=copied, panel=work, factored=factored, updated=updated)
-            factored, updated = work, (below, self.w.nb, panel.width)
+            gemms, gemm = self.in_blocks((below, n_loc, panel.width))
+            copied = self.exchanged_nbytes(panel) * n_loc
+            yield Phase(
+                1,
+                gemm,
+                traffic,
+                copied=copied,
+                gemms=gemms,
+                panel=work,
+                factored=factored,
+                updated=updated,
+                awaited=awaited,
+            )
+            factored, updated, awaited = work, (below, self.w.nb, panel.width), Traffic()
 
     def multiplied_rows(self, below: int) -> int:
         """Rows of the GEMM of a step with `below` rows below its panel, on average over the columns."""
         return below
+
+    def in_blocks(self, gemm: tuple[int, int, int]) -> tuple[int, tuple[int, int, int]]:
+        """The GEMMs of an update, their number and the extents of one, for one GEMM of all columns of a panel."""
+        return 1, gemm
 
     def exchanged_nbytes(self, panel: Panel) -> int:
         """Bytes of each column that are read and written to exchange rows after a panel."""
@@ -379,6 +409,7 @@ class CholeskyPlan(FactorizationPlan):
     operation: ClassVar[str] = "cholesky"
     equation: ClassVar[str] = "A = L L^H"
     projection: ClassVar[float] = 1.0  # the three kinds of elements may be the same elements of L
+    passes_pieces: ClassVar[bool] = True
     trapezoid: ClassVar[Trapezoid | None] = Trapezoid("L")
 
     @property
@@ -457,7 +488,7 @@ class LuPlan(FactorizationPlan):
         """`panel_multiplications` of some rows."""
         work = _lu_multiplications(rows, width)
         if self.library == "LAPACK":
-            return (1 + (_PANEL - 1) * min(1.0, _NARROW / width)) * work
+            return _PANEL * work + width * (_ELEMENT * rows + _SQUARE * width + _COLUMN)
         return pivoted_on_gpus(work, width)
 
 

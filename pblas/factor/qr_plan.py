@@ -20,9 +20,9 @@ _SHORTEST = 512  # rows of a chunk at least
 PASSES = 3  # Gram matrices of CholeskyQR at most
 
 
-_VECTORS, _NARROW = 4.0, 64
-"""Work of a panel of up to _NARROW columns over that of a GEMM of as many multiplications: half of it are products with
-vectors, which read the panel each time (assumed)."""
+_PANEL, _ELEMENT, _COLUMN = 1.25, 35, 17500
+"""Time of QR of an m x n panel in multiplications of a GEMM: _PANEL for each of its own, and _ELEMENT m n + _COLUMN n
+in addition (16 to 192 columns, 256 to 2048 rows, OpenBLAS on one core of an AMD EPYC, float64)."""
 _NARROW_ON_GPUS, _REFLECTED = 3900, 5.7
 """On GPUs, columns for which a panel takes twice as long as its multiplications would, and microseconds of each column
 in addition (H200, float64: benchmarks/results/gpu_factor_panels.json)."""
@@ -63,10 +63,11 @@ class QrPlan(FactorizationPlan):
         return multiplications(*self.a.shape)
 
     def panel_multiplications(self, panel: Panel) -> float:
-        """A panel of the rows from the diagonal on, half of it multiplied by vectors."""
-        width, work = panel.width, multiplications(self.a.m - panel.start, panel.width)
+        """A panel of the rows from the diagonal on."""
+        rows, width = self.a.m - panel.start, panel.width
+        work = multiplications(rows, width)
         if self.library == "LAPACK":
-            return (1 + (_VECTORS - 1) * min(1.0, _NARROW / width)) * work
+            return _PANEL * work + width * (_ELEMENT * rows + _COLUMN)
         return (1 + _NARROW_ON_GPUS / width) * work + _REFLECTED * width * MICROSECOND_ON_GPUS
 
     def rows(self, panel: Panel) -> tuple[int, int]:
@@ -76,6 +77,12 @@ class QrPlan(FactorizationPlan):
     def multiplied_rows(self, below: int) -> int:
         """All rows twice: with V^H, and with V."""
         return 2 * below
+
+    def in_blocks(self, gemm: tuple[int, int, int]) -> tuple[int, tuple[int, int, int]]:
+        """LAPACK applies the reflectors in blocks, each with a T of its own."""
+        m, n, k = gemm
+        blocks = max(1, -(-k // _INNER)) if self.library == "LAPACK" else 1
+        return blocks, (m, n, -(-k // blocks))
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
         yield "A", described(self.a)

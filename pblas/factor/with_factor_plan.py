@@ -211,6 +211,10 @@ class WithPanelsPlan(WithFactorPlan):
         """Number of a rank's last columns that a panel changes (local)."""
         return columns_from(self.x, self.first_column(panel), rank)
 
+    def changed_columns(self, step: FactorStep, rank: int) -> int:
+        """Number of the columns of a rank with which a step computes (local)."""
+        return self.columns(step.panel, rank)
+
     def multiplied_rows(self, step: FactorStep) -> int:
         """Rows of the GEMM of a step."""
         return step.i1 - step.i0
@@ -245,7 +249,7 @@ class WithPanelsPlan(WithFactorPlan):
     def changes(self, view: View) -> Iterator[Phase]:
         """Each step multiplies a rank's columns with a panel."""
         for step in self.steps:
-            n_loc = self.columns(step.panel, view.rank)
+            n_loc = self.changed_columns(step, view.rank)
             if n_loc:
                 traffic = view.traffic(step.panel.owner, self.itemsize * step.elements)
                 yield Phase(1, (self.multiplied_rows(step), n_loc, step.panel.width), before=traffic)
@@ -295,6 +299,12 @@ class SubstitutionPlan(WithPanelsPlan):
     def steps(self) -> list[FactorStep]:
         """The panels of each triangle, in order: X[i] -= T[i, k] X[k] for the rows i of panel k."""
         return triangle_steps(self.w, self.triangles)
+
+    def changed_columns(self, step: FactorStep, rank: int) -> int:
+        """Without those columns of a sorted identity that are still 0 in all rows down to the end of the panel."""
+        count = self.columns(step.panel, rank)
+        is_first = self.begins == "sorted" and step.triangle is self.triangles[0]
+        return -(-count * step.panel.stop // self.w.m) if is_first else count
 
     @property
     def flops(self) -> int:

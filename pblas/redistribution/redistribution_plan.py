@@ -18,9 +18,9 @@ from pblas.simulation.phase import Phase, Traffic, View
 
 _COUNTED = 8192  # most columns of a trapezoid whose elements in messages are counted; of more, half of all are taken
 _LINE = 64  # bytes of a cache line
-_ON_A_GPU, _ON_GPUS = 10, 27
-"""Steps of an executor that the hosts of one GPU, and of several, take for a redistribution (0.11 and 0.27 ms at 10 us,
-H200)."""
+_ON_A_GPU, _ON_GPUS = 9, 23
+"""Steps of an executor that the hosts of one GPU, and of several, take for a redistribution, beside those of any call
+(0.1 and 0.27 ms with these, at 10 us, H200)."""
 _ASK_ALL = 1024  # largest number of ranks that are all examined to find the busiest
 
 

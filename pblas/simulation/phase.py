@@ -77,6 +77,7 @@ class Phase:
     # True if the rank requests the operand of the next step before its GEMM, False if after it (local)
     ahead: bool = True
     gemms: int = 1  # number of GEMMs of m x n x k in a step (local)
+    cores: int = 1  # ranks of the node, this one and those that wait, whose cores compute and copy (local)
     # what starts a step: an executor, a CUDA graph that runs already, or none: the kernel of the step before (local)
     launch: Literal["executor", "graph", "none"] = "executor"
     # multiplications of a panel that the core factors in a step, in addition to the GEMM (local)
@@ -89,6 +90,9 @@ class Phase:
     factored: float = 0.0
     factored_rounds: tuple[float, float, float] = (0.0, 0.0, 0.0)
     updated: tuple[int, int, int] = (0, 0, 0)
+    # if that sender needs the operand of the step before for this, as this rank does: what it still has to receive once
+    # this rank has that operand (local)
+    awaited: Traffic | None = None
 
     @property
     def nbytes(self) -> int:

@@ -25,6 +25,9 @@ from pblas.simulation.hardware import Hardware, Transport
 from pblas.simulation.phase import Phase, Traffic, View
 
 _FEW = 40  # largest number of steps that are cheaper one by one than by squaring a matrix
+_CALL_OF_A_GPU, _CALL_OF_GPUS = 1, 4
+"""Steps of an executor that the hosts of one GPU, and of several, take for a call (H200: 10 and 40 us)."""
+_POLLED = 2e-3  # seconds between two polls that let messages move while a rank multiplies (backends/mpi/progress.py)
 _EVEN = 1e-9  # relative difference of times that are equal but for rounding
 
 
@@ -200,9 +203,11 @@ def _views(plan: _Plan, hardware: Hardware, ranks: Iterable[int]) -> list[View]:
 
 
 def agreeing(nprocs: int, transport: Transport, hardware: Hardware) -> float:
-    """Seconds of the agreements of a call."""
+    """Seconds of the agreements of a call, or of the hosts of GPUs, which start it."""
+    if transport == "push":
+        return hardware.step * (_CALL_OF_A_GPU if nprocs == 1 else _CALL_OF_GPUS)
     link = hardware.near if nprocs <= hardware.ranks_per_node else hardware.far
-    agreements = 0 if transport == "push" else 1 if transport == "message" else 2
+    agreements = 1 if transport == "message" else 2
     return agreements * (nprocs - 1).bit_length() * (link.latency + link.overhead)
 
 
@@ -257,8 +262,8 @@ class _Rank:
     def _costs(self, phase: Phase) -> tuple[float, float]:
         """Seconds of a step's GEMM, and of the core's other work in the step."""
         hardware = self._hardware
-        copies = phase.copied / hardware.memory_bandwidth + self._moved(phase)
-        gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype)
+        copies = phase.copied / (phase.cores * hardware.memory_bandwidth) + self._moved(phase)
+        gemm = phase.gemms * hardware.gemm_seconds(*phase.gemm, self._dtype) / phase.cores
         copies += hardware.rounds_seconds(*phase.rounds)
         if phase.launch == "executor":
             copies += hardware.step
@@ -279,6 +284,15 @@ class _Rank:
         updated = hardware.gemm_seconds(*phase.updated, self._dtype)
         rounds = hardware.rounds_seconds(*phase.factored_rounds)
         return updated + rounds + hardware.panel_seconds(phase.factored, self._dtype)
+
+    def _transferred(self, traffic: Traffic) -> float:
+        """Seconds of messages from their post to their arrival."""
+        return max(self._deliver(traffic, 0.0, 0.0, 0.0, 1.0))
+
+    def _stalled(self, traffic: Traffic, gemm: float) -> float:
+        """Seconds in which posted messages do not move, because the core that moves them multiplies."""
+        links = (self._hardware.near, traffic.near_messages), (self._hardware.far, traffic.far_messages)
+        return min(gemm, _POLLED) if any(messages and link.core < math.inf for link, messages in links) else 0.0
 
     def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
         """Seconds in a step during which the near link, the far link and the memory of other ranks are in use."""
@@ -318,6 +332,9 @@ class _Rank:
         after, before, slow = phase.after, following.before, stretch * following.slow
         prepared, deliver = self._prepared(following), self._deliver
         ahead, sent, queued = following.ahead, phase.waits == "sent", phase.queued
+        awaited = (
+            None if following.awaited is None else self._transferred(following.awaited) + self._stalled(before, gemm)
+        )
         arrives_near, arrives_far = before.near_messages > 0, before.far_messages > 0
         arrives, leaves = arrives_near or arrives_far, after.near_messages > 0 or after.far_messages > 0
 
@@ -326,7 +343,8 @@ class _Rank:
             start = max(ended + moved, operand, before_last)  # messages arrive while the core moves them
             start = max(start, last) if sent else start
             end = start + core
-            arrived = posted = (ended if ahead else end) + prepared
+            requested = end if not ahead else ended if awaited is None else start + awaited
+            arrived = posted = requested + prepared
             if arrives:
                 near, far = deliver(before, near, far, posted, slow)
                 arrived = max(near if arrives_near else posted, far if arrives_far else posted)

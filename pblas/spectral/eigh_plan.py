@@ -261,6 +261,7 @@ class EighPlan(Plan):
         for copy in self.copies:
             yield from copy.phases(view)
         rank, n = view.rank, self.a.n
+        cores = 1 if self.is_split else min(view.ranks_per_node, view.nprocs)  # LAPACK on one rank has those of all
         for panel in self.steps if self.is_split or self.bandwidth or rank == 0 else ():
             below, width = n - panel.start, panel.width
             # W -= V W^H + W V^H   (trailing update, and width products of W with a vector, bound by memory)
@@ -271,9 +272,10 @@ class EighPlan(Plan):
                 yield Phase(1, (0, 0, 0), before=traffic)
             elif self.host_band:  # W is read twice and written once for each block of the band
                 copied = 3 * self.itemsize * gemm[0] * gemm[1] * width // self.host_band
-                yield Phase(1, (*gemm[:2], 2 * gemm[2]), before=traffic, copied=copied)
+                yield Phase(1, (*gemm[:2], 2 * gemm[2]), before=traffic, copied=copied, cores=cores)
             else:
-                yield Phase(1, gemm, before=traffic, copied=self.itemsize * gemm[0] * gemm[1] * width)
+                copied = self.itemsize * gemm[0] * gemm[1] * width
+                yield Phase(1, gemm, before=traffic, copied=copied, cores=cores)
         if self.bandwidth and rank < self.members:
             columns = -(-self.z.n // self.members) * self.vectors
             yield Phase(1, (n, n, _BAND * n // self.w.nprocs + (_BAND_VECTORS - _BAND) * columns))

@@ -177,6 +177,7 @@ class SvdPlan(Plan):
         for plan in self.before:
             yield from plan.phases(view)
         rank, n = view.rank, self.order
+        cores = 1 if self.is_split else min(view.ranks_per_node, view.nprocs)  # LAPACK on one rank has those of all
         for panel in self.steps if self.is_split or rank == 0 else ():
             below, columns = n - panel.start, max(1, columns_from(self.w, panel.start, rank))
             traffic = Traffic()
@@ -188,7 +189,7 @@ class SvdPlan(Plan):
             # W -= V Y^H + X U^H   (trailing update); for each column of a matrix that is not reduced to a band at first
             # W is read once for two products with vectors
             gemm, reads = (below, columns, 2 * panel.width), 0 if self.bandwidth else panel.width
-            yield Phase(1, gemm, before=traffic, copied=self.itemsize * below * columns * reads)
+            yield Phase(1, gemm, before=traffic, copied=self.itemsize * below * columns * reads, cores=cores)
         for plan in self.after:
             yield from plan.phases(view)
 

@@ -28,8 +28,9 @@ PANEL = 256
 this inner length run at their full rate."""
 PANEL_ON_GPUS = 1024  # the same on GPUs, which read and write the right-hand sides once for each panel
 _COLUMN_ON_GPUS = 0.5  # microseconds of each column of a triangle with which a GPU solves (cuBLAS, H200, float64)
-_ON_A_GPU, _ON_GPUS = 30, 100
-"""Steps of an executor that the hosts of one GPU, and of several, take for a solve (H200: 0.3 and 1 ms at 10 us)."""
+_ON_A_GPU, _ON_GPUS = 29, 96
+"""Steps of an executor that the hosts of one GPU, and of several, take for a solve, beside those of any call (0.3 and 1
+ms with these, at 10 us, H200)."""
 _ALL_RANKS = 32  # largest number of ranks that are all examined to find the busiest
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import isqrt
+from math import isqrt, prod
 from typing import Literal, get_args
 
 import numpy as np
@@ -201,6 +201,18 @@ def test_each_panel_is_factored_on_one_rank_or_on_all(plan: FactorizationPlan) -
     assert sum(phase.panel for phase in phases) == pytest.approx(sum(work) * (plan.nprocs if plan.replicated else 1))
     assert {phase.factored for phase in phases} <= {0.0, *work}
     assert all(w > 0 for w in work)
+
+
+def test_a_sorted_identity_leaves_out_two_thirds_of_the_first_triangle() -> None:
+    w = MatrixDescriptor.column_wise(1024, 1024, 4, nb=16)
+    triangles = Triangle("L", unit=True), Triangle("U")
+    solve = SubstitutionPlan(w, w, "float64", 4, "shared", "identity", triangles=triangles)
+    counts = []
+    for plan in (solve, replace(solve, begins="sorted")):
+        phases = [phase for phase in plan.phases(View(1, 4, 4, "shared")) if prod(phase.gemm)]
+        counts += [sum(prod(phase.gemm) for phase in half) for half in (phases[:64], phases[64:])]
+    assert counts[1] == counts[3]
+    assert counts[2] / counts[0] == pytest.approx(1 / 3, rel=0.05)
 
 
 @given(plans(), descriptors(), st.booleans())

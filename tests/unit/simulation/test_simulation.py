@@ -23,8 +23,8 @@ from pblas.matmul.product_plan import ProductPlan
 from pblas.matmul.summa_plan import SummaC
 from pblas.simulation.hardware import FAT_TREE, LAPTOP, NVLINK, PRESETS, Topology, Transport
 from pblas.simulation.hardware_file import find_hardware
-from pblas.simulation.phase import Phase, View, even
-from pblas.simulation.simulate import Clocks, _Rank, power, simulate
+from pblas.simulation.phase import Phase, Traffic, View, even
+from pblas.simulation.simulate import Clocks, _Rank, agreeing, power, simulate
 
 MACHINES = (LAPTOP, FAT_TREE, NVLINK, replace(FAT_TREE, name="small nodes", ranks_per_node=3))
 TRANSPORTS: tuple[Transport, ...] = ("shared", "message", "mixed")
@@ -204,7 +204,8 @@ def test_one_rank_takes_the_time_of_its_gemm(hardware: Hardware) -> None:
             simulation = plan.simulate(hardware)
             gemm = hardware.gemm_seconds(product.m, product.n, product.k, product.dtype)
             assert simulation.compute_seconds == gemm
-            assert simulation.seconds == pytest.approx(gemm + hardware.step)
+            starts = hardware.step if plan.transport == "push" else 0.0  # by the host of a GPU
+            assert simulation.seconds == pytest.approx(gemm + hardware.step + starts)
             assert simulation.received_nbytes == simulation.messages == 0
 
 
@@ -224,6 +225,49 @@ def test_a_plan_that_does_nothing_takes_the_time_of_its_agreements(
         assert simulation.received_nbytes == simulation.messages == simulation.compute_seconds == 0
         rounds = math.ceil(math.log2(nprocs))
         assert simulation.seconds == pytest.approx(agreements * rounds * (link.latency + link.overhead), rel=1e-12)
+
+
+def test_hosts_of_gpus_take_time_to_start_a_call() -> None:
+    assert [agreeing(p, "push", NVLINK) for p in (1, 2, 8)] == [NVLINK.step, 4 * NVLINK.step, 4 * NVLINK.step]
+
+
+def test_the_sender_of_a_panel_first_receives_the_one_before() -> None:
+    """A rank that has the panel before already sends it to that sender; then the next one is prepared and sent."""
+    link, nbytes = Link(latency=1e-3, bandwidth=1e6, overhead=2e-3), 5000
+    hardware = Hardware("slow network", 1, link, link, 1e9, 2e9, 2e9, 1e12, 1 << 40)
+    traffic, transfer = Traffic(far=nbytes, far_messages=1), link.latency + link.seconds(nbytes, 1)
+    prepared = hardware.panel_seconds(1000, "float64")
+    for awaited, delay in ((None, 0.0), (Traffic(), 0.0), (traffic, transfer)):
+        assert _end(hardware, Phase(1), Phase(1, before=traffic, factored=1000, awaited=awaited)) == pytest.approx(
+            delay + prepared + transfer
+        )
+    # The sender waits for the operand of a step as this rank does, unless it is requested in the step before.
+    steps = Phase(1, before=traffic), Phase(1, before=traffic, factored=1000)
+    chained = steps[0], replace(steps[1], awaited=Traffic())
+    assert _end(hardware, *chained) == pytest.approx(2 * transfer + prepared)
+    assert _end(hardware, *steps) < _end(hardware, *chained)
+
+
+@pytest.mark.parametrize(("size", "stalled"), [(50, 0.25e-3), (200, 2e-3)])
+def test_messages_that_the_core_moves_wait_for_its_gemm(size: int, stalled: float) -> None:
+    """Until it ends, or until the next poll."""
+    link, traffic = Link(latency=0.0, bandwidth=1e9), Traffic(far=10**6, far_messages=1)
+    steps = Phase(1, (size, size, size)), Phase(1, before=traffic, factored=1e7, awaited=Traffic())
+    hardware = Hardware("cpu", 1, link, link, 1e9, 2e9, 2e9, 1e12, 1 << 40)
+    moving = replace(hardware, far=replace(link, core=1e15))
+    assert _end(moving, *steps) - _end(hardware, *steps) == pytest.approx(stalled, rel=1e-5)
+
+
+def test_waiting_ranks_of_a_node_leave_their_cores() -> None:
+    alone = Phase(1, (100, 100, 100), copied=10**6, launch="graph")
+    assert _end(LAPTOP, replace(alone, cores=4)) == pytest.approx(_end(LAPTOP, alone) / 4)
+
+
+def _end(hardware: Hardware, *phases: Phase) -> float:
+    """Seconds after which a rank has executed phases."""
+    rank = _Rank(hardware, "float64")
+    rank.run(phases, 1.0)
+    return rank.end
 
 
 def test_overlap_hides_what_the_gemm_leaves_time_for() -> None:
