@@ -78,11 +78,16 @@ class HostArrays(Device):
         elementwise.evaluate(tree, operands, compute, out)
 
     def normalize(self, x: Array, z: Array) -> None:
+        if not x.size:
+            return
         total = accumulator_dtype(x.dtype)
-        # Z := X / max |x_ij|, so that squares neither overflow nor vanish, then Z := Z / norm(Z)
-        largest = reductions.reduce("abs_max", x, None, "F", total)[0] if x.size else 0
+        real = np.empty(0, total).real.dtype
+        parts = [(x.real, z.real), (x.imag, z.imag)] if x.dtype.kind == "c" else [(x, z)]
         with np.errstate(all="ignore"):
-            elementwise.evaluate(_QUOTIENT, {"x": x, "s": float(largest) or 1.0}, total, z)
+            # Z := X / max |real or imaginary part|, so that squares neither overflow nor vanish, then Z := Z / norm(Z)
+            largest = float(np.max([reductions.reduce("abs_max", part, None, "F", real) for part, _ in parts]))
+            for part, out in parts:
+                elementwise.evaluate(_QUOTIENT, {"x": part, "s": largest or 1.0}, real, out)
             size = sqrt(abs(reductions.dot(z, z, "F", total, conj=True)[0])) if largest else 1.0
             elementwise.evaluate(_QUOTIENT, {"x": z, "s": size}, total, z)
 

@@ -87,7 +87,10 @@ def iterated(opname: str, x: DistMatrix, weights: list[tuple[float, ...]]) -> Di
             iterated_alone(backend.arrays, x.stored(opname), result.stored(opname), weights)
             backend.arrays.synchronize()
         return result
-    size = float(x.norm())
+    size, limits = float(x.norm()), np.finfo(accumulator_dtype(x.dtype))
+    if size and not limits.smallest_normal <= size <= limits.max:  # its elements may be numbers all the same
+        x = elementwise("x * s", x=x, s=2.0 ** (limits.maxexp // 2 * (-1 if size > 1 else 1)))
+        size = float(x.norm())
     y = elementwise("x / s", x=x, s=size) if size else x.copy()
     is_tall = x.shape[0] > x.shape[1]
     if is_tall:

@@ -108,6 +108,23 @@ def test_many_are_iterated_as_one_is(ctx: pblas.Context, name: str, size: float)
             np.testing.assert_allclose(y, one, rtol=0, atol=40 * eps)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_at_the_ends_of_the_range(ctx: pblas.Context, name: str) -> None:
+    """Norms overflow, and squares and reciprocals of elements, too; of complex matrices absolute values of elements."""
+    dtype, limits, eps = dtype_of(name), np.finfo(name), float(np.finfo(name).eps)
+    options: Any = {"steps": 40, "coefficients": (1.5, -0.5, 0)}
+    for size in (float(limits.max), 0.6 * float(limits.max), 64 * float(limits.smallest_subnormal)):
+        x = np.empty((5, 4), dtype)
+        signs = np.where((np.arange(20).reshape(5, 4) * 7 + 3) % 11 < 5, 1.0, -0.5) * size
+        x.real = signs
+        if dtype.kind == "c":
+            x.imag = signs[::-1]
+        X = ctx.from_global(x)
+        for y in (linalg.newton_schulz(X, **options), *linalg.orthogonalize_many([X] * ctx.nprocs, **options)):
+            u = collected(y)
+            assert np.abs(u.conj().T @ u - np.eye(4)).max() <= 40 * eps
+
+
 def test_small_elements_of_bfloat16_grow(ctx: pblas.Context) -> None:
     x = np.diag([1.0, 1e-9]).astype(dtype_of("bfloat16"))
     X, options = ctx.from_global(x), dict[str, Any](steps=60, coefficients=(1.5, -0.5, 0))
