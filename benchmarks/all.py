@@ -67,10 +67,15 @@ def run(line: list[str], seconds: float, log: Path) -> str:
                     process.wait(8)  # the launcher ends its ranks
 
 
-def verdict(table: Table, gpus: int, path: Path) -> str:
-    """A line on all rows of a file, and one for each row with a goal."""
-    if not path.exists():
-        return "no file"
+def written(path: Path) -> int:
+    """When a file was written, in nanoseconds; 0 if there is none."""
+    return path.stat().st_mtime_ns if path.exists() else 0
+
+
+def verdict(table: Table, gpus: int, path: Path, before: int = 0) -> str:
+    """A line on all rows of a file, and one for each row with a goal; `before`: when the file was written last."""
+    if written(path) == before:
+        return "nothing was measured"
     results = json.loads(path.read_text(encoding="utf-8"))
     results_file.write(path, results)
     rows = table.rows(gpus, results[-1] if isinstance(results, list) else results)
@@ -111,10 +116,11 @@ def main() -> None:
             print(f"{table.name}: no time left", flush=True)
             continue
         out.mkdir(parents=True, exist_ok=True)
-        start, log = time.monotonic(), out / f"{table.name.replace(' ', '_')}.log"
+        path = out / table.file(gpus)
+        start, before, log = time.monotonic(), written(path), out / f"{table.name.replace(' ', '_')}.log"
         ended = run(shlex.split(line), left, log)
         took = f"{time.monotonic() - start:.0f} s of {left:.0f}"
-        print(f"{table.name}: {ended}, {took}; {verdict(table, gpus, out / table.file(gpus))}", flush=True)
+        print(f"{table.name}: {ended}, {took}; {verdict(table, gpus, path, before)}", flush=True)
         if ended != "done":
             print(*(f"  | {text}" for text in log.read_text(errors="replace").splitlines()[-6:]), sep="\n", flush=True)
 

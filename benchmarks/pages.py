@@ -33,10 +33,10 @@ Families = dict[str, list[Comparison]]
 def digits(x: float) -> str:
     """A number with three digits.
 
-    >>> [digits(x) for x in (0.01234, 1.5, 98.76, 1234.5)]
-    ['0.0123', '1.50', '98.8', '1234']
+    >>> [digits(x) for x in (0.01234, 1.5, 98.76, 1234.5, 0, -0.5)]
+    ['0.0123', '1.50', '98.8', '1234', '0', '-0.500']
     """
-    return f"{x:.{max(0, 2 - int(log10(x) // 1))}f}"
+    return f"{x:.{max(0, 2 - int(log10(abs(x)) // 1))}f}" if x else "0"
 
 
 def head(table: Table, gpus: int, results: dict[str, Any], link: str) -> str:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from benchmarks import pages
-from benchmarks.all import command, run
+from benchmarks.all import command, run, verdict, written
 from benchmarks.results_file import RESULTS
 from benchmarks.tables import CPU, GPU, Table
 
@@ -74,3 +74,12 @@ def test_a_command_is_cut_at_its_deadline(tmp_path: Path) -> None:
     assert log.read_text() == "1\n"
     assert run([sys.executable, "-c", "raise SystemExit(3)"], 10.0, log) == "exit status 3"
     assert run([sys.executable, "-c", ""], 10.0, log) == "done"
+
+
+@pytest.mark.parametrize("table", [CPU[0], GPU[0]], ids=lambda table: table.name)
+def test_a_command_without_a_row_is_not_credited_with_an_older_file(table: Table, tmp_path: Path) -> None:
+    path = tmp_path / table.file(2)
+    assert verdict(table, 2, path, written(path)) == "nothing was measured"
+    path.write_text((RESULTS / table.file(2)).read_text(encoding="utf-8"), encoding="utf-8")
+    assert verdict(table, 2, path, written(path)) == "nothing was measured"
+    assert f"{len(table.rows(2))} rows" in verdict(table, 2, path)
