@@ -66,7 +66,8 @@ def choose_rank_update(
         context = _context(dtype, replace(topology, push=False), nprocs, overlap=overlap)
         inner, *others = (choose(dtype, *operands, context=context) for operands in products)
         structure = Structure("symmetric", uplo)
-        return TriangleOfProduct(inner, structure, Placement.of(d), second=others[0] if others else None)
+        second = others[0] if others else None
+        return TriangleOfProduct(inner, structure, Placement.of(d), second=second, routine=routine)
 
     def planned(base: SummaC) -> RankUpdate:
         return RankUpdate(

@@ -8,7 +8,8 @@ first: every rank receives the mirrored elements of its shard. Then any plan of 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -504,6 +505,7 @@ class TriangleOfProduct(SymmetricProduct):
     name: ClassVar[str] = "TriangleOfProduct"
 
     second: ProductPlan | None = None  # of the second term (global)
+    routine: str = "syrk"  # or "herk", "syr2k", "her2k" (global)
 
     @property
     def terms(self) -> list[ProductPlan]:
@@ -513,7 +515,7 @@ class TriangleOfProduct(SymmetricProduct):
     @property
     def why(self) -> str:
         """The rules that chose the plans of the products."""
-        rules = "; ".join(f"{term.name}: {term.why}" for term in self.terms)
+        rules = self._of_terms(f"{term.name}: {term.why}" for term in self.terms)
         return f"the triangle of reproducible products; {rules}"
 
     @property
@@ -563,16 +565,35 @@ class TriangleOfProduct(SymmetricProduct):
         """0: half of the elements are formed for nothing."""
         return 0.0
 
+    @property
+    def _operands(self) -> list[tuple[str, str]]:
+        """The names of the operands of each product."""
+        flip = "H" if self.routine.startswith("he") else "T"
+        if self.second is None:
+            return [("op(A)", f"op(A)^{flip}")]
+        return [("op(A)", f"op(B)^{flip}"), ("op(B)", f"op(A)^{flip}")]
+
+    def _of_terms(self, texts: Iterable[str]) -> str:
+        """Texts about products of op(A) and op(B), one for each term, with the names of its operands."""
+        renamed = list[str]()
+        for text, (left, right) in zip(texts, self._operands, strict=True):
+            before, *others = re.split(r"op\(([AB])\)", text)
+            names = (left if x == "A" else right for x in others[::2])
+            renamed.append(before + "".join(map(str.__add__, names, others[1::2])))
+        return "; ".join(dict.fromkeys(renamed))
+
     def title(self) -> str:
-        terms = "op(A) op(A)^T" if self.second is None else "op(A) op(B)^T + op(B) op(A)^T"
-        return f"triangle {self.structure.uplo!r} of D = {terms}, {self.sizes} (m x n x k)"
+        terms = " + ".join(" ".join(names) for names in self._operands)
+        triangle = "lower" if self.structure.uplo == "L" else "upper"
+        return f"{self.routine}: {triangle} triangle of D = {terms}, {self.sizes} (m x n x k)"
 
     def operand_lines(self) -> Iterator[tuple[str, str]]:
-        yield from self.inner.operand_lines()
+        (_, right), *_ = self._operands
+        yield from ((right if key == "op(B)" else key, text) for key, text in self.inner.operand_lines())
         yield "flops", f"{self.flops:,}, those of whole products"
 
     def moves(self) -> str:
-        return self.inner.moves()
+        return self._of_terms(term.moves() for term in self.terms)
 
 
 def _corners(split: Split) -> set[int]:

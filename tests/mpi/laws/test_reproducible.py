@@ -140,6 +140,19 @@ def test_a_context_makes_all_products_reproducible(one: pblas.Context) -> None:
         assert "bits" not in pblas.plan_matmul(a, b, reproducible=False).explain()
 
 
+def test_a_plan_of_a_rank_update_names_both_of_its_products() -> None:
+    with open_context(reproducible=True) as ctx:
+        a = ctx.zeros(MatrixDescriptor.row_wise(12, 8, P), "complex128")
+        b = ctx.zeros(MatrixDescriptor.column_wise(12, 8, P), "complex128")
+        text = pblas.blas.plan_her2k(a, b).explain()
+        assert "her2k: lower triangle of D = op(A) op(B)^H + op(B) op(A)^H" in text
+        moves = next(line for line in text.splitlines() if line.startswith("  moves"))
+        assert P == 1 or ("op(A)^H" in moves and "op(B)^H" in moves)
+        text = pblas.blas.plan_syrk(a, uplo="U").explain()
+        assert "syrk: upper triangle of D = op(A) op(A)^T" in text
+        assert "op(B)" not in text
+
+
 def test_a_wire_dtype_that_rounds_is_refused(ctx: pblas.Context) -> None:
     a = ctx.zeros((4, 4), dtype="float16")
     text = "partial products travel in float32"
