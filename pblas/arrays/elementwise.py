@@ -10,7 +10,7 @@ from pblas.arrays.elementwise_arguments import Analysis, Kind, analysed, checked
 from pblas.arrays.elementwise_plan import ElementwisePlan
 from pblas.arrays.elementwise_run import ElementwiseOperands, RunElementwise
 from pblas.core.call import call, is_of_descriptors, planned, planned_without_context
-from pblas.core.checks import check_matrices, check_out, shares_memory
+from pblas.core.checks import check_matrices, check_of_descriptors, check_out, shares_memory
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
 from pblas.layouts.descriptor import MatrixDescriptor
@@ -303,7 +303,5 @@ def _bind_matrices(
     dtype: object,
     nprocs: object,
 ) -> Bound[DistMatrix]:
-    for name, option in (("dtype", dtype), ("nprocs", nprocs)):
-        if option is not None:
-            raise errors.ArgumentError(f"{opname}: {name} is for planning from descriptors; leave it out")
+    check_of_descriptors(opname, dtype=dtype, nprocs=nprocs)
     return Elementwise.bind(opname, runtime, expression, operands, out, None)

@@ -55,14 +55,14 @@ def _plans(arguments: Namespace) -> list[Plan]:
     algorithm: Any = arguments.algorithm or "auto"
     a = (arguments.a or Named("row")).descriptor(n if arguments.m is None else arguments.m, n, ranks)
     check_grid("plan", "A", a, ranks)
-    options: Any = {"algorithm": algorithm, "dtype": arguments.dtype, "nprocs": ranks}
+    options: Any = {"algorithm": algorithm, "dtype": arguments.dtype, "nprocs": ranks, "hardware": arguments.simulate}
     if operation != "solve":
         planners: dict[str, Any] = {"cholesky": plan_cholesky, "qr": plan_qr, "eigh": plan_eigh}
         plan: Plan = planners[operation](a, **options).plan
         return [plan]
     assume_a: Any = arguments.assume_a or "gen"
-    dtype = checks.check_dtype("plan", "dtype", arguments.dtype)
-    checks.check_algorithm("plan", "cholesky" if assume_a == "pos" else "lu", a, algorithm, gpus=False)
+    dtype, _, topology = checks.of_descriptor("plan", a, arguments.dtype, ranks, arguments.simulate)
+    checks.check_algorithm("plan", "cholesky" if assume_a == "pos" else "lu", a, algorithm, gpus=topology.gpus)
     b = (arguments.b or Named("row")).descriptor(n, 1 if arguments.nrhs is None else arguments.nrhs, ranks)
     check_grid("plan", "B", b, ranks)
-    return solve_plans(a, b, dtype.name, ranks, assume_a=assume_a, algorithm=algorithm)
+    return solve_plans(a, b, dtype.name, ranks, topology, assume_a=assume_a, algorithm=algorithm)

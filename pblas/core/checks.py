@@ -92,6 +92,13 @@ def enough_ranks(opname: str, nprocs: Any, descs: Iterable[MatrixDescriptor]) ->
     return int(nprocs)
 
 
+def check_of_descriptors(opname: str, **values: object) -> None:
+    """Raise ArgumentError for an option that was given with matrices, and is for planning from descriptors."""
+    for name, value in values.items():
+        if value is not None:
+            raise errors.ArgumentError(f"{opname}: {name} is for planning from descriptors; leave it out")
+
+
 def checked_positive(opname: str, name: str, value: Any) -> int | None:
     """A value that is None or a positive integer; ArgumentError for any other."""
     if value is not None and not is_integer(value, 1):

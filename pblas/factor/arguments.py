@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_context, check_not_conjugated, check_writable, not_a_matrix, shares_memory
+from pblas.core.checks import (
+    check_context,
+    check_not_conjugated,
+    check_of_descriptors,
+    check_writable,
+    common_dtype,
+    enough_ranks,
+    not_a_matrix,
+    shares_memory,
+)
 from pblas.factor.choose import FactorizationAlgorithm, Kind, QrAlgorithm
 from pblas.factor.grid_lu_plan import Pivoting
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import converted_array, equal_array
 from pblas.runtime.runtime import Runtime, checked_dtype, fail_without_context
+from pblas.simulation.hardware import Topology
+from pblas.simulation.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype
     from pblas.core.options import MatrixOrArray
+    from pblas.simulation.hardware import Hardware
 
 
 def runtime_of(opname: str, a: object) -> Runtime:
@@ -40,6 +53,26 @@ def check_matrix(opname: str, name: str, x: object, runtime: Runtime, dtype: Dty
         )
 
 
+def check_planned(opname: str, a: DistMatrix, runtime: Runtime, dtype: object, **options: object) -> None:
+    """Check the matrix of a planning function; `dtype` must be its own, and options are for descriptors (local)."""
+    check_of_descriptors(opname, **options)
+    check_matrix(opname, "A", a, runtime)
+    common_dtype(opname, {"A": a}, dtype)
+
+
+def of_descriptor(
+    opname: str, a: MatrixDescriptor, dtype: object, nprocs: object, hardware: Hardware | str | None = None
+) -> tuple[Dtype, int, Topology]:
+    """The dtype, the number of ranks and the machine of a plan that is made from a descriptor (global)."""
+    if dtype is None:
+        raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
+    checked, ranks = check_dtype(opname, "dtype", dtype), enough_ranks(opname, nprocs, (a,))
+    if hardware is None:
+        return checked, ranks, Topology(ranks, shared=True)
+    machine = find_hardware(hardware)
+    return checked, ranks, replace(machine.topology, gpus=machine.gpus)
+
+
 def check_dtype(opname: str, name: str, dtype: object) -> Dtype:
     """The dtype, if it can be factored: float32, float64, complex64 or complex128; DTypeError otherwise."""
     checked = checked_dtype(opname, dtype)
@@ -60,9 +93,7 @@ def check_algorithm(opname: str, kind: Kind, desc: MatrixDescriptor, algorithm: 
     if kind == "cholesky":
         check_square(opname, desc)
     if algorithm == "tsqr" and gpus:
-        raise errors.BackendError(
-            f"{opname}: algorithm={algorithm!r} runs on CPUs, this context is on GPUs; leave it out"
-        )
+        raise errors.BackendError(f"{opname}: algorithm={algorithm!r} runs on CPUs, not on GPUs; leave it out")
     if algorithm in ("tsqr", "cholesky") and desc.m < desc.n:
         raise errors.ArgumentError(
             f"{opname}: algorithm={algorithm!r} is for matrices with at least as many rows as columns; A is "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from pblas.factor.choose import FactorizationAlgorithm, Kind
+    from pblas.simulation.hardware import Hardware
 
 
 class PlannedCholesky(PlannedFactorization):
@@ -49,6 +50,7 @@ def plan_cholesky(
     algorithm: FactorizationAlgorithm = "auto",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
 ) -> PlannedCholesky:
     """Plan a Cholesky factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -58,6 +60,8 @@ def plan_cholesky(
         algorithm: as in `cholesky` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+        hardware: machine to plan for, when planning from a descriptor, as in `plan_matmul`; None for one node of CPUs
+            (global).
 
     Returns:
         The planned factorization: `print(f.explain())`, `f.execute(a)`, `f.plan.simulate("fat-tree")`.
@@ -75,6 +79,7 @@ def plan_cholesky(
         nprocs=nprocs,
         algorithm=algorithm,
         upper=upper,
+        hardware=hardware,
     )
 
 

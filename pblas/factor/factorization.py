@@ -12,7 +12,7 @@ from pblas import errors
 from pblas.backends.local_step import agreed
 from pblas.backends.push_engine import EXACT, GemmModes
 from pblas.core.call import made, step
-from pblas.core.checks import check_like_planned, enough_ranks, is_writeable
+from pblas.core.checks import check_like_planned, is_writeable
 from pblas.core.linalg_errors import not_positive_definite
 from pblas.core.operation import Bound, Operation
 from pblas.core.planned import Planned
@@ -33,7 +33,7 @@ from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.progress import StageReport
-from pblas.runtime.runtime import Runtime, checked_dtype, checked_flag, shared_descriptor, spelled
+from pblas.runtime.runtime import Runtime, checked_flag, shared_descriptor, spelled
 from pblas.simulation.hardware import Topology
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.factorization_run import RunFactorization
     from pblas.runtime.calls import CollectiveCall
+    from pblas.simulation.hardware import Hardware
 
 _RUNNERS: dict[type[FactorizationPlan], Any] = {
     CholeskyPlan: RunCholesky,
@@ -309,14 +310,11 @@ def planned(
     upper: Any = False,
     pivoting: object = None,
     returns: bool = False,
+    hardware: Hardware | str | None = None,
 ) -> PlannedT:
     """A new planned factorization: **collective** with a matrix; with a descriptor it needs no MPI."""
     if isinstance(a, MatrixDescriptor):
-        if dtype is None:
-            raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
-        checked = arguments.check_dtype(opname, "dtype", dtype)
-        ranks = enough_ranks(opname, nprocs, (a,))
-        topology = Topology(ranks, shared=True)
+        checked, ranks, topology = arguments.of_descriptor(opname, a, dtype, nprocs, hardware)
         options = algorithm, upper, pivoting
         plan, _ = _chosen(cls.kind, opname, a, checked, ranks, topology, *options, returns=returns)
         bound: Bound[Factored] = Bound(Factorization, (plan, checked), {}, {}, None)
@@ -324,7 +322,7 @@ def planned(
     runtime = arguments.runtime_of(opname, a)
     with runtime.call(opname):
         with runtime.local_step(opname):
-            arguments.check_matrix(opname, "A", a, runtime, None if dtype is None else checked_dtype(opname, dtype))
+            arguments.check_planned(opname, a, runtime, dtype, nprocs=nprocs, hardware=hardware)
         call = prepared(cls, opname, a, upper=upper, pivoting=pivoting, returns=returns, algorithm=algorithm)
         call = call.agreed(runtime)
         return made(opname, runtime, Bound(Factorization, (call.plan, a.dtype), {}, {}, None), cls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas.factor import arguments
 from pblas.factor.factorization import Factoring, PlannedFactorization, planned, prepared
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from pblas.factor.choose import FactorizationAlgorithm, Kind
     from pblas.factor.grid_lu_plan import Pivoting
+    from pblas.simulation.hardware import Hardware
 
 
 class PlannedLu(PlannedFactorization):
@@ -46,6 +47,7 @@ def plan_lu(
     pivoting: Pivoting | None = "partial",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
 ) -> PlannedLu:
     """Plan an LU factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -55,6 +57,8 @@ def plan_lu(
         pivoting: as in `lu_factor` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+        hardware: machine to plan for, when planning from a descriptor, as in `plan_matmul`; None for one node of CPUs
+            (global).
 
     Returns:
         The planned factorization: `print(f.explain())`, `f.execute(a)`, `f.plan.simulate("fat-tree")`.
@@ -65,7 +69,8 @@ def plan_lu(
     >>> plan_lu(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.w.nprocs
     4
     """
-    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm, pivoting=pivoting)
+    options: Any = {"algorithm": algorithm, "pivoting": pivoting, "hardware": hardware}
+    return planned(PlannedLu, "plan_lu", a, dtype=dtype, nprocs=nprocs, **options)
 
 
 def lu_factor(

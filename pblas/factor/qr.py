@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pblas.redistribution.redistribution_plan import RedistributionPlan
     from pblas.redistribution.redistribution_run import RedistributionOperands
     from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Topology
+    from pblas.simulation.hardware import Hardware, Topology
 
 
 class PlannedQr(PlannedFactorization):
@@ -126,6 +126,7 @@ def plan_qr(
     algorithm: QrAlgorithm = "auto",
     dtype: DTypeLike | None = None,
     nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
 ) -> PlannedQr:
     """Plan a QR factorization. **Collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -134,6 +135,8 @@ def plan_qr(
         algorithm: as in `qr_factor` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+        hardware: machine to plan for, when planning from a descriptor, as in `plan_matmul`; None for one node of CPUs
+            (global).
 
     Returns:
         The planned factorization: `print(f.explain())`, `f.execute(a)`, `f.plan.simulate("fat-tree")`.
@@ -144,7 +147,7 @@ def plan_qr(
     >>> plan_qr(MatrixDescriptor.row_wise(100000, 64, 4), dtype="float64").plan.name
     'TsqrPlan'
     """
-    return planned(PlannedQr, "plan_qr", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm)
+    return planned(PlannedQr, "plan_qr", a, dtype=dtype, nprocs=nprocs, algorithm=algorithm, hardware=hardware)
 
 
 def qr_factor(

@@ -19,23 +19,28 @@ def solve_plans(
     b: MatrixDescriptor,
     dtype: str,
     nprocs: int,
+    topology: Topology | None = None,
     *,
     assume_a: Literal["gen", "pos"] = "gen",
     algorithm: FactorizationAlgorithm = "auto",
 ) -> list[Plan]:
-    """The plans of a factorization, and of the solves with its factor, on CPUs; without the exchange of rows.
+    """The plans of a factorization, and of the solves with its factor; without the exchange of rows.
+
+    The topology is that of the machine to plan for; None for one node of CPUs.
 
     >>> a, b = MatrixDescriptor.row_wise(4096, 4096, 4), MatrixDescriptor.row_wise(4096, 8, 4)
     >>> [plan.name for plan in solve_plans(a, b, "float64", 4)]
     ['LuPlan', 'SubstitutionPlan']
     """
-    topology = Topology(nprocs, shared=True)
+    topology = topology or Topology(nprocs, shared=True)
     transport = topology.transport(nprocs)
     triangles = (Triangle("L", unit=True), Triangle("U"))
     if assume_a == "pos":
         triangles = Triangle("L"), Triangle("L", "C")
     factor = choose_factorization(
-        "cholesky" if assume_a == "pos" else "lu", a, dtype, nprocs, transport, algorithm=algorithm
+        *("cholesky" if assume_a == "pos" else "lu", a, dtype, nprocs, transport),
+        algorithm=algorithm,
+        gpus=topology.gpus,
     )
     w, plans = factor.w.without_lld, list[Plan]([factor])
     if w.grid.nprow == 1:

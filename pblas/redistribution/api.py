@@ -242,10 +242,12 @@ def plan_redistribution(
     if isinstance(a, MatrixDescriptor) and out is None:
         bound = Redistribution.bind(opname, None, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
         return planned_without_context(opname, bound, PlannedRedistribution, nprocs, bound.form[2:4])
-    bind, matrices = Redistribution.bind, {"a": a, "out": out}
-    return planned(
-        opname, PlannedRedistribution, bind, matrices, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype
-    )
+
+    def bind(opname: str, runtime: Runtime) -> Bound[DistMatrix]:
+        checks.check_of_descriptors(opname, nprocs=nprocs)
+        return Redistribution.bind(opname, runtime, a, desc, out, trans, alpha, beta, uplo, diagonal, dtype)
+
+    return planned(opname, PlannedRedistribution, bind, {"a": a, "out": out})
 
 
 def redistribute(

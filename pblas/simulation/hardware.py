@@ -128,6 +128,7 @@ class Hardware:
         new_memory: bytes per second that a rank writes for the first time in new memory, while the system makes its
             pages; infinite if memory is kept ready, as on GPUs. Dry runs count it; plans are predicted for memory that
             earlier calls have used.
+        gpus: ranks are GPUs, for which factorizations and eigenvalues are planned otherwise than for CPUs.
 
     Raises:
         ArgumentError: a rate or the memory is not positive, a time is negative or infinite, or ranks_per_node is not an
@@ -150,6 +151,7 @@ class Hardware:
     step: float = 0.0
     panel: float = 1.0
     new_memory: float = math.inf
+    gpus: bool = False
 
     def __post_init__(self) -> None:
         """Check the arguments."""
@@ -293,6 +295,7 @@ NVLINK = Hardware(
     float8=1440e12,
     step=10e-6,
     panel=1.3,
+    gpus=True,
 )
 
 # A core of any machine, where the hardware is not described: messages at 3 GB/s, GEMMs at 48 GFLOP/s, memory

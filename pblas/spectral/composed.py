@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from pblas import errors
-from pblas.core.checks import check_like_planned, enough_ranks
+from pblas.core.checks import check_like_planned
 from pblas.core.planned import PlanHandle
 from pblas.factor import arguments
 from pblas.factor.choose import choose_qr
@@ -203,16 +203,14 @@ class _Request(Generic[ResultT]):
         """**Collective** with a matrix. The plan, after checks of the arguments."""
         opname = f"plan_{self.noun}"
         if isinstance(a, MatrixDescriptor):
-            if dtype is None:
-                raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
-            real, ranks = arguments.check_dtype(opname, "dtype", dtype), enough_ranks(opname, nprocs, (a,))
+            real, ranks, topology = arguments.of_descriptor(opname, a, dtype, nprocs)
             self.check(a.shape)
-            steps = _Steps(real.name, ranks, Topology(ranks, shared=True), [])
+            steps = _Steps(real.name, ranks, topology, [])
             return PlannedCall(self.noun, self.plan(a.without_lld, steps), real, self.call, None)
         runtime = arguments.runtime_of(opname, a)
         with runtime.call(opname):
             with runtime.local_step(opname):
-                arguments.check_matrix(opname, "A", a, runtime)
+                arguments.check_planned(opname, a, runtime, dtype, nprocs=nprocs)
                 if runtime.backend.gpus:
                     text = "singular values on GPUs have no plan, since their steps depend on A"
                     raise errors.BackendError(f"{opname}: {text}; call {self.noun}")

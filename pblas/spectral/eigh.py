@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_like_planned, enough_ranks, is_writeable
+from pblas.core.checks import check_like_planned, is_writeable
 from pblas.core.planned import PlanHandle
 from pblas.factor import arguments
 from pblas.factor.with_factor import Reflectors, empty, multiplied, zeros
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from pblas.backends.dtypes import Array
     from pblas.runtime.runtime import Runtime
+    from pblas.simulation.hardware import Hardware
     from pblas.spectral.eigh_plan import EighPlan
     from pblas.spectral.steps import Reduced
 
@@ -450,6 +451,7 @@ def plan_eigh(
     algorithm: EighAlgorithm = "auto",
     dtype: Any = None,
     nprocs: int | None = None,
+    hardware: Hardware | str | None = None,
 ) -> PlannedEigh:
     """Plan eigenvalues and eigenvectors. **Collective** with a matrix; with a descriptor it needs no MPI.
 
@@ -460,6 +462,8 @@ def plan_eigh(
         algorithm: as in `eigh` (global).
         dtype: dtype of the matrix, needed with a descriptor (global).
         nprocs: number of ranks, when planning from a descriptor; None for its grid (global).
+        hardware: machine to plan for, when planning from a descriptor, as in `plan_matmul`; None for one node of CPUs
+            (global).
 
     Returns:
         The planned call: `print(p.explain())`, `p.execute(a)`, `p.plan.simulate("fat-tree")`.
@@ -477,18 +481,13 @@ def plan_eigh(
         return Options.checked(opname, desc.n, lower, subset_by_index, None, vectors=True, algorithm=algorithm)
 
     if isinstance(a, MatrixDescriptor):
-        if dtype is None:
-            raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
-        real, ranks, options = (
-            arguments.check_dtype(opname, "dtype", dtype),
-            enough_ranks(opname, nprocs, (a,)),
-            checked(a),
-        )
-        return PlannedEigh(options.plan(a, real, ranks, Topology(ranks, shared=True)), options, real, None)
+        real, ranks, topology = arguments.of_descriptor(opname, a, dtype, nprocs, hardware)
+        options = checked(a)
+        return PlannedEigh(options.plan(a, real, ranks, topology), options, real, None)
     runtime = arguments.runtime_of(opname, a)
     with runtime.call(opname):
         with runtime.local_step(opname):
-            _check_matrix(opname, a, runtime)
+            arguments.check_planned(opname, a, runtime, dtype, nprocs=nprocs, hardware=hardware)
             options = checked(a.desc)
         runtime.agree(opname, {**options._asdict(), **a.signature()})
         return PlannedEigh(options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology), options, a.dtype, runtime)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_like_planned, enough_ranks
+from pblas.core.checks import check_like_planned
 from pblas.core.planned import PlanHandle
 from pblas.factor import arguments
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.progress import Progress, ProgressTarget
 from pblas.runtime.runtime import checked_flag, is_one_of
-from pblas.simulation.hardware import Topology
 from pblas.spectral.choose import EighAlgorithm
 from pblas.spectral.svd_plan import SvdAlgorithm, choose_svd
 from pblas.spectral.svd_steps import singular_system
@@ -217,15 +216,14 @@ def plan_svd(
         return {"full": checked_flag(opname, "full_matrices", full_matrices), "algorithm": algorithm}
 
     if isinstance(a, MatrixDescriptor):
-        if dtype is None:
-            raise errors.DTypeError(f"{opname}: descriptors have no dtype; pass dtype='float64'")
-        real, ranks = arguments.check_dtype(opname, "dtype", dtype), enough_ranks(opname, nprocs, (a,))
-        options, transport = checked(), Topology(ranks, shared=True).transport(ranks)
-        return PlannedSvd(choose_svd(a, real.name, ranks, transport, **options), real, options, None)
+        real, ranks, topology = arguments.of_descriptor(opname, a, dtype, nprocs)
+        options = checked()
+        plan = choose_svd(a, real.name, ranks, topology.transport(ranks), **options)
+        return PlannedSvd(plan, real, options, None)
     runtime = arguments.runtime_of(opname, a)
     with runtime.call(opname):
         with runtime.local_step(opname):
-            arguments.check_matrix(opname, "A", a, runtime)
+            arguments.check_planned(opname, a, runtime, dtype, nprocs=nprocs)
             if runtime.backend.gpus:
                 raise errors.BackendError(
                     f"{opname}: singular values on GPUs have no plan, since their steps depend on A; call svd"

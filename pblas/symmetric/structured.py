@@ -523,9 +523,8 @@ def planned_structured(
     """The planned product of a plan_ function. **Collective** with matrices."""
 
     def bind(opname: str, runtime: Runtime | None) -> Bound[DistMatrix]:
-        for name, value in (("nprocs", nprocs), ("hardware", hardware)):
-            if value is not None and runtime is not None:
-                raise errors.ArgumentError(f"{opname}: {name} is for planning from descriptors; leave it out")
+        if runtime is not None:
+            checks.check_of_descriptors(opname, nprocs=nprocs, hardware=hardware)
         return kind.kind.bind(opname, runtime, given)
 
     opname = f"plan_{given.routine}"

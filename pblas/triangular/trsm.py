@@ -73,8 +73,8 @@ class TriangularSolve(Operation[DistMatrix]):
         dtype: DTypeLike | None = None,
         nprocs: Any = None,
     ) -> Bound[DistMatrix]:
-        if runtime is not None and nprocs is not None:
-            raise errors.ArgumentError(f"{opname}: nprocs is for planning from descriptors; leave it out")
+        if runtime is not None:
+            checks.check_of_descriptors(opname, nprocs=nprocs)
         side = checks.checked_letter(opname, "side", side, "LR")
         uplo, diag = (
             checks.checked_letter(opname, "uplo", uplo, "LU"),

@@ -206,6 +206,22 @@ def test_plan_of_factorizations_and_solvers(options: str, names: list[str], caps
     assert [line.split(" on ")[0] for line in lines[len(names) :]] == names
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("cholesky --n 65536", "64 panels of 1024 columns, on 5 ranks, by cuSOLVER"),
+        ("solve --n 65536", "64 panels of 1024 columns, on 5 ranks, by cuSOLVER"),
+        ("qr --m 10000000 --n 100", "CholeskyQR"),
+        ("eigh --n 20000", "GPUs would wait"),
+    ],
+)
+def test_a_machine_of_gpus_is_planned_for(options: str, expected: str, capsys: Capture) -> None:
+    assert main(["plan", *options.split(), "--ranks", "8", "--simulate", "nvlink"]) == 0
+    assert expected in capsys.readouterr().out
+    assert main(["plan", *options.split(), "--ranks", "8", "--simulate", "fat-tree"]) == 0
+    assert expected not in capsys.readouterr().out
+
+
 def test_plan_for_a_million_ranks(capsys: Capture) -> None:
     assert main(["plan", "--m", "1000000", "--n", "4096", "--k", "4096", "--ranks", "1000000"]) == 0
     assert "1000000 ranks" in capsys.readouterr().out

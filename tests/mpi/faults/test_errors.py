@@ -495,6 +495,36 @@ def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_on_ev
         check_product(ctx)
 
 
+PLANNERS: dict[str, Callable[..., Any]] = {
+    **{
+        name: getattr(pblas.linalg, f"plan_{name}") for name in ("cholesky", "lu", "qr", "eigh", "svd", "polar", "pinv")
+    },
+    **{name: getattr(pblas.blas, f"plan_{name}") for name in ("syrk", "herk")},
+    "rsvd": lambda a, **options: pblas.linalg.plan_rsvd(a, 2, **options),
+    "trsm": lambda a, **options: pblas.blas.plan_trsm(a, a, **options),
+    "symm": lambda a, **options: pblas.blas.plan_symm(a, a, **options),
+    "matmul": lambda a, **options: pblas.plan_matmul(a, a, **options),
+    "redistribution": lambda a, **options: pblas.plan_redistribution(a, columns(), **options),
+    "elementwise": lambda a, **options: pblas.plan_elementwise("2 * x", x=a, **options),
+}
+
+
+@pytest.mark.parametrize("name", PLANNERS)
+def test_options_of_descriptors_are_refused_with_matrices(ctx: Context, name: str) -> None:
+    """The number of ranks and the dtype are those of the matrices: others would be ignored."""
+    a, plan = ctx.eye((N, N)), PLANNERS[name]
+    raises_on_all_ranks(ArgumentError, "nprocs is for planning from descriptors", lambda: plan(a, nprocs=99))
+    kind = ArgumentError if name == "elementwise" else DTypeError
+    raises_on_all_ranks(kind, "dtype", lambda: plan(a, dtype="float32"))
+    raises_on_all_ranks(kind, "dtype", lambda: plan(a, dtype="banana"))
+
+
+@pytest.mark.parametrize("name", ["cholesky", "lu", "qr", "eigh", "syrk", "symm", "matmul"])
+def test_a_machine_to_plan_for_is_refused_with_matrices(ctx: Context, name: str) -> None:
+    text = "hardware is for planning from descriptors"
+    raises_on_all_ranks(ArgumentError, text, lambda: PLANNERS[name](ctx.eye((N, N)), hardware="nvlink"))
+
+
 def test_a_plan_that_one_rank_has_closed_is_refused_on_every_rank(ctx: Context) -> None:
     x = Cast(ctx)
     for ranks in culprits():
