@@ -80,7 +80,7 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
     runtime.agree(_READ, text)
     in_blocks = a.desc.is_row_wise and a.desc.rsrc == 0 and a.desc.rows.nblocks <= a.desc.rows.nprocs
     is_sorted = runtime.nprocs == 1 or a.desc.is_replicated or in_blocks  # in the order of ranks
-    with runtime.local_step(_READ):
+    with runtime.agreed_step(_READ, "the elements of each rank"):
         elements, arrays = a.stored(_READ), runtime.backend.arrays
         places, values = np.empty(0, np.int64), np.empty(0, a.dtype)
         if elements.size and holds_first_copy(a.desc, runtime.rank):
@@ -90,13 +90,11 @@ def _masked(a: DistMatrix, mask: Any) -> Vector:
             if local is not None:
                 rows, columns = global_indices(a.desc, runtime.rank)
                 places = rows[local[0]] * a.shape[1] + columns[local[1]]
-    runtime.agree(f"{_READ}: the elements of each rank", "")
     if runtime.nprocs == 1:
         return np.conj(values) if a.conjugated else values
     counts, parts = runtime.gathered(values.size), [values] if is_sorted else [values, places]
-    with runtime.local_step(_READ):
+    with runtime.agreed_step(_READ, "memory"):
         gathered = [np.empty(sum(counts), x.dtype) for x in parts]
-    runtime.agree(f"{_READ}: memory", "")
     for x, out in zip(parts, gathered, strict=True):
         runtime.backend.complete(runtime.backend.plain_channel.all_gather(x, out, counts), step=f"{_READ}: elements")
     result = gathered[0] if is_sorted else gathered[0][np.argsort(gathered[1])]
@@ -366,12 +364,11 @@ def _packed(
         offset = slot_nbytes * ((receiver - sender) % len(ranks) - 1)
         return backend.peer_block(memory, sender, offset, shape, a.dtype, a.desc.order)
 
-    with runtime.local_step(opname):
+    with runtime.agreed_step(opname, "packed"):
         for peer in others:
             if prod(outgoing[peer].shape):
                 backend.arrays.place(part, block(rank, peer, outgoing[peer].shape), of=outgoing[peer].there)
         backend.arrays.synchronize()
-    runtime.agree(f"{opname}: packed", "")
     return memory, {peer: block(peer, rank, incoming[peer].shape) for peer in others if prod(incoming[peer].shape)}
 
 
@@ -380,11 +377,10 @@ def _received(
 ) -> dict[int, Array]:
     """**Collective.** The elements from far ranks, by messages."""
     runtime, backend, order = a.runtime, a.runtime.backend, a.desc.order
-    with runtime.local_step(opname):
+    with runtime.agreed_step(opname, "memory"):
         picked = {peer: backend.arrays.pick(a.stored(opname), *outgoing[peer].there) for peer in far}
         packed = {peer: np.ravel(backend.reading(x), order=order) for peer, x in picked.items()}
         blocks = {peer: np.empty(incoming[peer].shape, a.dtype, order=order) for peer in far}
-    runtime.agree(f"{opname}: memory", "")
     channel, flat = backend.plain_channel, {peer: x.reshape(-1, 1, order=order) for peer, x in blocks.items()}
     transfers = [channel.receive(flat[peer], peer, _TAG) for peer in far if blocks[peer].size]
     transfers += [channel.send(packed[peer][:, None], peer, _TAG) for peer in far if packed[peer].size]

@@ -11,7 +11,20 @@ import numpy as np
 
 from pblas.backends.settings import TIMEOUT
 from pblas.cli.layout import on_grids
-from pblas.cli.output import Console, add_command, bounds, dtype, extent, make_progress, pair, pairs, scalar, trans
+from pblas.cli.output import (
+    Commands,
+    Console,
+    Parser,
+    add_command,
+    bounds,
+    dtype,
+    extent,
+    make_progress,
+    pair,
+    pairs,
+    scalar,
+    trans,
+)
 from pblas.config import bytes_text
 from pblas.errors import ArgumentError, BackendError, FileFormatError
 from pblas.matrices import files, hdf5, zarr_folders
@@ -22,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pblas.backends.dtypes import Array
-    from pblas.cli.output import Commands, Parser
     from pblas.context import Context
     from pblas.layouts import MatrixDescriptor
     from pblas.matrices.matrix import DistMatrix
@@ -467,12 +479,11 @@ def _save_vector(ctx: Context, command: str, x: Array, path: str) -> None:
     """**Collective.** Write an array of one dimension, equal on all ranks, to a .npy file."""
     temporary = ""
     try:
-        with ctx.runtime.local_step(f"{command}: write the file"):
+        with ctx.runtime.agreed_step(f"{command}: write the file"):
             if ctx.rank == 0:
                 temporary, file = begin(path)
                 with file:
                     np.save(file, x)
                 finish(temporary, path)
-        ctx.runtime.agree(f"{command}: write the file", {})
     finally:
         discard(temporary)

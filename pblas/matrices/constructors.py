@@ -204,7 +204,7 @@ class Constructors(Creation):
             length, width = int(part.shape[axis]), int(part.shape[1 - axis])
         runtime.agree(opname, {"axis": int(axis), "dtype": dtype.name, "order": stored})
         sizes = runtime.backend.gather((length, width))
-        with runtime.local_step(opname):
+        with runtime.agreed_step(opname, "sizes"):
             lengths = [size[0] for size in sizes]
             widths = {width for length, width in sizes if length} or {max(width for _, width in sizes)}
             if len(widths) > 1:
@@ -218,7 +218,6 @@ class Constructors(Creation):
                 desc = MatrixDescriptor.row_wise(total, across, runtime.nprocs, order=stored)
             else:
                 desc = MatrixDescriptor.column_wise(across, total, runtime.nprocs, order=stored)
-        runtime.agree(f"{opname}: sizes", {})
         local = self._memory(opname, desc, dtype, desc.max_local_nelements)
         source = runtime.backend.reading(part)
         with runtime.backend.writing(local) as target:

@@ -363,12 +363,10 @@ class Creation:
         arguments |= {"stored": stored, "first row": chosen.i0, "first column": chosen.j0}
         largest = self.runtime.agree(opname, arguments, maxima=(self.runtime.nelements(desc),))[0]
         local = self._memory(opname, desc, wanted, largest)
-        with Progress(opname, self.runtime, progress) as reports:
-            with self.runtime.local_step("load: read the parts"):
-                if self.runtime.backend.dry is None:
-                    part = Part(path, header, desc, self.runtime.rank, local, reports.stage("read"))
-                    files.read_part(part, self.runtime.backend)
-            self.runtime.agree("load: read the parts", {})
+        runtime, step = self.runtime, self.runtime.agreed_step("load: read the parts")
+        with Progress(opname, runtime, progress) as reports, step:
+            if runtime.backend.dry is None:
+                files.read_part(Part(path, header, desc, runtime.rank, local, reports.stage("read")), runtime.backend)
         matrix = DistMatrix(desc, local, self.runtime)
         log.write(log.INFO, self.runtime.rank, "load: %s is read, %r", path, matrix)
         return matrix
@@ -442,7 +440,7 @@ class Creation:
         The system promises memory that it does not have, and ends processes that write to it.
         """
         runtime = self.runtime
-        with runtime.local_step(opname):
+        with runtime.agreed_step(opname, "memory"):
             shapes = [desc.local_shape(rank) for rank in runtime.backend.peers.node]
             needed, free = dtype.itemsize * sum(m * n for m, n in shapes), free_nbytes()
             if needed > free:
@@ -450,7 +448,6 @@ class Creation:
                     f"{opname}: no memory for {needed:,} bytes, the parts of the {len(shapes)} ranks of a host, where "
                     f"{int(free):,} bytes are free; use more hosts, a smaller matrix or a shorter dtype"
                 )
-        runtime.agree(f"{opname}: memory", {})
 
     def _fill_by(self, opname: str, entries: Any, local: Array, desc: MatrixDescriptor) -> None:
         """**Collective.** local := entries(i, j), a function of the user, which may fail on some ranks only."""

@@ -239,6 +239,13 @@ class Runtime:
         self.backend.arena.frozen = opname
         return LocalStep(self.fail, opname)
 
+    @contextmanager
+    def agreed_step(self, opname: str, what: str = "") -> Iterator[None]:
+        """**Collective.** A with block of local work, and the agreement that follows it: see `local_step`."""
+        with self.local_step(opname):
+            yield
+        self.agree(f"{opname}: {what}" if what else opname, {})
+
     def gathered(self, number: int) -> list[int]:
         """**Collective.** An integer of each rank, in the order of ranks."""
         return self.backend.gather(number)
@@ -311,9 +318,8 @@ class Runtime:
         except errors.WorkspaceError as caught:
             if not (caught.shared and self.backend.falls_back):
                 raise
-            with self.local_step("allocate private memory"):
+            with self.agreed_step("allocate private memory"):
                 self.backend.private(nbytes)
-            self.agree("allocate private memory", {})
             self.give_up_shared_memory()
         return self.backend.allocate(nbytes)
 

@@ -180,6 +180,10 @@ class Call:
         """A with block of local work: see `Runtime.local_step` (local)."""
         return self.runtime.local_step(self.opname)
 
+    def step(self, what: str) -> AbstractContextManager[None]:
+        """**Collective.** A with block of local work, and the agreement that follows: see `Runtime.agreed_step`."""
+        return self.runtime.agreed_step(self.opname, what)
+
     def matrix(self, name: str) -> DistMatrix:
         """sub(X) of an operand X, on its grid (local)."""
         order, grid, part = self._orders[name], self._grids[name], self._parts[name]
@@ -211,12 +215,11 @@ class Call:
         """**Collective.** Whether the call asks for the sizes of workspaces; then their first elements become 1."""
         if not self._is_query:
             return False
-        with self.local_step():
+        with self.step("sizes of workspaces"):
             for name in WORKSPACES:
                 workspace = self._values.get(name)
                 if isinstance(workspace, np.ndarray) and workspace.size:
                     workspace.flat[0] = 1
-        self.runtime.agree(f"{self.opname}: sizes of workspaces", {})
         return True
 
     def _shared(self) -> dict[str, object]:

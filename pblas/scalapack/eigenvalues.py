@@ -13,7 +13,7 @@ from pblas.core.linalg_errors import ConvergenceError
 from pblas.factor import in_place
 from pblas.redistribution.api import redistributed
 from pblas.scalapack import routines
-from pblas.scalapack.arguments import Call, of_types, without_operands
+from pblas.scalapack.arguments import Call, Findings, of_types, without_operands
 from pblas.scalapack.tied_vectors import TridiagonalCall
 from pblas.spectral import in_place as spectral_in_place
 from pblas.spectral.eigh import Options, eigensystem
@@ -23,7 +23,6 @@ from pblas.vectors.matrix_vector import real_of
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Real
     from pblas.matrices.matrix import DistMatrix
-    from pblas.scalapack.arguments import Findings
     from pblas.scalapack.routines import Routine
 
 
@@ -171,10 +170,9 @@ def pxsytrd(call: TridiagonalCall) -> None:
     if call.answers_query() or not call.has_elements:
         return
     d, e, tau = spectral_in_place.tridiagonalize(call.opname, call.operands()[0], call["UPLO"])
-    with call.local_step():
+    with call.step("D, E and TAU"):
         call.store_t(d, e)
         call.store_tau(tau)
-    call.runtime.agree(f"{call.opname}: D, E and TAU", {})
 
 
 @of_types(routines.ORMTR, routines.UNMTR, call=TridiagonalCall)
@@ -205,9 +203,8 @@ def _solve_for(call: EigenCall, a: DistMatrix, z: list[DistMatrix], pencil: Penc
         values, _ = eigensystem(call.opname, a, call.spectrum, pencil=pencil, out=z[0] if z else None)
     except ConvergenceError as caught:
         return 0, caught.info
-    with call.local_step():
+    with call.step("W"):
         call["W"][: len(values)] = values
-    call.runtime.agree(f"{call.opname}: W", {})
     return len(values), 0
 
 
@@ -220,8 +217,7 @@ def _outputs(call: EigenCall, m: int, info: int) -> tuple[int, int, int]:
 
 def _write(call: Call, name: str, count: int, value: int) -> None:
     """**Collective.** Write the first elements of an array on each process that has passed one."""
-    with call.local_step():
+    with call.step(name):
         array = call[name] if name in call.routine.arguments else None
         if isinstance(array, np.ndarray):
             array[:count] = value
-    call.runtime.agree(f"{call.opname}: {name}", {})

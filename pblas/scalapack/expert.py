@@ -14,11 +14,11 @@ from pblas.backends.local_step import agreed
 from pblas.errors import PblasArgumentError
 from pblas.factor import in_place
 from pblas.factor.componentwise import Equations, refined
-from pblas.factor.factors import condition_of_factor, solver
+from pblas.factor.factors import Operator, condition_of_factor, solver
 from pblas.matmul.api import pmatmul
 from pblas.redistribution.api import redistributed
 from pblas.scalapack import routines
-from pblas.scalapack.arguments import of_types
+from pblas.scalapack.arguments import Findings, of_types
 from pblas.scalapack.factorizations import OF_CHOLESKY, OF_LU
 from pblas.scalapack.tied_vectors import PivotedCall, TiedCall, TiedVector
 from pblas.symmetric.api import hemm, symm
@@ -27,9 +27,7 @@ from pblas.vectors.matrix_vector import Product, product, real_of
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Real
     from pblas.core.options import Trans, Uplo
-    from pblas.factor.factors import Operator
     from pblas.matrices.matrix import DistMatrix
-    from pblas.scalapack.arguments import Findings
     from pblas.scalapack.routines import Routine
 
 _EVEN = 0.1  # rows are not scaled if the ratio of their scale factors is at least this, as in LAPACK
@@ -57,11 +55,10 @@ class ScalesCall(TiedCall):
 
     def store(self, **scales: Array | None) -> None:
         """**Collective.** Write scale factors; None is not written."""
-        with self.local_step():
+        with self.step(", ".join(scales)):
             for name, values in scales.items():
                 if values is not None:
                     self._scales(name).store(self[name], values)
-        self.runtime.agree(f"{self.opname}: {', '.join(scales)}", {})
 
 
 @of_types(routines.GEEQU, call=ScalesCall)
@@ -183,10 +180,9 @@ class RefinedCall(PivotedCall):
     def store_errors(self, *errors: Array) -> tuple[Array, Array]:
         """**Collective.** Write FERR and BERR."""
         ferr, berr = errors
-        with self.local_step():
+        with self.step("FERR and BERR"):
             for name, values in (("FERR", ferr), ("BERR", berr)):
                 self._of_x.store(self[name], values)
-        self.runtime.agree(f"{self.opname}: FERR and BERR", {})
         return ferr, berr
 
     def of_lu(self, pivots: Array) -> Equations:
@@ -353,9 +349,8 @@ def pxgesvx(call: ExpertCall) -> tuple[str, Real, int]:
             pivots, info = call.collected_pivots(), 0
         else:
             info, pivots = in_place.factor_lu(call.opname, af)
-            with call.local_step():
+            with call.step("IPIV"):
                 call.store_pivots(pivots)
-            call.runtime.agree(f"{call.opname}: IPIV", {})
         return info, lambda: call.of_lu(pivots)
 
     def condition() -> Real:

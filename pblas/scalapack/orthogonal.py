@@ -49,10 +49,9 @@ def pxgeqpf(call: ReflectorsCall) -> None:
     if call.answers_query() or not call.has_elements:
         return
     tau, order = in_place.factor_pivoted_qr(call.opname, call.operands()[0])
-    with call.local_step():
+    with call.step("TAU"):
         call.store_order(order)
         call.store_tau(tau)
-    call.runtime.agree(f"{call.opname}: TAU", {})
 
 
 @of_types(routines.ORGQR, routines.UNGQR, call=ReflectorsCall)
@@ -101,9 +100,8 @@ def pxgels(call: Call) -> int:
     if call.answers_query() or not call["NRHS"] or not max(call["M"], call["N"]):
         return 0
     if not min(call["M"], call["N"]):
-        with call.local_step():
+        with call.step("zeros"):
             call.matrix("B").stored(call.opname)[...] = 0
-        call.runtime.agree(f"{call.opname}: zeros", {})
         return 0
     a, b = call.operands()
     return in_place.solve_least_squares(call.opname, a, b, adjoint=call["TRANS"] != "N")
@@ -114,9 +112,8 @@ def _factor(call: ReflectorsCall, orientation: in_place.Orientation) -> None:
     if call.answers_query() or not call.has_elements:
         return
     _, tau = in_place.factor_qr(call.opname, call.operands()[0], orientation)
-    with call.local_step():
+    with call.step("TAU"):
         call.store_tau(tau)
-    call.runtime.agree(f"{call.opname}: TAU", {})
 
 
 def _multiply(call: ReflectorsCall, trans: Trans) -> None:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 from pblas.core.linalg_errors import ConvergenceError
 from pblas.redistribution.api import redistributed
 from pblas.scalapack import routines
-from pblas.scalapack.arguments import Call, of_types, without_operands
+from pblas.scalapack.arguments import Call, Findings, of_types, without_operands
 from pblas.scalapack.tied_vectors import BidiagonalCall
 from pblas.spectral import in_place
 from pblas.spectral.svd_steps import singular_system
 
 if TYPE_CHECKING:
-    from pblas.scalapack.arguments import Findings
     from pblas.scalapack.routines import Routine
 
 _JOBS = {"JOBU": "U", "JOBVT": "VT"}
@@ -59,9 +58,8 @@ def pxgesvd(call: SvdCall) -> int:
     wanted = [x for job, x in zip(_JOBS, (u, vh), strict=True) if x is not None and call[job] == "V"]
     for x, out in zip(wanted, outputs, strict=True):
         redistributed(call.opname, x, out=out, is_temporary=True)
-    with call.local_step():
+    with call.step("S"):
         call["S"][: len(s)] = s
-    call.runtime.agree(f"{call.opname}: S", {})
     return 0
 
 
@@ -78,9 +76,8 @@ def pxgebrd(call: BidiagonalCall) -> None:
     if call.answers_query() or call.is_empty:
         return
     diagonals = in_place.bidiagonalize(call.opname, call.operands()[0])
-    with call.local_step():
+    with call.step("D, E, TAUQ and TAUP"):
         call.store(diagonals)
-    call.runtime.agree(f"{call.opname}: D, E, TAUQ and TAUP", {})
 
 
 @of_types(routines.ORMBR, routines.UNMBR, call=BidiagonalCall)

@@ -83,11 +83,10 @@ class TiedVector:
     def collect(self, opname: str, what: str, array: Array, count: int) -> Array:
         """**Collective.** The elements on all processes."""
         runtime = self.grid.runtime
-        with runtime.local_step(opname):
+        with runtime.agreed_step(opname, what):
             has_copy = self.grid.grid.coordinates(runtime.rank)[1 - self.axis] == self.copy
             part = (self._indices(), array[self._slice]) if has_copy else None
             vector = np.zeros(count, array.dtype)
-        runtime.agree(f"{opname}: {what}", {})
         for indices, values in filter(None, runtime.backend.gather(part)):
             vector[indices] = values
         return vector

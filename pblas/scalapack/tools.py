@@ -178,7 +178,7 @@ def pxelget(call: Call) -> Number:
     Source: ScaLAPACK TOOLS, p?elget.
     """
     grid, [matrix] = call.grid.grid, call.operands()
-    with call.local_step():
+    with call.step("read"):
         owner = matrix.desc.owner(0, 0)
         is_owner = call.runtime.rank == owner
         dry = call.runtime.backend.dry
@@ -186,7 +186,6 @@ def pxelget(call: Call) -> Number:
             element = dry.known(call.opname, np.zeros((), call.dtype))
         else:
             element = call.runtime.backend.reading(matrix.local)[0, 0] if is_owner else None
-    call.runtime.agree(f"{call.opname}: read", {})
     value = call.runtime.backend.broadcast_object(element, owner)
     coordinates, owner_coordinates = grid.coordinates(call.runtime.rank), grid.coordinates(owner)
     inside = {
@@ -208,11 +207,10 @@ def pxlaprnt(call: Call) -> None:
     """
     [matrix] = call.operands()
     whole = matrix.to_global(root=call.grid.grid.rank(call["IRPRNT"], call["ICPRNT"]))
-    with call.local_step():
+    with call.step("print"):
         out = sys.stdout if isinstance(call["NOUT"], int) else call["NOUT"]
         for (j, i), element in np.ndenumerate(whole.T) if whole is not None else ():
             out.write(f"{call['CMATNM']}({call['IA'] + i:6d},{call['JA'] + j:6d})={_number(element)}\n")
-    call.runtime.agree(f"{call.opname}: print", {})
 
 
 def _check_index(opname: str, name: str, value: object, least: int) -> None:

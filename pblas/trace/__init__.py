@@ -165,10 +165,9 @@ class Tracing:
         with self._runtime.call(self._opname):
             self._trace.events, self._trace.is_whole = merged(self._runtime, self._recorder)
             if self._paths:
-                with self._runtime.local_step(f"{self._opname}: write"):
+                with self._runtime.agreed_step(f"{self._opname}: write"):
                     for path in self._paths if self._runtime.rank == 0 else ():
                         self._write(path)
-                self._runtime.agree(f"{self._opname}: write", {})
 
     def _write(self, path: str | os.PathLike[str]) -> None:
         """Write the trace (rank 0)."""
