@@ -13,11 +13,11 @@ from pblas import errors
 from pblas.arrays.reduction_plan import SUMS, ReductionPlan
 from pblas.arrays.reduction_plan import Operation as Reduces
 from pblas.arrays.reduction_run import REDUCED, PreparedReduction, combined, partial_results
-from pblas.backends.dtypes import dtype_of_name
-from pblas.collectives.api import Exchange, Exchanging, GpuExchange, stage
+from pblas.backends.dtypes import Array, Dtype, Number, dtype_of_name
+from pblas.collectives.api import Exchange, GpuExchange, stage
 from pblas.core.call import call, checked_call
 from pblas.core.checks import check_matrix, common_dtype
-from pblas.core.operation import Bound, Operation
+from pblas.core.operation import Bound, Operation, WithoutMemory
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.arrays import converted_array, equal_array
@@ -26,7 +26,6 @@ from pblas.runtime.runtime import Runtime, checked_flag, name_of, spelled
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pblas.backends.dtypes import Array, Dtype, Number
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.simulation.hardware import Topology, Transport
@@ -43,7 +42,7 @@ class _Partial(NamedTuple):
     results: Array
 
 
-class RunReduction(Exchanging):
+class RunReduction(WithoutMemory):
     """The executor of a reduction: all ranks exchange their partial results, and each combines them."""
 
     def __init__(self, plan: ReductionPlan, backend: HostRanks, values: Callable[[Array], Any]) -> None:

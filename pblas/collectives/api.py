@@ -237,16 +237,6 @@ class GpuExchange(Kept):
         return self._all
 
 
-class Exchanging:
-    """The properties of executors that exchange small arrays, and have no memory of their own: see `Executor`."""
-
-    peers_read = False
-    workspace_nbytes = 0
-
-    def free_buffers(self) -> None:
-        """Nothing: it has no memory but indices (local)."""
-
-
 def _laid_out(staging: Staging, steps: Steps, x: Flat) -> Collective:
     """A collective whose first pieces near ranks can read after a meeting (local)."""
     job = Collective(staging, steps, x)

@@ -82,6 +82,22 @@ class Executor(Protocol):
         """**Collective.** Run the plan with these arrays; the value of an operation that has no result matrix."""
 
 
+class WithoutMemory:
+    """What executors have in common that hold no memory between executions, and whose arrays no peer reads in place."""
+
+    peers_read = False
+    workspace_nbytes = 0
+
+    def publish(self, x: Any) -> bool:
+        return False
+
+    def prepare(self, *, scratch: bool) -> bool:
+        return False
+
+    def free_buffers(self) -> None:
+        """Nothing (local)."""
+
+
 @dataclass(frozen=True, eq=False)
 class Operation(ABC, Generic[ResultT]):
     """The value of a call without its scalars and matrices; made once for each kept plan.

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pblas import errors
 from pblas.arrays.reductions import product_with_vector
-from pblas.collectives.api import Exchanging
 from pblas.core.call import call
-from pblas.core.operation import Bound, Operation
+from pblas.core.operation import Bound, Operation, WithoutMemory
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
@@ -82,7 +81,7 @@ class Replication(Operation[DistMatrix]):
         return bound.local, result.stored(opname)
 
 
-class RunReplication(Exchanging):
+class RunReplication(WithoutMemory):
     """The executor of a replication: each rank copies the array."""
 
     def __init__(self, backend: HostRanks) -> None:

@@ -31,7 +31,9 @@ import numpy as np
 
 from pblas.backends.cpu import lapack
 from pblas.backends.cpu.blas import gemm, prepared_gemv
+from pblas.core.operation import WithoutMemory
 from pblas.matrices.scatter_gather import global_indices
+from pblas.spectral.tridiagonalization_run import broadcast, form_triangles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,12 +53,8 @@ class Reflected(NamedTuple):
     right: Array | None
 
 
-class RunBidiagonalization:
+class RunBidiagonalization(WithoutMemory):
     """Runs the reduction of an SvdPlan on one rank: W := V and T of the reflectors of Q, and those of P beside it."""
-
-    peers_read = False
-    workspace_nbytes = 0
-    """All memory is freed when `run` returns (local)."""
 
     def __init__(self, plan: SvdPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self.plan: SvdPlan = plan
@@ -68,16 +66,6 @@ class RunBidiagonalization:
         """Called with the done part of the work after each panel but the last; None for no calls (local)."""
         self.d: Array  # the diagonal of B (global)
         self.e: Array  # the diagonal above that of B (global)
-
-    def publish(self, x: Reflected) -> bool:
-        """Nothing is published: columns and products travel in messages."""
-        assert x.w.shape == self.plan.w.local_shape(self._backend.rank), "W is as planned"
-        return False
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Nothing is staged."""
-        assert not scratch, "no array is published"
-        return False
 
     def run(self, x: Reflected) -> None:
         """Reduce W."""
@@ -91,8 +79,8 @@ class RunBidiagonalization:
             if self.progress is not None and panel.stop < n:
                 self.progress(1 - (1 - panel.stop / n) ** 3)
         if x.right is not None:
-            self._form_triangles(x.w, tauq, 0)
-            self._form_triangles(x.right, taup, 1)
+            for w, tau, shift in ((x.w, tauq, 0), (x.right, taup, 1)):
+                form_triangles(self.plan.steps, self._backend.rank, n, w, tau, shift)
         # Hosts of different processors may differ in the last bits: the numbers of rank 0 are those of all ranks
         self.d, self.e = self._backend.broadcast_object((self.d, self.e), 0)
 
@@ -201,27 +189,13 @@ class RunBidiagonalization:
         limits = np.finfo(self._dtype)
         return float(limits.smallest_normal / limits.eps**2)
 
-    def _form_triangles(self, w: Array, tau: Array, shift: int) -> None:
-        """Below this rank's panels: T of their reflectors, which begin `shift` rows below the diagonal."""
-        n = self._n
-        for panel in self.plan.steps:
-            k = min(panel.stop, n - shift) - panel.start
-            if panel.owner == self._backend.rank and k > 0:
-                columns = w[:, panel.j_loc : panel.j_loc + k]
-                lapack.larft(columns[panel.start + shift : n], tau[panel.start : panel.start + k], columns[n : n + k])
-
     def _broadcast(self, a: Array, columns: range, owner: int, start: int) -> Array:
         """Some columns that are together, from a row on, from their owner."""
-        backend, shape = self._backend, (self._n - start, len(columns))
-        mine = np.empty(0, self._dtype)
-        if owner == backend.rank:
-            j = int(np.searchsorted(self._mine, columns.start))
-            mine = a[start:, j : j + len(columns)].ravel("F")
-        out = np.empty(shape[0] * shape[1], self._dtype)
-        counts = [out.size * (rank == owner) for rank in range(backend.size)]
-        if out.size:
-            backend.wait(backend.plain_channel.all_gather(mine, out, counts).done, "a panel of a bidiagonalization")
-        return out.reshape(shape, order="F")
+        j, shape = int(np.searchsorted(self._mine, columns.start)), (self._n - start, len(columns))
+        if not shape[0] * shape[1]:
+            return np.empty(shape, self._dtype, "F")
+        mine = a[start:, j : j + len(columns)]
+        return broadcast(self._backend, mine, shape, owner, "a panel of a bidiagonalization")
 
     def _exchanged(self, first: int, y: Array, s: Array, product: Array) -> tuple[Array, Array, Array]:
         """y and s of all columns from `first` on, and the sum of the products, in the order of ranks."""

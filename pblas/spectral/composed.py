@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from pblas import errors
-from pblas.core.checks import check_like_planned
-from pblas.core.planned import PlanHandle
-from pblas.factor import arguments
 from pblas.factor.choose import choose_qr
 from pblas.factor.qr_plan import TsqrPlan
 from pblas.factor.with_factor_plan import PanelReflectorsPlan, TreeReflectorsPlan
@@ -25,17 +22,13 @@ from pblas.simulation.hardware import Topology, Transport
 from pblas.simulation.phase import Phase, View
 from pblas.spectral.least_squares import pinv
 from pblas.spectral.norms import check_tolerance
+from pblas.spectral.planned import PlannedCall, Request
 from pblas.spectral.polar import PolarResult, check_side, polar
 from pblas.spectral.rsvd import RsvdResult, check_counts, rsvd
 from pblas.spectral.svd_plan import choose_svd
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import DTypeLike
-
-    from pblas.runtime.runtime import Runtime
-
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,76 +143,6 @@ class _Steps(NamedTuple):
         return ComposedPlan(*own, self.dtype, self.nprocs, self.transport)
 
 
-class PlannedCall(PlanHandle, Generic[ResultT]):
-    """A planned call of other operations: `execute(A)`. Made by `plan_polar`, `plan_rsvd` and `plan_pinv`."""
-
-    plan: ComposedPlan
-
-    def __init__(
-        self, noun: str, plan: ComposedPlan, dtype: np.dtype[Any], call: Callable[[DistMatrix], ResultT], runtime: Any
-    ) -> None:
-        self.noun, self.plan, self._dtype, self._call, self._runtime = noun, plan, dtype, call, runtime
-        self._is_closed = False
-
-    def execute(self, a: DistMatrix) -> ResultT:
-        """**Collective.** The call, of a matrix like the planned one.
-
-        Args:
-            a: A, with the descriptor and the dtype that were planned (global).
-
-        Returns:
-            The result of the planned call.
-
-        Raises:
-            as the planned call; ArgumentError for a plan made from a descriptor only.
-        """
-        runtime: Runtime | None = self._runtime
-        if runtime is None:
-            raise self._no_context_error("execute")
-        with runtime.call("execute"):
-            with runtime.local_step("execute"):
-                if self._is_closed:
-                    raise errors.ContextError(f"execute: the planned {self.noun} is closed")
-                check_like_planned("A", a, runtime, self._dtype, self.plan.a, exact=True)
-            runtime.agree("execute", {"plan": repr(self.plan), **a.signature()})
-            return self._call(a)
-
-    def close(self) -> None:
-        """Drop the plan (local)."""
-        self._is_closed = True
-
-
-@dataclass(frozen=True)
-class _Request(Generic[ResultT]):
-    """A call to be planned."""
-
-    noun: str
-    options: dict[str, Any]
-    check: Callable[[tuple[int, int]], None]
-    plan: Callable[[MatrixDescriptor, _Steps], ComposedPlan]
-    call: Callable[[DistMatrix], ResultT]
-
-    def planned(self, a: Any, dtype: object, nprocs: object) -> PlannedCall[ResultT]:
-        """**Collective** with a matrix. The plan, after checks of the arguments."""
-        opname = f"plan_{self.noun}"
-        if isinstance(a, MatrixDescriptor):
-            real, ranks, topology = arguments.of_descriptor(opname, a, dtype, nprocs)
-            self.check(a.shape)
-            steps = _Steps(real.name, ranks, topology, [])
-            return PlannedCall(self.noun, self.plan(a.without_lld, steps), real, self.call, None)
-        runtime = arguments.runtime_of(opname, a)
-        with runtime.call(opname):
-            with runtime.local_step(opname):
-                arguments.check_planned(opname, a, runtime, dtype, nprocs=nprocs)
-                if runtime.backend.gpus:
-                    text = "singular values on GPUs have no plan, since their steps depend on A"
-                    raise errors.BackendError(f"{opname}: {text}; call {self.noun}")
-                self.check(a.shape)
-            runtime.agree(opname, {**self.options, **a.signature()})
-            steps = _Steps(a.dtype.name, runtime.nprocs, runtime.topology, [])
-            return PlannedCall(self.noun, self.plan(a.desc.without_lld, steps), a.dtype, self.call, runtime)
-
-
 def plan_polar(
     a: DistMatrix | MatrixDescriptor,
     side: Literal["right", "left"] = "right",
@@ -245,7 +168,12 @@ def plan_polar(
     ['A = U1 diag(S) Vh', 'U := U1 Vh', 'P := Vh^H diag(S) Vh']
     """
 
-    def composed(a: MatrixDescriptor, steps: _Steps) -> ComposedPlan:
+    def check(_: MatrixDescriptor) -> dict[str, Any]:
+        check_side("plan_polar", side)
+        return {"side": side}
+
+    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **_: object) -> ComposedPlan:
+        steps = _Steps(dtype, nprocs, topology, [])
         u, vh = steps.decompose("A = U1 diag(S) Vh", a)
         k = a.n if side == "right" else a.m
         of_p, right = resized(a, (k, k)), side == "right"
@@ -254,13 +182,8 @@ def plan_polar(
         steps.multiply(text, *((vh.T, vh) if right else (u, u.T)), of_p)
         return steps.composed("A = U P" if right else "A = P U", a, "singular values give both factors", U=a, P=of_p)
 
-    return _Request(
-        "polar",
-        {"side": side},
-        lambda _: check_side("plan_polar", side),
-        composed,
-        lambda x: polar(x, side, algorithm="svd"),
-    ).planned(a, dtype, nprocs)
+    request = Request("polar", check, composed, partial(polar, algorithm="svd"))
+    return request.planned(PlannedCall[PolarResult], a, dtype, nprocs)
 
 
 def plan_rsvd(
@@ -294,9 +217,14 @@ def plan_rsvd(
     >>> plan.parts[0][0], plan.parts[-1][0], len(plan.parts)
     ('Y := A Omega', 'U := Q U1', 12)
     """
+    options: dict[str, Any] = {"k": k, "oversample": oversample, "power": power, "seed": seed}
 
-    def composed(a: MatrixDescriptor, steps: _Steps) -> ComposedPlan:
-        (m, n), l = a.shape, min(k + oversample, *a.shape)
+    def check(a: MatrixDescriptor) -> dict[str, Any]:
+        check_counts("plan_rsvd", a.shape, **options)
+        return options
+
+    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **_: object) -> ComposedPlan:
+        steps, (m, n), l = _Steps(dtype, nprocs, topology, []), a.shape, min(k + oversample, *a.shape)
         long, short, b = (resized(a, shape) for shape in ((m, l), (n, l), (l, n)))
         steps.multiply("Y := A Omega", a, short, long)
         steps.orthonormalize("Q of Y", long)
@@ -312,14 +240,7 @@ def plan_rsvd(
         why = f"products with {l} vectors, and {power} more of A^H and A"
         return steps.composed("A ~ U diag(S) Vh", a, why, U=of_u, Vh=vh.submatrix(0, k, 0, n))
 
-    options = {"k": k, "oversample": oversample, "power": power, "seed": seed}
-    return _Request(
-        "rsvd",
-        options,
-        lambda shape: check_counts("plan_rsvd", shape, **options),
-        composed,
-        lambda x: rsvd(x, k, oversample=oversample, power=power, seed=seed),
-    ).planned(a, dtype, nprocs)
+    return Request("rsvd", check, composed, rsvd).planned(PlannedCall[RsvdResult], a, dtype, nprocs)
 
 
 def plan_pinv(
@@ -347,16 +268,15 @@ def plan_pinv(
     (400, 4000)
     """
 
-    def composed(a: MatrixDescriptor, steps: _Steps) -> ComposedPlan:
+    def check(_: MatrixDescriptor) -> dict[str, Any]:
+        check_tolerance("plan_pinv", "rtol", rtol)
+        return {"rtol": rtol}
+
+    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **_: object) -> ComposedPlan:
+        steps = _Steps(dtype, nprocs, topology, [])
         u, vh = steps.decompose("A = U diag(S) Vh", a)
         x = resized(a, a.shape[::-1])
         steps.multiply("X := Vh^H diag(1/S) U^H", vh.T, u.T, x)
         return steps.composed("the pseudoinverse X", a, "singular values decide on the rank", X=x)
 
-    return _Request(
-        "pinv",
-        {"rtol": rtol},
-        lambda _: check_tolerance("plan_pinv", "rtol", rtol),
-        composed,
-        lambda x: pinv(x, rtol=rtol),
-    ).planned(a, dtype, nprocs)
+    return Request("pinv", check, composed, pinv).planned(PlannedCall[DistMatrix], a, dtype, nprocs)

@@ -18,6 +18,7 @@ import numpy as np
 
 from pblas.backends.cpu import lapack
 from pblas.backends.cpu.blas import gemm
+from pblas.core.operation import WithoutMemory
 from pblas.spectral import robust
 from pblas.spectral.secular import Deflated, Roots, corrected, deflated, vectors
 
@@ -41,12 +42,8 @@ class Tridiagonal(NamedTuple):
     z: Array
 
 
-class RunDivideAndConquer:
+class RunDivideAndConquer(WithoutMemory):
     """Runs divide and conquer of an EighPlan on one rank: Z := the wanted columns of S."""
-
-    peers_read = False
-    workspace_nbytes = 0
-    """All memory is freed when `run` returns (local)."""
 
     def __init__(self, plan: EighPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self.plan: EighPlan = plan
@@ -56,15 +53,6 @@ class RunDivideAndConquer:
         """Called with the done part of the work after each merge but the last; None for no calls (local)."""
         self.values: Array  # the wanted eigenvalues, ascending (global)
         self.info: int  # LAPACK's INFO of the first rank that has one (global)
-
-    def publish(self, x: Tridiagonal) -> bool:
-        """Nothing is published: vectors travel in messages."""
-        return False
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Nothing is staged."""
-        assert not scratch, "no array is published"
-        return False
 
     def run(self, x: Tridiagonal) -> None:
         """Z := S."""

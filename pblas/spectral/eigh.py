@@ -8,28 +8,25 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
 import numpy as np
 
 from pblas import errors
-from pblas.core.checks import check_like_planned, is_writeable
-from pblas.core.planned import PlanHandle
+from pblas.core.checks import is_writeable
 from pblas.factor import arguments
 from pblas.factor.with_factor import Reflectors, empty, multiplied, zeros
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.progress import Progress, ProgressTarget, StageReport
-from pblas.runtime.runtime import checked_flag, is_one_of
-from pblas.simulation.hardware import Topology
+from pblas.runtime.runtime import Runtime, checked_flag, is_one_of
+from pblas.simulation.hardware import Hardware, Topology
 from pblas.spectral.choose import EighAlgorithm, choose_eigh
 from pblas.spectral.generalized import Pencil, completed, pencil_of
-from pblas.spectral.steps import by_way_of_a_band, reduced, solved, solved_tridiagonal
+from pblas.spectral.planned import PlannedCall, Request
+from pblas.spectral.steps import Reduced, Reduction, TridiagonalVectors, by_way_of_a_band, solved, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from pblas.backends.dtypes import Array
-    from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Hardware
     from pblas.spectral.eigh_plan import EighPlan
-    from pblas.spectral.steps import Reduced
 
 
 class EighResult(NamedTuple):
@@ -227,13 +224,14 @@ def _in_stages(
     """**Collective.** The wanted eigenvalues, and their vectors, by way of a tridiagonal matrix."""
     n, runtime = a.desc.n, a.runtime
     # T := Q^H W Q
-    reduction = reduced(opname, plan, w, stage("reduce"))
+    reduction = taken(Reduction, opname, plan, w, stage("reduce"))
     first, last = options.wanted(n, lambda: _scaled(reduction.values(opname, runtime), reduction))
     if not options.vectors:
         return _scaled(reduction.values(opname, runtime)[first:last], reduction), None
     # S, w of T
     plan = options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology, last - first)
-    values, z = solved_tridiagonal(opname, plan, reduction, (first, last), a, stage("divide and conquer"))
+    t, progress = (reduction.d, reduction.e, (first, last)), stage("divide and conquer")
+    values, z = taken(TridiagonalVectors, opname, plan, a, progress, *t, new=plan.z)
     # Z := Q S
     if n > 1:
         below = z[1:]
@@ -404,43 +402,10 @@ def eigvalsh(
         return eigensystem(opname, a, options, reports.stage)[0]
 
 
-class PlannedEigh(PlanHandle):
+class PlannedEigh(PlannedCall[EighResult]):
     """Planned eigenvalues and eigenvectors: `execute(A)`. Made by `plan_eigh`."""
 
-    noun = "eigh"
     plan: EighPlan
-
-    def __init__(self, plan: EighPlan, options: Options, dtype: np.dtype[Any], runtime: Runtime | None) -> None:
-        self.plan, self._options, self._dtype, self._runtime = plan, options, dtype, runtime
-        self._is_closed = False
-
-    def execute(self, a: DistMatrix) -> EighResult:
-        """**Collective.** Eigenvalues and eigenvectors of a matrix like the planned one.
-
-        Args:
-            a: A, with the descriptor and the dtype that were planned (global).
-
-        Returns:
-            w and V, as of `eigh`.
-
-        Raises:
-            as `eigh`; ArgumentError for a plan made from a descriptor only.
-        """
-        runtime = self._runtime
-        if runtime is None:
-            raise self._no_context_error("execute")
-        with runtime.call("execute"), Progress("execute", runtime, target=False) as reports:
-            with runtime.local_step("execute"):
-                if self._is_closed:
-                    raise errors.ContextError(f"execute: the planned {self.noun} is closed")
-                check_like_planned("A", a, runtime, self._dtype, self.plan.a, exact=True)
-            values, v = eigensystem("execute", a, self._options, reports.stage)
-            assert v is not None, "with vectors"
-            return EighResult(values, v)
-
-    def close(self) -> None:
-        """Drop the plan (local)."""
-        self._is_closed = True
 
 
 def plan_eigh(
@@ -474,20 +439,19 @@ def plan_eigh(
     >>> plan_eigh(MatrixDescriptor.row_wise(4096, 4096, 4), dtype="float64").plan.members
     4
     """
-    opname = "plan_eigh"
 
-    def checked(desc: MatrixDescriptor) -> Options:
+    def check(desc: MatrixDescriptor) -> dict[str, Any]:
+        opname = "plan_eigh"
         arguments.check_square(opname, desc)
-        return Options.checked(opname, desc.n, lower, subset_by_index, None, vectors=True, algorithm=algorithm)
+        options = Options.checked(opname, desc.n, lower, subset_by_index, None, vectors=True, algorithm=algorithm)
+        return options._asdict()
 
-    if isinstance(a, MatrixDescriptor):
-        real, ranks, topology = arguments.of_descriptor(opname, a, dtype, nprocs, hardware)
-        options = checked(a)
-        return PlannedEigh(options.plan(a, real, ranks, topology), options, real, None)
-    runtime = arguments.runtime_of(opname, a)
-    with runtime.call(opname):
-        with runtime.local_step(opname):
-            arguments.check_planned(opname, a, runtime, dtype, nprocs=nprocs, hardware=hardware)
-            options = checked(a.desc)
-        runtime.agree(opname, {**options._asdict(), **a.signature()})
-        return PlannedEigh(options.plan(a.desc, a.dtype, runtime.nprocs, runtime.topology), options, a.dtype, runtime)
+    def plan(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **options: Any) -> EighPlan:
+        return Options(**options).plan(a, np.dtype(dtype), nprocs, topology)
+
+    def call(a: DistMatrix, **options: Any) -> EighResult:
+        values, v = eigensystem("execute", a, Options(**options))
+        assert v is not None, "with vectors"
+        return EighResult(values, v)
+
+    return Request("eigh", check, plan, call, on_gpus=True).planned(PlannedEigh, a, dtype, nprocs, hardware)

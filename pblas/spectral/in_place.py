@@ -53,7 +53,7 @@ def _reduced_on_one_rank(
     """
     runtime, (m, n) = a.runtime, a.shape
     w = redistributed(opname, a, MatrixDescriptor.column_wise(m, n, 1), uplo=uplo)
-    with runtime.local_step(opname):
+    with runtime.agreed_step(opname, "reduced"):
         if runtime.rank == 0:
             local = w.stored(opname)
             host = runtime.backend.reading(local)  # a copy of the memory of a GPU
@@ -61,7 +61,6 @@ def _reduced_on_one_rank(
                 reduce(host, *outputs)
             if host is not local:
                 runtime.backend.copy(host, local)
-    runtime.agree(f"{opname}: reduced", {})
     outputs = runtime.backend.broadcast_object(outputs, 0)
     redistributed(opname, w, out=a, uplo=uplo, is_temporary=True)
     return outputs

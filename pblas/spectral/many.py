@@ -25,7 +25,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.plans.base import StationaryPlan
 from pblas.redistribution.api import redistributed
 from pblas.redistribution.exchange import Exchange
-from pblas.runtime.runtime import fail_without_context, spelled
+from pblas.runtime.runtime import Runtime, fail_without_context, spelled
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import Phase, View
 from pblas.spectral.functions import inverse_root, not_positive
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
-    from pblas.runtime.runtime import Runtime
 
 ManyFunction = Literal["newton_schulz", "polar", "inverse_root"]
 _DIVIDED = 0.5
@@ -316,19 +315,17 @@ def _take_wave(
     failed: BaseException | None = None
     lanes: list[Any] = [nullcontext, *([] if arrays.traits.blocking else [arrays.on_second_lane])]
     try:
-        with backend.provisional:
-            with runtime.local_step(opname):
-                arrays.begin()
-                for k in owners:
-                    _copy(opname, arrays, matrices[k], *inward.allocate([k]))
-                for turn in wave:
-                    whole |= zip(turn.values(), outward.allocate(turn.values()), strict=True)
-                results = {k: _empty(matrices[k]) for k in owners}
-                mine = [matrices[k] for k, rank in owners.items() if rank == runtime.rank]
-                itemsize = max((x.dtype.itemsize for x in mine), default=1)
-                memory = [workspace(arrays, [x.shape for x in mine], itemsize) for _ in lanes[: len(mine)]]
-                arrays.synchronize()
-            runtime.agree(f"{opname}: copied", {})
+        with backend.provisional, runtime.agreed_step(opname, "copied"):
+            arrays.begin()
+            for k in owners:
+                _copy(opname, arrays, matrices[k], *inward.allocate([k]))
+            for turn in wave:
+                whole |= zip(turn.values(), outward.allocate(turn.values()), strict=True)
+            results = {k: _empty(matrices[k]) for k in owners}
+            mine = [matrices[k] for k, rank in owners.items() if rank == runtime.rank]
+            itemsize = max((x.dtype.itemsize for x in mine), default=1)
+            memory = [workspace(arrays, [x.shape for x in mine], itemsize) for _ in lanes[: len(mine)]]
+            arrays.synchronize()
         done, wrong, loads = dict[int, Any](), 0, [0] * len(lanes)
         for turn in wave:
             # X := the whole matrix, on its rank

@@ -9,7 +9,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.elementwise import elementwise
-from pblas.backends.dtypes import BFLOAT16, FLOAT16, FLOAT32, accumulator_dtype
+from pblas.backends.dtypes import BFLOAT16, FLOAT16, FLOAT32, Array, accumulator_dtype
 from pblas.core.checks import check_matrix, is_integer
 from pblas.epilogues import parse
 from pblas.factor import arguments
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array
 
 MUON = (3.4445, -4.7750, 2.0315)
 """Weights that bring singular values between 0.01 and 1 into about 0.7 to 1.2 in five steps."""

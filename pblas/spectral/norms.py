@@ -12,14 +12,13 @@ from pblas import errors
 from pblas.factor import arguments
 from pblas.factor.solvers import lu_factored
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import checked_flag, is_one_of
+from pblas.runtime.runtime import Runtime, checked_flag, is_one_of
 from pblas.spectral.eigh import Options, eigensystem
 from pblas.spectral.svd_steps import singular_system
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Real
     from pblas.matrices.operators import Ord
-    from pblas.runtime.runtime import Runtime
 
 
 def spectrum(opname: str, a: DistMatrix, *, hermitian: bool = False) -> Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pblas import errors
 from pblas.arrays.elementwise import elementwise
@@ -14,12 +14,9 @@ from pblas.matmul.api import pmatmul
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import redistributed
 from pblas.runtime.progress import Progress, ProgressTarget, StageReport
-from pblas.runtime.runtime import is_one_of
+from pblas.runtime.runtime import Runtime, is_one_of
 from pblas.spectral.svd_steps import finite_size, singular_system
 from pblas.spectral.unitary import unitary_factor
-
-if TYPE_CHECKING:
-    from pblas.runtime.runtime import Runtime
 
 PolarAlgorithm = Literal["auto", "newton", "qdwh", "svd"]
 """By one of the iterations of `qdwh`, or by singular values."""

@@ -103,11 +103,10 @@ def check_counts(opname: str, shape: tuple[int, int], k: Any, oversample: Any, p
 def _normal(opname: str, a: DistMatrix, shape: tuple[int, int], seed: int) -> DistMatrix:
     """**Collective.** A matrix of normal numbers that depend on their place and the seed only, on the grid of A."""
     x = empty(resized(a.desc, shape), a)
-    with a.runtime.local_step(opname):
+    with a.runtime.agreed_step(opname, "random vectors"):
         local = x.stored(opname)
         if local.size:
             a.runtime.backend.arrays.randomize(local, *global_indices(x.desc, a.runtime.rank), seed, normal=True)
-    a.runtime.agree(f"{opname}: random vectors", {})
     return x
 
 

@@ -44,10 +44,9 @@ class Reduced(NamedTuple):
         values, info = self.d.copy(), 0
         if runtime.backend.dry is not None:
             return values
-        with runtime.local_step(opname):
+        with runtime.agreed_step(opname, "eigenvalues"):
             if runtime.rank == 0:
                 info = lapack.sterf(values, self.e.copy())
-        runtime.agree(f"{opname}: eigenvalues", {})
         values, info = runtime.backend.broadcast_object((values, info), 0)
         if info:
             raise agreed(_not_converged(opname, info))
@@ -89,7 +88,7 @@ def _least_scale(real: np.dtype[Any]) -> float:
 def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) -> Array:
     """**Collective.** The eigenvalues of the lower triangle of W, by one routine on rank 0; W := V, or is lost."""
     runtime, values, info = w.runtime, np.zeros(0), 0
-    with runtime.local_step(opname):
+    with runtime.agreed_step(opname, "eigenvalues"):
         if runtime.rank == 0:
             arrays, a = runtime.backend.arrays, w.stored(opname)
             arrays.begin()
@@ -103,7 +102,6 @@ def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) ->
                 arrays.scale(factor, a)
             values, info = arrays.eigh(a, vectors=plan.vectors)
             values /= values.dtype.type(scale)
-    runtime.agree(f"{opname}: eigenvalues", {})
     values, info = runtime.backend.broadcast_object((values, info), 0)
     if info:
         raise agreed(_not_converged(opname, info))
@@ -113,33 +111,50 @@ def solved(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) ->
 
 
 @dataclass(frozen=True, eq=False)
-class _Step(Operation[ResultT]):
-    """A step with the plan of the call, which is chosen before."""
+class Step(Operation[ResultT]):
+    """A step with the plan of the call, which is chosen before, and which reports its progress."""
 
     keeps_workspace: ClassVar[bool] = True  # none
 
-    chosen: EighPlan
+    chosen: Any
     dtype: np.dtype[Any]
-
-    def plan(self, nprocs: int, topology: Topology) -> EighPlan:
-        return replace(self.chosen, transport=topology.transport(nprocs))
-
-
-class Reduction(_Step[Reduced]):
-    """W := V and T of the reflectors that make A tridiagonal."""
-
-    noun: ClassVar[str] = "reduction"
 
     @property
     def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
         return self.chosen.w, self.dtype
 
+    def plan(self, nprocs: int, topology: Topology) -> Any:
+        return replace(self.chosen, transport=topology.transport(nprocs))
+
+    def arrays(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[ResultT], result: DistMatrix) -> Any:
+        executor.progress = bound.local[0]
+        return result.stored(opname)
+
+
+def taken(
+    kind: type[Step[ResultT]],
+    opname: str,
+    plan: Any,
+    w: DistMatrix,
+    progress: StageReport,
+    *others: object,
+    new: MatrixDescriptor | None = None,
+) -> ResultT:
+    """**Collective.** The result of a step with other objects: in W, or in a new matrix of its dtype."""
+    form, out, local = (plan, w.dtype), w if new is None else None, (progress, *others)
+    result = step(opname, w.runtime, lambda: Bound(kind, form, {}, {}, out, new=new, local=local))
+    if progress is not None:
+        progress(1.0)
+    return result
+
+
+class Reduction(Step[Reduced]):
+    """W := V and T of the reflectors that make A tridiagonal: T = Q^H W Q."""
+
+    noun: ClassVar[str] = "reduction"
+
     def executor(self, plan: EighPlan, backend: HostRanks) -> RunTridiagonalization:
         return RunTridiagonalization(plan, backend, self.dtype)
-
-    def arrays(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Reduced], result: DistMatrix) -> Array:
-        executor.progress = bound.local
-        return result.stored(opname)
 
     def finish(
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Reduced], result: DistMatrix
@@ -155,21 +170,13 @@ class Reduction(_Step[Reduced]):
         return Reduced(executor.d, executor.e, executor.scale)
 
 
-class BandReduction(_Step["Band | None"]):
+class BandReduction(Step["Band | None"]):
     """The band of A, and T of the band, on every rank with columns of W."""
 
     noun: ClassVar[str] = "reduction to a band"
 
-    @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
-        return self.chosen.w, self.dtype
-
     def executor(self, plan: EighPlan, backend: HostRanks) -> RunBandReduction:
         return RunBandReduction(plan, backend, self.dtype)
-
-    def arrays(self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: DistMatrix) -> Array:
-        executor.progress = bound.local
-        return result.stored(opname)
 
     def finish(
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[Any], result: DistMatrix
@@ -194,19 +201,18 @@ def by_way_of_a_band(
     `wanted` gives their numbers (start, stop), by a function that returns all eigenvalues if they are needed.
     """
     runtime, n = w.runtime, plan.a.n
-    band = step(opname, runtime, lambda: Bound(BandReduction, (plan, w.dtype), {}, {}, w, local=stage("reduce")))
+    band = taken(BandReduction, opname, plan, w, stage("reduce"))
     stages = runtime.backend.arrays.band_stages(plan.bandwidth)
 
     def solved(what: str, compute: Callable[[Band], tuple[Array, int]]) -> Array:
         """**Collective.** All eigenvalues, of which GPUs have equal bits."""
         values, info = np.zeros(0, w.dtype).real, 0
-        with runtime.local_step(opname):
+        with runtime.agreed_step(opname, what):
             if band is not None:
                 runtime.backend.arrays.begin()
                 values, info = compute(band)
                 stages.release()
                 values = values / values.dtype.type(band.scale)
-        runtime.agree(f"{opname}: {what}", {})
         sums = runtime.backend.gather(zlib.crc32(values.tobytes()))[: plan.members]
         if len(set(sums)) > 1:
             raise agreed(errors.BackendError(f"{opname}: GPUs computed different bits; use GPUs of one model"))
@@ -236,15 +242,7 @@ def by_way_of_a_band(
     return values[first:last], z
 
 
-def reduced(opname: str, plan: EighPlan, w: DistMatrix, progress: StageReport) -> Reduced:
-    """**Collective.** T = Q^H W Q of the Hermitian matrix in W; the reflectors of Q take its place."""
-    result = step(opname, w.runtime, lambda: Bound(Reduction, (plan, w.dtype), {}, {}, w, local=progress))
-    if progress is not None:
-        progress(1.0)
-    return result
-
-
-class TridiagonalVectors(_Step[tuple["Array", DistMatrix]]):
+class TridiagonalVectors(Step[tuple["Array", DistMatrix]]):
     """Z := the wanted eigenvectors of T."""
 
     noun: ClassVar[str] = "divide and conquer"
@@ -272,14 +270,3 @@ class TridiagonalVectors(_Step[tuple["Array", DistMatrix]]):
         if executor.info:
             raise agreed(_not_converged(opname, executor.info))
         return executor.values, result
-
-
-def solved_tridiagonal(
-    opname: str, plan: EighPlan, t: Reduced, wanted: tuple[int, int], like: DistMatrix, progress: StageReport
-) -> tuple[Array, DistMatrix]:
-    """**Collective.** The wanted eigenvalues of T, and a new matrix of their vectors, of the dtype of `like`."""
-    form, local = (plan, like.dtype), (progress, t.d, t.e, wanted)
-    result = step(opname, like.runtime, lambda: Bound(TridiagonalVectors, form, {}, {}, None, new=plan.z, local=local))
-    if progress is not None:
-        progress(1.0)
-    return result

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from pblas import errors
-from pblas.core.checks import check_like_planned
-from pblas.core.planned import PlanHandle
 from pblas.factor import arguments
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.progress import Progress, ProgressTarget
-from pblas.runtime.runtime import checked_flag, is_one_of
+from pblas.runtime.runtime import Runtime, checked_flag, is_one_of
+from pblas.simulation.hardware import Topology
 from pblas.spectral.choose import EighAlgorithm
-from pblas.spectral.svd_plan import SvdAlgorithm, choose_svd
-from pblas.spectral.svd_steps import singular_system
+from pblas.spectral.planned import PlannedCall, Request
+from pblas.spectral.svd_plan import SvdAlgorithm, SvdPlan, choose_svd
+from pblas.spectral.svd_steps import SingularSystem, singular_system
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from pblas.backends.dtypes import Array
-    from pblas.runtime.runtime import Runtime
-    from pblas.spectral.svd_plan import SvdPlan
-    from pblas.spectral.svd_steps import SingularSystem
 
 
 class SvdResult(NamedTuple):
@@ -145,42 +140,10 @@ def svdvals(a: DistMatrix, *, algorithm: SvdAlgorithm = "auto", progress: Progre
         return singular_system(opname, a, vectors=False, algorithm=algorithm, stage=reports.stage).s
 
 
-class PlannedSvd(PlanHandle):
+class PlannedSvd(PlannedCall[SvdResult]):
     """Planned singular values and vectors: `execute(A)`. Made by `plan_svd`."""
 
-    noun = "svd"
     plan: SvdPlan
-
-    def __init__(self, plan: SvdPlan, dtype: np.dtype[Any], options: dict[str, Any], runtime: Runtime | None) -> None:
-        self.plan, self._dtype, self._options, self._runtime = plan, dtype, options, runtime
-        self._is_closed = False
-
-    def execute(self, a: DistMatrix) -> SvdResult:
-        """**Collective.** Singular values and vectors of a matrix like the planned one.
-
-        Args:
-            a: A, with the descriptor and the dtype that were planned (global).
-
-        Returns:
-            U, S and Vh, as of `svd`.
-
-        Raises:
-            as `svd`; ArgumentError for a plan made from a descriptor only.
-        """
-        runtime = self._runtime
-        if runtime is None:
-            raise self._no_context_error("execute")
-        with runtime.call("execute"):
-            with runtime.local_step("execute"):
-                if self._is_closed:
-                    raise errors.ContextError(f"execute: the planned {self.noun} is closed")
-                check_like_planned("A", a, runtime, self._dtype, self.plan.a, exact=True)
-            runtime.agree("execute", {**self._options, **a.signature()})
-            return SvdResult.of(singular_system("execute", a, **self._options))
-
-    def close(self) -> None:
-        """Drop the plan (local)."""
-        self._is_closed = True
 
 
 def plan_svd(
@@ -209,27 +172,18 @@ def plan_svd(
     >>> plan_svd(MatrixDescriptor.row_wise(100000, 256, 4), dtype="float64").plan.factor.name
     'TsqrPlan'
     """
-    opname = "plan_svd"
 
-    def checked() -> dict[str, Any]:
-        _check_algorithm(opname, algorithm)
-        return {"full": checked_flag(opname, "full_matrices", full_matrices), "algorithm": algorithm}
+    def check(_: MatrixDescriptor) -> dict[str, Any]:
+        _check_algorithm("plan_svd", algorithm)
+        full = checked_flag("plan_svd", "full_matrices", full_matrices)
+        return {"full_matrices": full, "algorithm": algorithm}
 
-    if isinstance(a, MatrixDescriptor):
-        real, ranks, topology = arguments.of_descriptor(opname, a, dtype, nprocs)
-        options = checked()
-        plan = choose_svd(a, real.name, ranks, topology.transport(ranks), **options)
-        return PlannedSvd(plan, real, options, None)
-    runtime = arguments.runtime_of(opname, a)
-    with runtime.call(opname):
-        with runtime.local_step(opname):
-            arguments.check_planned(opname, a, runtime, dtype, nprocs=nprocs)
-            if runtime.backend.gpus:
-                raise errors.BackendError(
-                    f"{opname}: singular values on GPUs have no plan, since their steps depend on A; call svd"
-                )
-            options = checked()
-        asked = {"full_matrices": options["full"], "algorithm": options["algorithm"]}
-        runtime.agree(opname, {**asked, **a.signature()})
-        plan = choose_svd(a.desc, a.dtype.name, runtime.nprocs, runtime.transport, **options)
-        return PlannedSvd(plan, a.dtype, options, runtime)
+    def plan(
+        a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, *, full_matrices: bool, **options: Any
+    ) -> SvdPlan:
+        return choose_svd(a, dtype, nprocs, topology.transport(nprocs), full=full_matrices, **options)
+
+    def call(a: DistMatrix, *, full_matrices: bool, **options: Any) -> SvdResult:
+        return SvdResult.of(singular_system("execute", a, full=full_matrices, **options))
+
+    return Request("svd", check, plan, call).planned(PlannedSvd, a, dtype, nprocs)

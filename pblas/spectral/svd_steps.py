@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,9 +11,8 @@ from pblas import errors
 from pblas.arrays.elementwise import elementwise
 from pblas.backends.cpu import lapack
 from pblas.backends.local_step import agreed
-from pblas.core.call import step
 from pblas.core.linalg_errors import ConvergenceError
-from pblas.core.operation import Bound, Operation
+from pblas.core.operation import Bound
 from pblas.factor.qr import factored
 from pblas.factor.qr_matrices import qr
 from pblas.factor.with_factor import Reflectors, empty, identity, multiplied, range_scale, zeros
@@ -26,6 +24,7 @@ from pblas.runtime.progress import StageReport
 from pblas.spectral.bidiagonalization_run import Reflected, RunBidiagonalization
 from pblas.spectral.choose import takes_doubled
 from pblas.spectral.eigh import Options, eigensystem
+from pblas.spectral.steps import Step, taken
 from pblas.spectral.svd_plan import SvdAlgorithm, SvdPlan, choose_svd, placements
 from pblas.spectral.unitary import unitary_factor
 
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.factor.qr_factor import QrFactor
     from pblas.runtime.runtime import Runtime
-    from pblas.simulation.hardware import Topology
 
 
 class Bidiagonal(NamedTuple):
@@ -44,22 +42,10 @@ class Bidiagonal(NamedTuple):
     e: Array
 
 
-@dataclass(frozen=True, eq=False)
-class Bidiagonalization(Operation[Bidiagonal]):
+class Bidiagonalization(Step[Bidiagonal]):
     """W := V and T of the reflectors of Q with B = Q^H W P, and those of P in another matrix."""
 
     noun: ClassVar[str] = "reduction"
-    keeps_workspace: ClassVar[bool] = True  # none
-
-    chosen: SvdPlan
-    dtype: np.dtype[Any]
-
-    @property
-    def result(self) -> tuple[MatrixDescriptor, np.dtype[Any]]:
-        return self.chosen.w, self.dtype
-
-    def plan(self, nprocs: int, topology: Topology) -> SvdPlan:
-        return replace(self.chosen, transport=topology.transport(nprocs))
 
     def executor(self, plan: SvdPlan, backend: HostRanks) -> RunBidiagonalization:
         return RunBidiagonalization(plan, backend, self.dtype)
@@ -131,11 +117,7 @@ def singular_system(
     redistributed(opname, square, out=w[: plan.order], is_temporary=square is not a)
     right = empty(plan.w, a) if vectors else None
     # B := Q^H W P
-    progress = stage("reduce")
-    form, local = (plan, a.dtype), (progress, right)
-    b = step(opname, runtime, lambda: Bound(Bidiagonalization, form, {}, {}, w, local=local))
-    if progress is not None:
-        progress(1.0)
+    b = taken(Bidiagonalization, opname, plan, w, stage("reduce"), right)
     # s, Ub, Vb of B
     values, ub = _solved(opname, plan, b, w)
     values = values / values.dtype.type(scale)
@@ -193,14 +175,13 @@ def _solved(opname: str, plan: SvdPlan, b: Bidiagonal, w: DistMatrix) -> tuple[A
     ub = empty(plan.single, w) if plan.vectors else None
     if runtime.backend.dry is not None:
         return values, ub
-    with runtime.local_step(opname):
+    with runtime.agreed_step(opname, "vectors of a bidiagonal matrix"):
         if runtime.rank == 0:
             with runtime.backend.all_threads(n**3):
                 pair = None if ub is None else np.empty((n, 2 * n), values.dtype, "F")
                 info = lapack.bdsdc(values, b.e.copy(), None if pair is None else (pair[:, :n], pair[:, n:]))
             if ub is not None:
                 ub.stored(opname)[...] = pair
-    runtime.agree(f"{opname}: vectors of a bidiagonal matrix", {})
     values, info = runtime.backend.broadcast_object((values, info), 0)
     if info:
         text = f"{opname}: LAPACK did not find all singular values of a bidiagonal matrix, INFO={info}; scale A"
@@ -220,9 +201,8 @@ def _back_transformed(
         below = zv[1:]
         multiplied(opname, Reflectors(right[1:, : n - 1]), below, out=below)
     runtime.end_reading(opname)
-    with runtime.local_step(opname):
+    with runtime.agreed_step(opname, "signs"):
         lapack.fix_signs(zv.stored(opname), z.stored(opname))
-    runtime.agree(f"{opname}: signs", {})
     if progress is not None:
         progress(1.0)
     return z, zv

@@ -23,11 +23,12 @@ import numpy as np
 
 from pblas.backends.cpu import lapack
 from pblas.backends.cpu.blas import prepared_gemv
+from pblas.core.operation import WithoutMemory
 from pblas.factor.with_factor import range_scale
 from pblas.matrices.scatter_gather import global_indices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from pblas.backends.device import Device
     from pblas.backends.dtypes import Array
@@ -52,12 +53,26 @@ def largest(arrays: Device, a: Array) -> float:
     return float(np.abs(extremes).max())
 
 
-class RunTridiagonalization:
-    """Runs the reduction of an EighPlan on one rank: W := V and T of its reflectors."""
+def broadcast(backend: HostRanks, columns: Array, shape: tuple[int, int], owner: int, what: str) -> Array:
+    """**Collective.** A copy of columns of a shape that one rank has; `what` they are is for messages."""
+    nelements = shape[0] * shape[1]
+    out, counts = np.empty(nelements, columns.dtype), [nelements * (rank == owner) for rank in range(backend.size)]
+    mine = columns.ravel("F") if backend.rank == owner else np.empty(0, columns.dtype)
+    backend.wait(backend.plain_channel.all_gather(mine, out, counts).done, what)
+    return out.reshape(shape, order="F")
 
-    peers_read = False
-    workspace_nbytes = 0
-    """All memory is freed when `run` returns (local)."""
+
+def form_triangles(steps: Sequence[Panel], rank: int, n: int, w: Array, tau: Array, shift: int) -> None:
+    """Below each panel of a rank: T of its reflectors, H H ... = I - V T V^H, that begin `shift` below the diagonal."""
+    for panel in steps:
+        k = min(panel.stop, n - shift) - panel.start
+        if panel.owner == rank and k > 0:
+            columns = w[:, panel.j_loc : panel.j_loc + k]
+            lapack.larft(columns[panel.start + shift : n], tau[panel.start : panel.start + k], columns[n : n + k])
+
+
+class RunTridiagonalization(WithoutMemory):
+    """Runs the reduction of an EighPlan on one rank: W := V and T of its reflectors."""
 
     def __init__(self, plan: EighPlan, backend: HostRanks, dtype: np.dtype[Any]) -> None:
         self.plan: EighPlan = plan
@@ -70,16 +85,6 @@ class RunTridiagonalization:
         self.d: Array  # the diagonal of T (global)
         self.e: Array  # the diagonal below that of T (global)
         self.scale: float  # the power of 2 by which A was multiplied; NaN if A is not finite, and not reduced (global)
-
-    def publish(self, w: Array) -> bool:
-        """Nothing is published: columns and products travel in messages."""
-        assert w.shape == self.plan.w.local_shape(self._backend.rank), "W is as planned"
-        return False
-
-    def prepare(self, *, scratch: bool) -> bool:
-        """Nothing is staged."""
-        assert not scratch, "no array is published"
-        return False
 
     def run(self, w: Array) -> None:
         """Reduce W."""
@@ -104,7 +109,7 @@ class RunTridiagonalization:
                 else:
                     lapack.sytrd(a, self.d, self.e, tau)
         if self.plan.vectors:
-            self._form_triangles(w, tau)
+            form_triangles(self.plan.steps, self._backend.rank, self._n, w, tau, 1)
         # Hosts of different processors may differ in the last bits: the numbers of rank 0 are those of all ranks
         self.d, self.e = self._backend.broadcast_object((self.d, self.e), 0)
 
@@ -152,7 +157,9 @@ class RunTridiagonalization:
         u = np.zeros((n, 2 * self.plan.w.nb), self._dtype, "F")
         swap = np.arange(u.shape[1]) ^ 1
         for panel in steps:
-            columns = self._broadcast_panel(panel, a)
+            shape = n - panel.start, panel.width
+            mine = a[panel.start :, panel.j_loc : panel.j_loc + panel.width]
+            columns = broadcast(self._backend, mine, shape, panel.owner, "a panel of a tridiagonalization")
             for i, j in enumerate(range(panel.start, panel.stop)):
                 before, first = u[j + 1 :, : 2 * i], j + 1
                 # a := A[j:, j] - V W[j]^H - W V[j]^H
@@ -180,27 +187,6 @@ class RunTridiagonalization:
             symv.update(panel.stop, u[:, : 2 * panel.width], swap[: 2 * panel.width])
             if self.progress is not None and panel is not steps[-1]:
                 self.progress(1 - (1 - panel.stop / n) ** 3)
-
-    def _broadcast_panel(self, panel: Panel, a: Array) -> Array:
-        """Rows panel.start.. of a panel, from its owner."""
-        backend, shape = self._backend, (self._n - panel.start, panel.width)
-        mine = np.empty(0, self._dtype)
-        if panel.owner == backend.rank:
-            mine = a[panel.start :, panel.j_loc : panel.j_loc + panel.width].ravel("F")
-        out = np.empty(shape[0] * shape[1], self._dtype)
-        counts = [out.size * (rank == panel.owner) for rank in range(backend.size)]
-        backend.wait(backend.plain_channel.all_gather(mine, out, counts).done, "a panel of a tridiagonalization")
-        return out.reshape(shape, order="F")
-
-    def _form_triangles(self, w: Array, tau: Array) -> None:
-        """Below this rank's panels: T of their reflectors, H H ... = I - V T V^H."""
-        n = self._n
-        for panel in self.plan.steps:
-            k = min(panel.stop, n - 1) - panel.start
-            if panel.owner == self._backend.rank and k > 0:
-                columns = w[:, panel.j_loc : panel.j_loc + k]
-                v, t = columns[panel.start + 1 : n], columns[n : n + k]
-                lapack.larft(v, tau[panel.start : panel.start + k], t)
 
 
 class _Symv:

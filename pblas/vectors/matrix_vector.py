@@ -12,10 +12,10 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.arrays.reduction_run import PreparedReduction, combined
-from pblas.collectives.api import Exchange, Exchanging, GpuExchange, add_up, stage
+from pblas.collectives.api import Exchange, GpuExchange, add_up, stage
 from pblas.core.call import call as perform
 from pblas.core.checks import check_matrix, check_not_conjugated, checked_letter, checked_trans
-from pblas.core.operation import Bound, Operation
+from pblas.core.operation import Bound, Operation, WithoutMemory
 from pblas.core.options import MatrixOrArray, Trans
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.matrices.matrix import DistMatrix
@@ -405,7 +405,7 @@ class MatrixVector(Operation[Any]):
         return result.T if isinstance(result, DistMatrix) and self.target and self.target.is_row else result
 
 
-class RunMatrixVector(Exchanging):
+class RunMatrixVector(WithoutMemory):
     """The executor of a product of a matrix with a vector: one exchange of vectors, one of partial results."""
 
     def __init__(self, plan: MatrixVectorPlan, backend: HostRanks, operation: MatrixVector) -> None:

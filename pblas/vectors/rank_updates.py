@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from pblas import errors
-from pblas.collectives.api import Exchanging
 from pblas.core.call import call
 from pblas.core.checks import check_not_conjugated, check_writable, checked_letter
-from pblas.core.operation import Bound, Operation
+from pblas.core.operation import Bound, Operation, WithoutMemory
 from pblas.layouts.triangle import Part
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_scalar, name_of
@@ -233,7 +232,7 @@ class RankUpdate(Operation[DistMatrix]):
         return _Operands(runtime, opname, vectors, result.stored(opname), bound.scalars["alpha"])
 
 
-class RunRankUpdate(Exchanging):
+class RunRankUpdate(WithoutMemory):
     """The executor of an update: one exchange of the vectors."""
 
     def __init__(self, plan: LocalPlan, backend: HostRanks, operation: RankUpdate) -> None:
