@@ -10,7 +10,9 @@ from pblas.arrays.reductions import diagonal, norm, reduction, trace
 from pblas.arrays.selection import assign, select
 from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import product_with_array
+from pblas.matrices.files import save
 from pblas.matrices.operators import Operations, Operators
+from pblas.matrices.plotting import plot
 from pblas.redistribution.api import redistribute
 
 if TYPE_CHECKING:
@@ -40,5 +42,7 @@ Operators.register(
         trace=trace,
         diagonal=diagonal,
         norm=norm,
+        save=save,
+        plot=plot,
     )
 )

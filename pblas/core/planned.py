@@ -13,7 +13,6 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.plans.base import Plan
 from pblas.runtime.kept_plans import Kept
 from pblas.runtime.runtime import Runtime, spelled
-from pblas.trace import Paths, Trace, Tracing
 
 if TYPE_CHECKING:
     import os
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from pblas.backends.device import Device
     from pblas.layouts.descriptor import MatrixDescriptor
     from pblas.simulation.hardware import Topology
+    from pblas.trace import Paths, Trace
 
 _EARLY_NBYTES = 1 << 20
 """Most bytes of a new result that is allocated before the agreement of its call. That agreement frees the memory that
@@ -77,6 +77,8 @@ class PlanHandle:
         Raises:
             as `execute` and `Context.trace`.
         """
+        from pblas.trace import Tracing
+
         if self._runtime is None:
             raise self._no_context_error("trace")
         inspect.signature(self.execute).bind(*arguments, **options)  # a TypeError belongs to this rank alone

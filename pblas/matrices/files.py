@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
+from pblas.backends import log
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, Array, Dtype
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.matrices import complete_files, hdf5, matrix_market, zarr_folders
-from pblas.matrices.complete_files import Header, Part, begin, reading
+from pblas.matrices.complete_files import Header, Part, begin, checked_path, reading
 from pblas.matrices.scatter_gather import global_indices, holds_first_copy
+from pblas.runtime.progress import Progress, ProgressTarget
+from pblas.runtime.runtime import checked_dtype, checked_flag
 
 if TYPE_CHECKING:
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.matrices.matrix import DistMatrix
 
 _HDF5 = (".h5", ".hdf5")
 _RAW = ".bin"
@@ -109,6 +113,44 @@ def read_part(part: Part, backend: HostRanks) -> None:
         _read_boxes(part, backend)
     if part.report is not None and not part.local.size:
         part.report(1.0)
+
+
+def save(a: DistMatrix, path: Any, dataset: str | None, overwrite: object, progress: ProgressTarget) -> None:
+    """**Collective.** Write a matrix to a file; see `DistMatrix.save`."""
+    runtime, temporary, source = a.runtime, "", a
+    with runtime.local_step("save"):
+        path = checked_path("save", path)
+        form = format_of("save", path)
+        if form == "hdf5":
+            checked_dtype("save as HDF5", a.dtype)
+        if form == "zarr":
+            zarr_folders.check_dtype(a.dtype)
+        dataset = checked_dataset("save", path, dataset)
+        overwrite = checked_flag("save", "overwrite", overwrite)
+    runtime.agree("save", {"path": path, "dataset": dataset, "overwrite": overwrite, **a.signature()})
+    if runtime.backend.dry is not None:
+        runtime.backend.dry.keep_header(path, Header(a.shape, a.dtype, a.desc.order, 0, dataset or ""))
+        return
+    if form == "zarr" and zarr_folders.layout(a.desc) is not a.desc:
+        source = a.redistribute(zarr_folders.layout(a.desc))
+    made: tuple[str, Header] | None = None
+    try:
+        with runtime.agreed_step("save: create the file"):
+            if runtime.rank == 0:
+                made = create(path, dataset, source.desc, a.dtype, overwrite=overwrite)
+                temporary = made[0]
+        name, header = runtime.backend.broadcast_object(made, 0)
+        with Progress("save", runtime, progress) as reports, runtime.agreed_step("save: write the parts"):
+            local = source.stored("save")
+            part = Part(name, header, source.desc, runtime.rank, local, reports.stage("write"))
+            write_part(part, runtime.backend, conj=source.conjugated)
+        with runtime.agreed_step("save: finish"):
+            if runtime.rank == 0:
+                finish(temporary, path, header)
+        if runtime.rank == 0:
+            log.write(log.INFO, 0, "save: %s is written, %r", path, a)
+    finally:
+        discard(temporary)
 
 
 def create(

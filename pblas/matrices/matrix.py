@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, overload
 import numpy as np
 
 from pblas import errors
-from pblas.backends import log
-from pblas.matrices import files, indexing, zarr_folders
+from pblas.matrices import indexing
 from pblas.matrices import scatter_gather as transfer
-from pblas.matrices.complete_files import Header, Part, checked_path, write
 from pblas.matrices.operators import Operators
 from pblas.runtime.calls import collective
-from pblas.runtime.progress import Progress, ProgressTarget
-from pblas.runtime.runtime import Runtime, check_root, checked_dtype, checked_flag, name_of, shared_descriptor
+from pblas.runtime.progress import ProgressTarget
+from pblas.runtime.runtime import Runtime, check_root, checked_dtype, name_of, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Vector
@@ -319,44 +317,7 @@ class DistMatrix(Operators):
             FileFormatError: the file cannot be written, it has a dataset of this name and `overwrite` is False, or the
                 name is that of a folder, a device or a pipe.
         """
-        runtime, temporary, source = self.runtime, "", self
-        with runtime.local_step("save"):
-            path = checked_path("save", path)
-            form = files.format_of("save", path)
-            if form == "hdf5":
-                checked_dtype("save as HDF5", self.dtype)
-            if form == "zarr":
-                zarr_folders.check_dtype(self.dtype)
-            dataset = files.checked_dataset("save", path, dataset)
-            overwrite = checked_flag("save", "overwrite", overwrite)
-        runtime.agree("save", {"path": path, "dataset": dataset, "overwrite": overwrite, **self.signature()})
-        if runtime.backend.dry is not None:
-            runtime.backend.dry.keep_header(path, Header(self.shape, self.dtype, self.desc.order, 0, dataset or ""))
-            return
-        if form == "zarr" and zarr_folders.layout(self.desc) is not self.desc:
-            source = self.redistribute(zarr_folders.layout(self.desc))
-        made: tuple[str, Header] | None = None
-        try:
-            with runtime.local_step("save: create the file"):
-                if runtime.rank == 0:
-                    made = files.create(path, dataset, source.desc, self.dtype, overwrite=overwrite)
-                    temporary = made[0]
-            runtime.agree("save: create the file", {})
-            name, header = runtime.backend.broadcast_object(made, 0)
-            with Progress("save", runtime, progress) as reports:
-                with runtime.local_step("save: write the parts"):
-                    local = source.stored("save")
-                    part = Part(name, header, source.desc, runtime.rank, local, reports.stage("write"))
-                    files.write_part(part, runtime.backend, conj=source.conjugated)
-                runtime.agree("save: write the parts", {})
-            with runtime.local_step("save: finish"):
-                if runtime.rank == 0:
-                    files.finish(temporary, path, header)
-            runtime.agree("save: finish", {})
-            if runtime.rank == 0:
-                log.write(log.INFO, 0, "save: %s is written, %r", path, self)
-        finally:
-            files.discard(temporary)
+        self._operations.save(self, path, dataset, overwrite, progress)
 
     @collective
     def plot(self, path: str | os.PathLike[str], *, spy: bool = False) -> None:
@@ -372,25 +333,7 @@ class DistMatrix(Operators):
             BackendError: Matplotlib is not installed.
             FileFormatError: the file cannot be written.
         """
-        from pblas.matrices import plotting
-
-        runtime = self.runtime
-        with runtime.local_step("plot"):
-            path = checked_path("plot", path)
-            plotting.check(path)
-            spy = checked_flag("plot", "spy", spy)
-            if not self.size:
-                raise errors.ArgumentError(f"plot: the matrix is {self.shape[0]} x {self.shape[1]}; nothing to draw")
-            part = runtime.backend.reading(self.computed("plot"))
-            sums = plotting.cell_sums(part, self.desc, runtime.rank, spy=spy)
-        runtime.agree("plot", {"path": path, "spy": spy, **self.signature()})
-        parts = runtime.backend.gather(sums)
-        with runtime.local_step("plot: write the file"):
-            if runtime.rank == 0:
-                form = path.rpartition(".")[2]
-                title = f"{self.shape[0]} x {self.shape[1]} {self.dtype.name}"
-                write(path, plotting.picture(np.sum(parts, axis=0), self.shape, title, form, spy=spy))
-        runtime.agree("plot: write the file", {})
+        self._operations.plot(self, path, spy)
 
     def signature(self) -> dict[str, object]:
         """The properties that must be equal on all ranks, for agreements."""

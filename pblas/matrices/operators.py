@@ -43,6 +43,8 @@ class Operations(NamedTuple):
     trace: Callable[..., Any]
     diagonal: Callable[..., Any]
     norm: Callable[..., object]
+    save: Callable[..., None]
+    plot: Callable[..., None]
 
 
 def _ndim(x: Any) -> int | None:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pblas.errors import ArgumentError, BackendError
+from pblas.errors import ArgumentError
+from pblas.matrices.complete_files import checked_path, write
 from pblas.matrices.scatter_gather import global_indices, holds_first_copy
+from pblas.plans.drawing import check
+from pblas.runtime.runtime import checked_flag
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.matrices.matrix import DistMatrix
 
 _MOST = 128  # cells of a picture in each direction
 _INCHES = 5.0
-_FORMATS = (".png", ".svg", ".pdf")
 
 
-def check(path: str) -> None:
-    """Raise an error unless a picture can be drawn into this file."""
-    if Path(path).suffix not in _FORMATS:
-        raise ArgumentError(f"plot: the path must end in {', '.join(_FORMATS)}, got {path!r}")
-    if find_spec("matplotlib") is None:
-        raise BackendError("plot: pictures need Matplotlib, which is not installed; pip install matplotlib")
+def plot(a: DistMatrix, path: object, spy: object) -> None:
+    """**Collective.** Draw a matrix into a file; see `DistMatrix.plot`."""
+    runtime = a.runtime
+    with runtime.local_step("plot"):
+        path = checked_path("plot", path)
+        check(path)
+        spy = checked_flag("plot", "spy", spy)
+        if not a.size:
+            raise ArgumentError(f"plot: the matrix is {a.shape[0]} x {a.shape[1]}; nothing to draw")
+        sums = cell_sums(runtime.backend.reading(a.computed("plot")), a.desc, runtime.rank, spy=spy)
+    runtime.agree("plot", {"path": path, "spy": spy, **a.signature()})
+    parts = runtime.backend.gather(sums)
+    with runtime.agreed_step("plot: write the file"):
+        if runtime.rank == 0:
+            title = f"{a.shape[0]} x {a.shape[1]} {a.dtype.name}"
+            write(path, picture(np.sum(parts, axis=0), a.shape, title, path.rpartition(".")[2], spy=spy))
 
 
 def bounds(size: int) -> Array:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pblas.backends.dtypes import index_at
+from pblas.backends.dtypes import Array, Dtype, Index, Order, Places, index_at
 from pblas.errors import WorkspaceError
 from pblas.layouts.descriptor import MatrixDescriptor
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype, Index, Order, Places
     from pblas.backends.host_ranks import HostRanks, Location
     from pblas.backends.transport import Transfer
     from pblas.runtime.runtime import Runtime

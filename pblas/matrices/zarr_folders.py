@@ -18,14 +18,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.dtypes import BFLOAT16, FLOAT8
+from pblas.backends.dtypes import BFLOAT16, FLOAT8, Dtype
 from pblas.errors import BackendError, DTypeError, FileFormatError
 from pblas.layouts import Grid, MatrixDescriptor
 from pblas.matrices.complete_files import Header, Part
 from pblas.matrices.hdf5 import read_panels
 
 if TYPE_CHECKING:
-    from pblas.backends.dtypes import Dtype
     from pblas.layouts.split import Split
 
 _MOST, _FEWEST = 1024, 64  # rows and columns of a chunk that are cut out of a longer block

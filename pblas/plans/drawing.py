@@ -27,12 +27,17 @@ class Bars(NamedTuple):
     workspace: int  # of any rank, at most
 
 
-def draw(path: str | os.PathLike[str], label: str, bars: Bars) -> None:
-    """Draw the bytes of a plan into a file; see `Plan.plot`."""
+def check(path: object) -> None:
+    """Raise an error unless a picture can be drawn into this file."""
     if not isinstance(path, str | Path) or Path(path).suffix not in _FORMATS:
         raise ArgumentError(f"plot: the path must end in {', '.join(_FORMATS)}, got {path!r}")
     if find_spec("matplotlib") is None:
         raise BackendError("plot: pictures need Matplotlib, which is not installed; pip install matplotlib")
+
+
+def draw(path: str | os.PathLike[str], label: str, bars: Bars) -> None:
+    """Draw the bytes of a plan into a file; see `Plan.plot`."""
+    check(path)
     from matplotlib.figure import Figure
 
     names = [str(rank) for rank in bars.ranks]
