@@ -23,13 +23,12 @@ from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.cpu.threads import BlasThreads
 from pblas.backends.cpu_backend import LOCATION_NBYTES, CpuBackend
 from pblas.backends.device import Device
-from pblas.backends.shared_windows import Arena
+from pblas.backends.shared_windows import Arena, Block
 from pblas.backends.stand_in import StandIn, Values
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Order, Places
     from pblas.backends.host_ranks import Location
-    from pblas.backends.shared_windows import Block
 
 _PAGES = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000)
 

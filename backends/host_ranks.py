@@ -20,13 +20,12 @@ from pblas.backends.allocator import Blocks, Provisional, call_site
 from pblas.backends.cpu.arrays import HostArrays
 from pblas.backends.cpu.lapack import factored_bits
 from pblas.backends.cpu.threads import BlasThreads, quota, requested, share, usable_cores
-from pblas.backends.dtypes import BYTE
+from pblas.backends.dtypes import BYTE, Array, Dtype, Order, Places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, Dtype, Order, Places
     from pblas.backends.local_step import AgreedError
     from pblas.backends.push_engine import Engine
     from pblas.backends.shared_workspace import WorkspaceSlot

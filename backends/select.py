@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pblas import errors
 from pblas.backends import log
 from pblas.backends.agreement import rendezvous
-from pblas.backends.gpu_info import INSTALL
+from pblas.backends.gpu_info import INSTALL, Diagnostics
 from pblas.backends.local_step import LocalStep
 from pblas.backends.settings import DRY_RUN, TIMEOUT, Movement, Name, checked_name
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from torch.distributed import ProcessGroup
 
-    from pblas.backends.gpu_info import Diagnostics
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transport
 

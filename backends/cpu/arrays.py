@@ -16,13 +16,12 @@ from pblas.backends.device import Axis, Device, Mark, Programs, Traits, Uplo
 from pblas.backends.dtypes import Array, Dtype, Order, accumulator_dtype
 from pblas.backends.pieces import PieceProducts, PieceSizes
 from pblas.backends.push_engine import EXACT, GemmModes
-from pblas.epilogues import parse
+from pblas.epilogues import Epilogue, Node, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pblas.backends.traced import Kind
-    from pblas.epilogues import Epilogue, Node
 
 _HERE = nullcontext()
 _QUOTIENT = parse("x / s")

@@ -13,12 +13,11 @@ from pblas.backends.cuda.pointwise import FACTOR, NOT_ZERO
 from pblas.backends.cuda.strided_copy import StridedRegion, copied
 from pblas.backends.device import Axis
 from pblas.backends.dtypes import FLOAT32, Array, Dtype, GpuArray, accumulator_dtype
-from pblas.epilogues import parse
+from pblas.epilogues import Epilogue, Node, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pblas.epilogues import Epilogue, Node
 
 _PRODUCTS = {False: parse("x * y"), True: parse("conj(x) * y", parts=True)}
 """The terms of an inner product, by whether the left ones are conjugated."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import cupy
 import numpy as np
 
-from pblas.backends.cpu.exact_sums import is_squared, numbers_of, parts_of
+from pblas.backends.cpu.exact_sums import Kind, is_squared, numbers_of, parts_of
 from pblas.backends.cuda import transfer
 from pblas.backends.cuda.kernels import WordArguments
 from pblas.backends.cuda.programs import Program
@@ -17,7 +17,6 @@ from pblas.backends.cuda.reductions import multiprocessors
 from pblas.backends.engine_limits import BIN_RANGES, bins_of
 
 if TYPE_CHECKING:
-    from pblas.backends.cpu.exact_sums import Kind
     from pblas.backends.dtypes import Array, GpuArray
 
 _KINDS = "sum", "abs_sum", "squares", "dot"

@@ -17,14 +17,13 @@ from pblas.backends.cuda import streams, transfer
 from pblas.backends.cuda.kernels import WordArguments
 from pblas.backends.cuda.pointwise import functions, type_name
 from pblas.backends.cuda.programs import Program
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.dtypes import Array, Dtype, GpuArray, accumulator_dtype
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pblas.backends.cuda.strided_copy import StridedRegion
     from pblas.backends.device import Axis
-    from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 KINDS = ("sum", "abs_sum", "squares", "max", "min", "abs_max")
 _COMBINING = {"sum": "sum", "abs_sum": "sum", "squares": "sum", "max": "max", "min": "min", "abs_max": "max"}

@@ -24,7 +24,7 @@ from pblas.backends.cuda.cublaslt import GemmAlgorithm, Product
 from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.cuda.gemm_problem import ALIGNMENT, Problem
 from pblas.backends.cuda.strided_copy import StridedRegion
-from pblas.backends.dtypes import accumulator_dtype
+from pblas.backends.dtypes import Array, Dtype, GpuArray, accumulator_dtype
 from pblas.backends.engine_limits import padded, pieces_nbytes
 from pblas.backends.pieces import PieceProducts, PieceSizes, TreeSum
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pblas.backends.cuda.kernels import Stream
-    from pblas.backends.dtypes import Array, Dtype, GpuArray
 
 _ORDER = 4096  # rows and columns of the product whose best algorithm stands for the GPU
 _DEEPEST = 4096  # elements of K in a test

@@ -12,7 +12,7 @@ from pblas.backends.allocator import NoBlocks, call_site
 from pblas.backends.cuda.base import GpuBackend
 from pblas.backends.cuda.channel import DeviceChannel
 from pblas.backends.cuda.transfer import new_array
-from pblas.backends.host_ranks import HostScratch
+from pblas.backends.host_ranks import HostScratch, Location
 from pblas.backends.nvshmem.collective_launch import CollectiveLaunch
 from pblas.backends.nvshmem.heap import Heap, Tables, shared_by_hosts
 from pblas.backends.nvshmem.hopper.gemm import TreeGemm
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from pblas.backends.dtypes import Array, Dtype, Order
-    from pblas.backends.host_ranks import Location
     from pblas.backends.local_step import AgreedError
     from pblas.backends.transport import Transport
 

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from pblas.backends.cpu.reductions import precedes
-from pblas.backends.dtypes import dtype_of_name
+from pblas.backends.dtypes import Array, Dtype, Index, dtype_of_name
 from pblas.backends.engine_limits import bins_of
 from pblas.matrices.scatter_gather import index_of
 
 if TYPE_CHECKING:
     from pblas.arrays.reduction_plan import ReductionPlan
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, Dtype, Index
     from pblas.layouts.split import Split
 
 _FLOAT64 = np.dtype(np.float64)

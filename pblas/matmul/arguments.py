@@ -24,13 +24,12 @@ from pblas.runtime.runtime import (
     checked_reproducible,
     shared_descriptor,
 )
-from pblas.simulation.hardware import Topology
+from pblas.simulation.hardware import Hardware, Topology
 from pblas.simulation.hardware_file import find_hardware
 
 if TYPE_CHECKING:
     from pblas.matmul.product_plan import ProductPlan
     from pblas.runtime.measured import Measured
-    from pblas.simulation.hardware import Hardware
 
 
 class ProductOptions(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, gemm_runs
-from pblas.matmul.one_dimensional_plan import ReduceStep
+from pblas.matmul.one_dimensional_plan import GemmReduceScatter, ReduceStep
 from pblas.plans.partition import receiver
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.backends.transport import Transfer
-    from pblas.matmul.one_dimensional_plan import GemmReduceScatter
 
     Columns = Callable[[int, int, int, int], Array]
 

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from pblas import errors
-from pblas.backends.dtypes import FLOAT8
+from pblas.backends.dtypes import FLOAT8, Array, Dtype, ProductDtypes
 from pblas.backends.push_engine import GemmModes, is_array
 from pblas.core.checks import check_not_conjugated
 from pblas.core.operation import Bound, Executor, Operation
@@ -37,7 +37,6 @@ from pblas.runtime.runtime import Runtime, spelled
 
 if TYPE_CHECKING:
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array, Dtype, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
     from pblas.matmul.push.base_run import Pushed

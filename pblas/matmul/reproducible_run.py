@@ -14,25 +14,22 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pblas.backends.dtypes import dtype_of_name
+from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes, dtype_of_name
 from pblas.backends.pieces import PieceProducts, PieceSizes, TreeSum
 from pblas.matmul.allgather_gemm_run import RunAllGatherGemm
 from pblas.matmul.local_gemm_run import IndexRuns, Operands, Orders, RunLocalGemm, RunScaling, gemm_runs
 from pblas.matmul.one_dimensional_plan import AllGatherGemm
 from pblas.matmul.summa_partials import Partials
 from pblas.matmul.summa_run import RunSummaA, RunSummaC
-from pblas.redistribution.packing import ADD, COPY
-from pblas.redistribution.transfer import own_memory
+from pblas.redistribution.packing import ADD, COPY, Put
+from pblas.redistribution.transfer import Movement, own_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pblas.backends.dtypes import Array, Dtype, Order, ProductDtypes
     from pblas.backends.host_ranks import HostRanks
     from pblas.matmul.product_plan import ProductPlan
     from pblas.matmul.summa_plan import Summa, SummaA, SummaC
-    from pblas.redistribution.packing import Put
-    from pblas.redistribution.transfer import Movement
 
 
 class RunReproducibleScaling(RunScaling):

@@ -9,7 +9,7 @@ from pblas.layouts.messages import receives, sends
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.matmul.summa_plan import Summa, placed
-from pblas.redistribution.packing import ADD, COPY, Scaling
+from pblas.redistribution.packing import ADD, COPY, Put, Scaling
 from pblas.redistribution.transfer import Buffers, Movement, SourceMatrix, own_memory
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pblas.backends.transport import Transfer
     from pblas.matmul.local_gemm_run import Operands
     from pblas.matmul.triangle import Triangle
-    from pblas.redistribution.packing import Put
 
 TAG_PART, TAG_READY, TAG_FREE, TAG_SUM = 1023, 1024, 1025, 1026
 

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pblas import errors
 from pblas.backends.agreement import CHECKSUM
-from pblas.backends.dtypes import STORED
-from pblas.runtime.runtime import name_of
-
-if TYPE_CHECKING:
-    from pblas.backends.dtypes import Array, Dtype
-    from pblas.runtime.runtime import Runtime
+from pblas.backends.dtypes import STORED, Array, Dtype
+from pblas.runtime.runtime import Runtime, name_of
 
 COMPARED_NBYTES = 16 << 10
 """Bytes of an array that all ranks compare without Context(debug=True): 4 us for their checksum, at 4 GB/s."""

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pblas.backends.device import Staircase
+from pblas.backends.device import Device, Staircase
 from pblas.layouts.triangle import Part, flipped, rectangles
 from pblas.matrices.scatter_gather import global_indices, index_of
 
 if TYPE_CHECKING:
-    from pblas.backends.device import Device
     from pblas.backends.dtypes import Array, Dtype, Index
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor

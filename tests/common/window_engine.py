@@ -21,15 +21,13 @@ from pblas.backends.allocator import ALIGNMENT, call_site
 from pblas.backends.cpu import blas
 from pblas.backends.cpu.pointwise import evaluate_into
 from pblas.backends.cpu_backend import CpuBackend
-from pblas.backends.dtypes import accumulator_dtype
-from pblas.backends.push_engine import EXACT, Output
+from pblas.backends.dtypes import Array, accumulator_dtype
+from pblas.backends.push_engine import EXACT, Engine, Finish, GemmModes, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-    from pblas.backends.dtypes import Array
     from pblas.backends.host_ranks import HostRanks
-    from pblas.backends.push_engine import Engine, Finish, GemmModes
     from pblas.backends.shared_windows import Arena, Block
     from pblas.backends.transport import Transport
 
