@@ -172,7 +172,7 @@ def plan_polar(
         check_side("plan_polar", side)
         return {"side": side}
 
-    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **_: object) -> ComposedPlan:
+    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **__: object) -> ComposedPlan:
         steps = _Steps(dtype, nprocs, topology, [])
         u, vh = steps.decompose("A = U1 diag(S) Vh", a)
         k = a.n if side == "right" else a.m
@@ -223,7 +223,7 @@ def plan_rsvd(
         check_counts("plan_rsvd", a.shape, **options)
         return options
 
-    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **_: object) -> ComposedPlan:
+    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **__: object) -> ComposedPlan:
         steps, (m, n), l = _Steps(dtype, nprocs, topology, []), a.shape, min(k + oversample, *a.shape)
         long, short, b = (resized(a, shape) for shape in ((m, l), (n, l), (l, n)))
         steps.multiply("Y := A Omega", a, short, long)
@@ -272,7 +272,7 @@ def plan_pinv(
         check_tolerance("plan_pinv", "rtol", rtol)
         return {"rtol": rtol}
 
-    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **_: object) -> ComposedPlan:
+    def composed(a: MatrixDescriptor, dtype: str, nprocs: int, topology: Topology, **__: object) -> ComposedPlan:
         steps = _Steps(dtype, nprocs, topology, [])
         u, vh = steps.decompose("A = U diag(S) Vh", a)
         x = resized(a, a.shape[::-1])

@@ -45,8 +45,9 @@ class Request(Generic[ResultT]):
         opname = f"plan_{self.noun}"
         if isinstance(a, MatrixDescriptor):
             real, ranks, topology = arguments.of_descriptor(opname, a, dtype, nprocs, hardware)
-            options = self.check(a)
-            return kind(self, options, self.plan(a.without_lld, real.name, ranks, topology, **options), real, None)
+            options, desc = self.check(a), a.without_lld
+            plan = self.plan(desc, real.name, ranks, topology, **options)
+            return kind(self, options, plan, desc, real, None)
         runtime = arguments.runtime_of(opname, a)
         with runtime.call(opname):
             with runtime.local_step(opname):
@@ -56,23 +57,27 @@ class Request(Generic[ResultT]):
                     raise errors.BackendError(f"{opname}: {text}; call {self.noun}")
                 options = self.check(a.desc)
             runtime.agree(opname, {**options, **a.signature()})
-            plan = self.plan(a.desc.without_lld, a.dtype.name, runtime.nprocs, runtime.topology, **options)
-            return kind(self, options, plan, a.dtype, runtime)
+            desc = a.desc.without_lld
+            plan = self.plan(desc, a.dtype.name, runtime.nprocs, runtime.topology, **options)
+            return kind(self, options, plan, desc, a.dtype, runtime)
 
 
 class PlannedCall(PlanHandle, Generic[ResultT]):
     """A planned call of one matrix: `execute(A)`. Made by `plan_polar`, `plan_rsvd` and `plan_pinv`."""
+
+    plan: Plan
 
     def __init__(
         self,
         request: Request[ResultT],
         options: dict[str, Any],
         plan: Plan,
+        desc: MatrixDescriptor,
         dtype: np.dtype[Any],
         runtime: Runtime | None,
     ) -> None:
-        self.noun, self.plan, self._dtype, self._runtime = request.noun, plan, dtype, runtime
-        self._call, self._options, self._is_closed = request.call, options, False
+        self.noun, self.plan, self._runtime, self._is_closed = request.noun, plan, runtime, False
+        self._desc, self._dtype, self._call, self._options = desc, dtype, request.call, options
 
     def execute(self, a: DistMatrix) -> ResultT:
         """**Collective.** The call, of a matrix like the planned one.
@@ -93,7 +98,7 @@ class PlannedCall(PlanHandle, Generic[ResultT]):
             with runtime.local_step("execute"):
                 if self._is_closed:
                     raise errors.ContextError(f"execute: the planned {self.noun} is closed")
-                check_like_planned("A", a, runtime, self._dtype, self.plan.a, exact=True)
+                check_like_planned("A", a, runtime, self._dtype, self._desc, exact=True)
             runtime.agree("execute", {"planned": self.noun, **self._options, **a.signature()})
             return self._call(a, **self._options)
 
