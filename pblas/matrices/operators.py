@@ -6,7 +6,7 @@ Each one calls an operation, which stands in a package above this one; `pblas/_o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, overload
 
 import numpy as np
 
@@ -53,6 +53,20 @@ def _ndim(x: Any) -> int | None:
         return getattr(x, "ndim", None)
     except Exception:  # noqa: BLE001 - a property of another library
         return None
+
+
+OperatorsT = TypeVar("OperatorsT", bound="Operators")
+
+
+def _operator(expression: str, *, in_place: bool = False) -> Callable[[OperatorsT, object], OperatorsT]:
+    """The operator of an expression of the matrix x and the other operand y; `in_place`: x receives the result."""
+
+    def operator(self: OperatorsT, other: object) -> OperatorsT:
+        return self._combined(expression, self if in_place else None, x=self, y=other)
+
+    out = ", out=self" * in_place
+    operator.__doc__ = f'**Collective.** `pblas.elementwise("{expression}", x=self, y=other{out})`.'
+    return operator
 
 
 class Operators:
@@ -142,102 +156,31 @@ class Operators:
 
     # Comparisons give matrices of ones and zeros. All ranks call them, as all operators.
 
-    def __lt__(self, other: object) -> Self:
-        return self._combined("where(x < y, 1, 0)", x=self, y=other)
-
-    def __le__(self, other: object) -> Self:
-        return self._combined("where(x <= y, 1, 0)", x=self, y=other)
-
-    def __gt__(self, other: object) -> Self:
-        return self._combined("where(x > y, 1, 0)", x=self, y=other)
-
-    def __ge__(self, other: object) -> Self:
-        return self._combined("where(x >= y, 1, 0)", x=self, y=other)
-
-    def __eq__(self, other: object) -> Self:  # type: ignore[override]  # as in NumPy
-        return self._combined("where(x == y, 1, 0)", x=self, y=other)
-
-    def __ne__(self, other: object) -> Self:  # type: ignore[override]
-        return self._combined("where(x != y, 1, 0)", x=self, y=other)
-
+    __lt__ = _operator("where(x < y, 1, 0)")
+    __le__ = _operator("where(x <= y, 1, 0)")
+    __gt__ = _operator("where(x > y, 1, 0)")
+    __ge__ = _operator("where(x >= y, 1, 0)")
+    __eq__ = _operator("where(x == y, 1, 0)")  # type: ignore[assignment]  # as in NumPy
+    __ne__ = _operator("where(x != y, 1, 0)")  # type: ignore[assignment]
     __hash__ = object.__hash__
 
-    def __and__(self, other: object) -> Self:
-        return self._combined(AND, x=self, y=other)
+    __and__, __or__ = _operator(AND), _operator(OR)
+    __add__, __radd__, __iadd__ = _operator("x + y"), _operator("y + x"), _operator("x + y", in_place=True)
+    __sub__, __rsub__, __isub__ = _operator("x - y"), _operator("y - x"), _operator("x - y", in_place=True)
+    __mul__, __rmul__, __imul__ = _operator("x * y"), _operator("y * x"), _operator("x * y", in_place=True)
+    __truediv__, __rtruediv__, __itruediv__ = _operator("x / y"), _operator("y / x"), _operator("x / y", in_place=True)
+    __floordiv__, __rfloordiv__ = _operator("x // y"), _operator("y // x")
+    __ifloordiv__ = _operator("x // y", in_place=True)
+    __mod__, __rmod__, __imod__ = _operator("x % y"), _operator("y % x"), _operator("x % y", in_place=True)
+    __rpow__, __ipow__ = _operator("y ** x"), _operator("x ** y", in_place=True)
 
-    def __or__(self, other: object) -> Self:
-        return self._combined(OR, x=self, y=other)
+    def __pow__(self, other: object) -> Self:
+        if type(other) in (int, float) and other == 2:
+            return self._combined("x ** 2", x=self)
+        return self._combined("x ** y", x=self, y=other)
 
     def __invert__(self) -> Self:
         return self._combined(NOT, x=self)
-
-    def __add__(self, other: object) -> Self:
-        """**Collective.** `pblas.elementwise("x + y", x=self, y=other)`; other operators have other expressions."""
-        return self._combined("x + y", x=self, y=other)
-
-    def __radd__(self, other: object) -> Self:
-        return self._combined("y + x", x=self, y=other)
-
-    def __iadd__(self, other: object) -> Self:
-        return self._combined("x + y", self, x=self, y=other)
-
-    def __sub__(self, other: object) -> Self:
-        return self._combined("x - y", x=self, y=other)
-
-    def __rsub__(self, other: object) -> Self:
-        return self._combined("y - x", x=self, y=other)
-
-    def __isub__(self, other: object) -> Self:
-        return self._combined("x - y", self, x=self, y=other)
-
-    def __mul__(self, other: object) -> Self:
-        return self._combined("x * y", x=self, y=other)
-
-    def __rmul__(self, other: object) -> Self:
-        return self._combined("y * x", x=self, y=other)
-
-    def __imul__(self, other: object) -> Self:
-        return self._combined("x * y", self, x=self, y=other)
-
-    def __truediv__(self, other: object) -> Self:
-        return self._combined("x / y", x=self, y=other)
-
-    def __rtruediv__(self, other: object) -> Self:
-        return self._combined("y / x", x=self, y=other)
-
-    def __itruediv__(self, other: object) -> Self:
-        return self._combined("x / y", self, x=self, y=other)
-
-    def __floordiv__(self, other: object) -> Self:
-        return self._combined("x // y", x=self, y=other)
-
-    def __rfloordiv__(self, other: object) -> Self:
-        return self._combined("y // x", x=self, y=other)
-
-    def __ifloordiv__(self, other: object) -> Self:
-        return self._combined("x // y", self, x=self, y=other)
-
-    def __mod__(self, other: object) -> Self:
-        return self._combined("x % y", x=self, y=other)
-
-    def __rmod__(self, other: object) -> Self:
-        return self._combined("y % x", x=self, y=other)
-
-    def __imod__(self, other: object) -> Self:
-        return self._combined("x % y", self, x=self, y=other)
-
-    def __pow__(self, other: object) -> Self:
-        return (
-            self._combined("x ** 2", x=self)
-            if type(other) in (int, float) and other == 2
-            else self._combined("x ** y", x=self, y=other)
-        )
-
-    def __rpow__(self, other: object) -> Self:
-        return self._combined("y ** x", x=self, y=other)
-
-    def __ipow__(self, other: object) -> Self:
-        return self._combined("x ** y", self, x=self, y=other)
 
     def __neg__(self) -> Self:
         return self._combined("-x", x=self)
