@@ -12,7 +12,6 @@ from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import product_with_array
 from pblas.matrices.files import save
 from pblas.matrices.operators import Operations, Operators
-from pblas.matrices.plotting import plot
 from pblas.redistribution.api import redistribute
 
 if TYPE_CHECKING:
@@ -25,6 +24,13 @@ def namespace(a: DistMatrix, api_version: str | None) -> Namespace:
     from pblas.arrays.namespace import Namespace
 
     return Namespace.of(a, api_version)
+
+
+def plot(a: DistMatrix, path: object, spy: object) -> None:
+    """**Collective.** Draw a matrix, by a module that few programs load; see `DistMatrix.plot`."""
+    from pblas.matrices import plotting
+
+    plotting.plot(a, path, spy)
 
 
 Operators.register(
