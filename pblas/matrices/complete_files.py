@@ -9,11 +9,12 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from pblas.errors import ArgumentError, FileFormatError
+from pblas.errors import ArgumentError, BackendError, FileFormatError
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype
@@ -64,6 +65,14 @@ def checked_path(opname: str, path: object) -> str:
             f"{opname}: path must be text that the file system can store, got {path!r}: {caught}"
         ) from None
     return text
+
+
+def library(name: str, what: str) -> Any:
+    """A module that files of a format need."""
+    try:
+        return import_module(name)
+    except ImportError as caught:
+        raise BackendError(f"{what} need {name}: {caught}; pip install {name}, or use a .npy file") from None
 
 
 @contextmanager

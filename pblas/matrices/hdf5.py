@@ -10,36 +10,24 @@ Source: HDF5 reference manual, H5Pset_alloc_time, H5Dget_offset; h5py, "Low-Leve
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from pblas.backends.dtypes import BFLOAT16, Dtype
-from pblas.errors import BackendError, FileFormatError
-from pblas.matrices.complete_files import Header, Part, reading
+from pblas.errors import FileFormatError
+from pblas.matrices.complete_files import Header, Part, library, reading
 from pblas.matrices.scatter_gather import global_indices
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULT = "data"  # the name of a saved dataset, unless the caller gives one
 _PANEL_NBYTES = 16 << 20  # memory for the rows that are read at a time, unless one chunk is larger
 _SHOWN = 5  # names of datasets in a message
 
 
-def library() -> Any:
-    """The module h5py."""
-    try:
-        return import_module("h5py")
-    except ImportError as caught:
-        raise BackendError(f".h5 files need h5py: {caught}; pip install h5py, or use a .npy file") from None
-
-
 def read_header(path: str | os.PathLike[str], dataset: str | None) -> Header:
     """The shape, dtype and place of a matrix in an HDF5 file."""
-    h5py = library()
+    h5py = library("h5py", ".h5 files")
     with reading(path) as raw:
         try:
             with h5py.File(path, "r", locking="best-effort") as file:
@@ -67,7 +55,7 @@ def read_part(part: Part) -> None:
     """Copy the elements that the rank owns of a dataset in chunks, or of another type: its header has no offset."""
     if not part.local.size:
         return
-    h5py = library()
+    h5py = library("h5py", ".h5 files")
     try:
         with h5py.File(part.path, "r", locking="best-effort") as file:
             read_panels(file[part.header.dataset], part)
@@ -96,7 +84,7 @@ def write_header(
     path: str, temporary: str, dataset: str, shape: tuple[int, int], dtype: Dtype, *, overwrite: bool
 ) -> Header:
     """Add a dataset, whose elements are not written, to a copy of the file at `path`, or to an empty file."""
-    h5py = library()
+    h5py = library("h5py", ".h5 files")
     is_new = Path(temporary).stat().st_size == 0
     if not is_new:
         _check_format(h5py, path, temporary)
@@ -121,7 +109,7 @@ def write_header(
 
 def check_is_new(path: str, dataset: str | None) -> None:
     """Refuse an existing file to which a dataset of this name cannot be added."""
-    h5py = library()
+    h5py = library("h5py", ".h5 files")
     with reading(path):
         _check_format(h5py, path, path)
         with h5py.File(path, "r", locking="best-effort") as file:

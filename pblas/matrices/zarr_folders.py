@@ -14,14 +14,13 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pblas.backends.dtypes import BFLOAT16, FLOAT8, Dtype
-from pblas.errors import BackendError, DTypeError, FileFormatError
+from pblas.errors import DTypeError, FileFormatError
 from pblas.layouts import Grid, MatrixDescriptor
-from pblas.matrices.complete_files import Header, Part
+from pblas.matrices.complete_files import Header, Part, library
 from pblas.matrices.hdf5 import read_panels
 
 if TYPE_CHECKING:
@@ -29,14 +28,6 @@ if TYPE_CHECKING:
 
 _MOST, _FEWEST = 1024, 64  # rows and columns of a chunk that are cut out of a longer block
 _SHOWN = 5  # names of arrays in a message
-
-
-def library() -> Any:
-    """The module zarr."""
-    try:
-        return import_module("zarr")
-    except ImportError as caught:
-        raise BackendError(f".zarr folders need zarr: {caught}; pip install zarr, or use a .npy file") from None
 
 
 def check_dtype(dtype: Dtype) -> None:
@@ -49,7 +40,7 @@ def check_dtype(dtype: Dtype) -> None:
 
 def read_header(path: str | os.PathLike[str], name: str | None) -> Header:
     """The shape and dtype of an array in a folder."""
-    zarr = library()
+    zarr = library("zarr", ".zarr folders")
     if not Path(path).exists():
         raise FileFormatError(f"{path}: cannot be read: there is no such folder")
     with _translated(path, "not a folder of zarr"):
@@ -68,7 +59,7 @@ def read_header(path: str | os.PathLike[str], name: str | None) -> Header:
 
 def read_part(part: Part) -> None:
     """Copy the elements that the rank owns."""
-    zarr = library()
+    zarr = library("zarr", ".zarr folders")
     if part.local.size:
         with _translated(part.path, "cannot be read"):
             array = zarr.open_array(os.fspath(part.path), mode="r", path=part.header.dataset.strip("/"))
@@ -104,7 +95,7 @@ def _side(split: Split) -> int | None:
 
 def create(path: str, name: str | None, desc: MatrixDescriptor, dtype: Dtype, *, overwrite: bool) -> tuple[str, Header]:
     """Create an array without elements under a temporary name beside `path`."""
-    zarr = library()
+    zarr = library("zarr", ".zarr folders")
     check_is_new(path, name, overwrite=overwrite)
     root = Path(os.path.realpath(path))
     temporary = str(root.with_name(f".{root.name[:48]}.{secrets.token_hex(8)}.part"))
@@ -122,7 +113,7 @@ def create(path: str, name: str | None, desc: MatrixDescriptor, dtype: Dtype, *,
 
 def check_is_new(path: str, name: str | None, *, overwrite: bool = False) -> None:
     """Refuse a place where there is something else than an array of this name that may be replaced."""
-    zarr = library()
+    zarr = library("zarr", ".zarr folders")
     root = Path(os.path.realpath(path))
     target = root / (name or "").strip("/")
     if not root.parent.is_dir():
@@ -171,7 +162,7 @@ def write_part(part: Part) -> None:
     path, header, desc, rank, local, report = part
     assert header.is_folder, "made by `create`"
     with _translated(path, "cannot be written"):
-        array = library().open_array(path, mode="r+")
+        array = library("zarr", ".zarr folders").open_array(path, mode="r+")
         (rows, columns), done = desc.global_ranges(rank), 0
         for first, last in rows:
             step = _side(desc.rows) or 1
@@ -188,7 +179,7 @@ def write_part(part: Part) -> None:
 
 def finish(temporary: str, path: str, header: Header) -> None:
     """Give the complete array its name; an old one is removed then."""
-    zarr, root = library(), Path(os.path.realpath(path))
+    zarr, root = library("zarr", ".zarr folders"), Path(os.path.realpath(path))
     name = header.dataset.strip("/")
     target, old = root / name, Path(f"{temporary}.old")
     with _translated(path, "cannot be written"):

@@ -47,8 +47,7 @@ class ScalesCall(TiedCall):
     def _scales(self, name: str) -> TiedVector:
         """The elements of an array that belong to sub(A) (local)."""
         axis = _AXES[name]
-        count = self["N"] if axis else self._values.get("M", self["N"])
-        return TiedVector.of(self._grids["A"], self._entries["A"], axis, 0, self["JA" if axis else "IA"], count)
+        return self._tied("A", axis, self["N"] if axis else self._values.get("M", self["N"]))
 
     def _is_written(self, name: str) -> bool:
         return True
@@ -165,13 +164,13 @@ class RefinedCall(PivotedCall):
     @property
     def _of_x(self) -> TiedVector:
         """The elements of FERR and BERR (local)."""
-        return TiedVector.of(self._grids["X"], self._entries["X"], 1, 0, self["JX"], self["NRHS"])
+        return self._tied("X", 1, self["NRHS"])
 
     def _is_written(self, name: str) -> bool:
         return name != "IPIV"
 
     def _pivots(self) -> TiedVector:
-        return TiedVector.of(self._grids["AF"], self._entries["AF"], 0, 0, self["IAF"], self["N"])
+        return self._tied("AF", 0, self["N"])
 
     def refine(self, equations: Equations) -> tuple[Array, Array]:
         """**Collective.** Refine sub(X), and write FERR and BERR."""

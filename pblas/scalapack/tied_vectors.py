@@ -109,6 +109,11 @@ def collected_pivots(vector: TiedVector, opname: str, position: int, ipiv: Array
 class TiedCall(Call):
     """A call with arrays that are distributed as the rows or the columns of a matrix."""
 
+    def _tied(self, matrix: str, axis: int, count: int, skipped: int = 0) -> TiedVector:
+        """Elements tied to the columns of sub(X), or for axis 0 to its rows, from the first on but for some (local)."""
+        start = self[("J" if axis else "I") + matrix] + skipped
+        return TiedVector.of(self._grids[matrix], self._entries[matrix], axis, 0, start, count)
+
     def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
         """The arrays by their names, and the dtypes that they may have (local)."""
         raise NotImplementedError
@@ -144,7 +149,7 @@ class PivotedCall(TiedCall):
 
     def _pivots(self) -> TiedVector:
         """The elements of IPIV that belong to sub(A) (local)."""
-        return TiedVector.of(self._grids["A"], self._entries["A"], 0, 0, self["IA"], self._pivoted())
+        return self._tied("A", 0, self._pivoted())
 
     def _pivoted(self) -> int:
         """The number of exchanges: of rows of sub(A), which has as many columns at least (global)."""
@@ -236,13 +241,11 @@ class ReflectorsCall(TiedCall):
 
     def _tau(self) -> TiedVector:
         """The elements of TAU that belong to sub(A) (local)."""
-        start = self["JA" if self.axis else "IA"]
-        return TiedVector.of(self._grids["A"], self._entries["A"], self.axis, 0, start, self._count())
+        return self._tied("A", self.axis, self._count())
 
     def _ipiv(self) -> TiedVector:
         """The elements of IPIV, one for each column of sub(A) (local)."""
-        count = self["N"] if self["M"] else 0
-        return TiedVector.of(self._grids["A"], self._entries["A"], 1, 0, self["JA"], count)
+        return self._tied("A", 1, self["N"] if self["M"] else 0)
 
     def _count(self) -> int:
         """The number of reflectors (global)."""
@@ -287,15 +290,11 @@ class TridiagonalCall(ReflectorsCall):
         self._tau().store(self["E"], e)
 
     def _tau(self) -> TiedVector:
-        return TiedVector.of(*self._tied, self["JA"] + (self["UPLO"] == "U"), self._count())
+        return self._tied("A", 1, self._count(), int(self["UPLO"] == "U"))
 
     def _diagonal(self) -> TiedVector:
         """The elements of D that belong to sub(A) (local)."""
-        return TiedVector.of(*self._tied, self["JA"], self["N"])
-
-    @property
-    def _tied(self) -> tuple[ProcessGrid, Entries, int, int]:
-        return self._grids["A"], self._entries["A"], 1, 0
+        return self._tied("A", 1, self["N"])
 
     def _count(self) -> int:
         return max(0, int(self["M" if self._values.get("SIDE") == "L" else "N"]) - 1)
@@ -321,8 +320,7 @@ class BidiagonalCall(TiedCall):
     def collected_tau(self) -> Array:
         """**Collective.** TAU of the reflectors that there are, on all processes."""
         count = min(self._order - self.shift, self["K"])
-        vector = self._tied(1 if self["VECT"] == "Q" else 0, count)
-        return vector.collect(self.opname, "TAU", self["TAU"], count)
+        return self._tied("A", int(self["VECT"] == "Q"), count).collect(self.opname, "TAU", self["TAU"], count)
 
     @property
     def _order(self) -> int:
@@ -336,20 +334,16 @@ class BidiagonalCall(TiedCall):
         columns = min(self._order, int(self["K"]))
         return (self._order, columns) if self["VECT"] == "Q" else (columns, self._order)
 
-    def _tied(self, axis: int, count: int) -> TiedVector:
-        """The elements from the first column of sub(A) on, or from the first row on for axis 0 (local)."""
-        return TiedVector.of(self._grids["A"], self._entries["A"], axis, 0, self["JA" if axis else "IA"], count)
-
     def _vectors(self) -> list[tuple[str, TiedVector, tuple[str, ...]]]:
         own, real = (self.dtype.name,), (real_of(self.dtype).name,)
         if "VECT" in self._values:
-            return [("TAU", self._tied(1 if self["VECT"] == "Q" else 0, min(self._order, self["K"])), own)]
+            return [("TAU", self._tied("A", int(self["VECT"] == "Q"), min(self._order, self["K"])), own)]
         k, along = min(self["M"], self["N"]), int(self["M"] >= self["N"])
         return [
-            ("D", self._tied(along, k), real),
-            ("E", self._tied(1 - along, max(0, k - 1)), real),
-            ("TAUQ", self._tied(1, k), own),
-            ("TAUP", self._tied(0, k), own),
+            ("D", self._tied("A", along, k), real),
+            ("E", self._tied("A", 1 - along, max(0, k - 1)), real),
+            ("TAUQ", self._tied("A", 1, k), own),
+            ("TAUP", self._tied("A", 0, k), own),
         ]
 
     def _is_written(self, name: str) -> bool:

@@ -82,11 +82,6 @@ class ComposedPlan(Plan):
             yield from plan.phases(view)
 
     @property
-    def lower_bound(self) -> float:
-        """0: a rank may hold all of A; no bound holds for all layouts."""
-        return 0.0
-
-    @property
     def workspace_nbytes(self) -> int:
         """The matrices and the workspace of the step that needs most."""
         return max(plan.memory_nbytes for _, plan in self.parts)

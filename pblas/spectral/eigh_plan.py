@@ -302,11 +302,6 @@ class EighPlan(Plan):
         return self.itemsize * (prod(self.a.local_shape(rank)) + self.vectors * prod(self.v.local_shape(rank)))
 
     @property
-    def lower_bound(self) -> float:
-        """0: a rank may hold all of A; no bound holds for all layouts."""
-        return 0.0
-
-    @property
     def workspace_nbytes(self) -> int:
         """W and Z, S of two halves and their products, and the messages of redistributions."""
         elements = self.w.max_stored_nelements

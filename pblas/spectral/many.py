@@ -154,11 +154,6 @@ class AlonePlan(StationaryPlan):
     transport: Transport = "message"
 
     @property
-    def lower_bound(self) -> float:
-        """Nothing has to move."""
-        return 0.0
-
-    @property
     def workspace_nbytes(self) -> int:
         """Not counted: it is of NumPy, or short-lived."""
         return 0

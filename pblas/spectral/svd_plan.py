@@ -198,11 +198,6 @@ class SvdPlan(Plan):
         return self.itemsize * (prod(self.a.local_shape(rank)) + results)
 
     @property
-    def lower_bound(self) -> float:
-        """0: a rank may hold all of A; no bound holds for all layouts."""
-        return 0.0
-
-    @property
     def workspace_nbytes(self) -> int:
         """W with the reflectors of P beside it, Ub and Vb with the workspace of LAPACK, Z twice, and messages."""
         n, elements = self.order, self.w.max_stored_nelements

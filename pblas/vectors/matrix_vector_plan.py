@@ -219,10 +219,6 @@ class LocalPlan(StationaryPlan):
         return (self.nprocs - 1) * sum(prod(column.local_shape(rank)) for column in self.columns)
 
     @property
-    def lower_bound(self) -> float:
-        return 0
-
-    @property
     def workspace_nbytes(self) -> int:
         """The vectors."""
         return ITEMSIZE[self.dtype] * sum(column.m for column in self.columns)
