@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pblas._numpy import numpy_function, ufunc
 from pblas.arrays.elementwise import combined
-from pblas.arrays.reductions import diagonal, norm, reduction, trace
+from pblas.arrays.reductions import reduction
 from pblas.arrays.selection import assign, select
 from pblas.matmul.api import pmatmul
 from pblas.matmul.with_arrays import product_with_array
@@ -45,9 +45,6 @@ Operators.register(
         select=select,
         assign=assign,
         reduction=reduction,
-        trace=trace,
-        diagonal=diagonal,
-        norm=norm,
         save=save,
         plot=plot,
     )

@@ -280,25 +280,15 @@ def sums_exactly(runtime: Runtime) -> bool:
     return bool(runtime.reproducible)
 
 
-def reduction(a: DistMatrix, opname: str, axis: object, keepdims: object) -> Any:
-    """**Collective.** The value of `DistMatrix.sum`, `mean`, `max`, `min`, `argmax` or `argmin`, by name."""
-    return call(opname, Reduction.bind, {"A": a}, opname, a, axis, keepdims)
-
-
-def trace(a: DistMatrix) -> Any:
-    """**Collective.** The sum of the diagonal; see `DistMatrix.trace`."""
-    return call("trace", Reduction.bind, {"A": a}, "trace", a)
-
-
-def diagonal(a: DistMatrix) -> Array:
-    """**Collective.** The diagonal; see `DistMatrix.diagonal`."""
-    elements: Array = call("diagonal", Reduction.bind, {"A": a}, "diagonal", a)
-    return elements
-
-
-def norm(a: DistMatrix, ord: object, axis: object, keepdims: object) -> Any:  # noqa: A002 - NumPy's name
-    """**Collective.** A norm of the matrix, or of its columns or rows; see `DistMatrix.norm`."""
-    return call("norm", Reduction.bind, {"A": a}, "norm", a, axis, keepdims, ord)
+def reduction(
+    a: DistMatrix,
+    name: str,
+    axis: object = None,
+    keepdims: object = False,
+    ord: object = None,  # noqa: A002 - NumPy's name
+) -> Any:
+    """**Collective.** The value of the method of `DistMatrix` of this name: "sum", "norm", "trace" and others."""
+    return call(name, Reduction.bind, {"A": a}, name, a, axis, keepdims, ord)
 
 
 def product_with_vector(a: DistMatrix, vector: object) -> Array:

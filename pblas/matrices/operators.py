@@ -39,10 +39,7 @@ class Operations(NamedTuple):
     redistribute: Callable[..., object]
     select: Callable[..., Any]
     assign: Callable[..., None]
-    reduction: Callable[..., object]
-    trace: Callable[..., Any]
-    diagonal: Callable[..., Any]
-    norm: Callable[..., object]
+    reduction: Callable[..., Any]
     save: Callable[..., None]
     plot: Callable[..., None]
 
@@ -473,11 +470,11 @@ class Operators:
 
     def trace(self) -> Number:
         """**Collective.** The sum of the diagonal, as a NumPy scalar of the matrix's dtype, equal on all ranks."""
-        return self._operations.trace(self)
+        return self._operations.reduction(self, "trace")
 
     def diagonal(self) -> Vector:
         """**Collective.** The elements A[i, i] as an array of min(m, n) elements, equal on all ranks."""
-        return self._operations.diagonal(self)
+        return self._operations.reduction(self, "diagonal")
 
     @overload
     def norm(self, ord: Ord = "fro", axis: None = None, keepdims: Literal[False] = False) -> Real: ...
@@ -512,7 +509,7 @@ class Operators:
         ...     float(a.norm()), float(a.norm(1)), a.norm("max", axis=0).shape
         (3e+200, 3e+200, (3,))
         """
-        return self._operations.norm(self, ord, axis, keepdims)
+        return self._operations.reduction(self, "norm", axis, keepdims, ord)
 
     # SciPy's linear operators
 

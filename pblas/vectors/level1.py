@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pblas import errors
 from pblas.arrays.elementwise import combined
-from pblas.arrays.reductions import Reduction, described, dotted, norm, reduction
+from pblas.arrays.reductions import Reduction, described, dotted, reduction
 from pblas.core.call import call, checked_call
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import Redistribution, redistributed
@@ -122,8 +122,8 @@ def asum(x: DistMatrix) -> Real:
     operands = {"x": x}
     with checked_call("asum", checked_columns, operands, operands) as (_, (a,)):
         if a.dtype.kind == "c":
-            return reduction(combined(_SIZES, {"x": a}), "sum", None, keepdims=False)
-        return norm(a, 1, None, keepdims=False)
+            return reduction(combined(_SIZES, {"x": a}), "sum")
+        return reduction(a, "norm", ord=1)
 
 
 def amax(x: DistMatrix) -> tuple[float | complex, int]:
@@ -151,7 +151,7 @@ def amax(x: DistMatrix) -> tuple[float | complex, int]:
     """
     with checked_call("amax", _checked_elements, {"x": x}, x) as (_, a):
         sizes = combined(_SIZES if a.dtype.kind == "c" else "abs(x)", {"x": a})
-        index = int(reduction(sizes, "argmax", None, keepdims=False))
+        index = int(reduction(sizes, "argmax"))
         return a[index, 0], index
 
 
