@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -86,6 +87,8 @@ TORCH = "tests/unit/backends/test_process_group.py", "tests/unit/test_torch.py"
 FAULTS = "tests/hosts"
 """Tests of one process that make hosts and disturb them."""
 SLOWEST = 8  # files of each leg whose times are printed
+ENDING = 48  # lines at the end about failures: of a long log only the end may be kept
+WIDTH = 300  # letters of each of them
 PARTS = 9  # of the unit tests, so that the processors have about as much to do
 ABANDONED = threading.Event()  # set to end all running jobs and start no more
 PRINTING = threading.Lock()
@@ -108,6 +111,10 @@ PLUMBING = (
     "/mpi4py/__main__.py",
     "<frozen runpy>",
 )  # frames that are left out of printed stacks
+
+
+Told = tuple[dict[str, str], dict[str, list[str]]]
+"""Of tests, by name: the outcomes, and the texts of failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +163,12 @@ class Leg:
 
 @dataclass
 class Attempt:
-    """The outcome of one job: its exit status, the outcomes of its tests, and texts of failures."""
+    """The outcome of one job: its exit status, the outcomes of its tests, and the texts of their failures."""
 
     status: int | None  # exit status of the process; None at the deadline
     finished: int | None = None  # pytest's own exit status; None if pytest did not end
     outcomes: dict[str, str] = field(default_factory=dict)
-    texts: list[str] = field(default_factory=list)
+    texts: defaultdict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # of the tests of each file
 
     def read(self, journal: Path) -> None:
@@ -179,7 +186,7 @@ class Attempt:
             if self.outcomes.get(name) != "failed":  # a failed call outweighs its teardown
                 self.outcomes[name] = event["outcome"]
             if event.get("text"):
-                self.texts.append(f"{name}\n{event['text']}")
+                self.texts[name].append(event["text"])
 
     @property
     def is_cut(self) -> bool:
@@ -195,10 +202,11 @@ class Attempt:
         return [name for name, outcome in self.outcomes.items() if outcome == "started"]
 
 
-def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]:
-    """Outcomes of all tests of a leg, in as many jobs as needed; prints one line, and the failures."""
-    start = time.monotonic()
+def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> Told:
+    """Outcomes of all tests of a leg, in as many jobs as needed, and texts of failures; prints both, and one line."""
+    start, whole = time.monotonic(), f"(the job of {leg.name})"
     outcomes: dict[str, str] = {}
+    texts: defaultdict[str, list[str]] = defaultdict(list)
     seconds: defaultdict[str, float] = defaultdict(float)
     for _ in range(MOST_RESTARTS):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
@@ -208,17 +216,21 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
             for test in attempt.lost():
                 attempt.outcomes[test] = "cut" if attempt.is_cut else "failed"
                 cause = "the deadline passed here" if attempt.is_cut else "the job died here"
-                attempt.texts.append(f"{test}\n{cause} (exit status {attempt.status})")
+                attempt.texts[test].append(f"{cause} (exit status {attempt.status})")
+            if not attempt.complete:
+                if not attempt.outcomes or attempt.is_cut:
+                    attempt.outcomes[whole] = "cut" if attempt.is_cut else "failed"
+                at = next((test for test in reversed(attempt.outcomes) if attempt.outcomes[test] == "failed"), whole)
+                attempt.texts[at] += stacks(folder) or ["\n".join(output_of(folder).splitlines()[-ENDING:])]
             if not attempt.complete or "failed" in attempt.outcomes.values():
                 with PRINTING:
                     show_failure(attempt, folder)
         outcomes |= attempt.outcomes
+        for test, told in attempt.texts.items():
+            texts[test] += told
         for file, spent in attempt.seconds.items():
             seconds[file] += spent
-        if attempt.complete:
-            break
-        if not attempt.outcomes or attempt.is_cut:
-            outcomes[f"(the job of {leg.name})"] = "cut" if attempt.is_cut else "failed"
+        if attempt.complete or whole in outcomes:
             break
     else:
         outcomes[f"(the job of {leg.name} was aborted {MOST_RESTARTS} times)"] = "failed"
@@ -227,12 +239,14 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> dict[str, str]
         print(f"{leg.name}: {summary(count(outcomes))}{cut} in {time.monotonic() - start:.1f} s", flush=True)
         for file, spent in sorted(seconds.items(), key=lambda entry: -entry[1])[:SLOWEST]:
             print(f"    {spent:6.1f} s {file}", flush=True)
-    return outcomes
+    return outcomes, texts
 
 
 def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> Attempt:
     if time.monotonic() >= end:
-        return Attempt(None, texts=["the deadline of the whole run (--deadline) had passed before"])
+        attempt = Attempt(None)
+        attempt.texts[leg.name].append("the deadline of the whole run (--deadline) had passed before")
+        return attempt
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
     made = Hosts(len(parse_ranks(leg.hosts))) if leg.hosts else nullcontext()
@@ -253,7 +267,7 @@ def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> 
         finally:
             stop(process)
     if attempt.status is None:
-        attempt.texts.append("the deadline of the whole run (--deadline) has passed")
+        attempt.texts[leg.name].append("the deadline of the whole run (--deadline) has passed")
     attempt.read(folder / "journal")
     return attempt
 
@@ -283,16 +297,49 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 def show_failure(attempt: Attempt, folder: Path) -> None:
     """Print pytest's report; after an abort also the texts of failures so far, and the stacks."""
-    output = folder / "output"
-    if output.exists():
-        print(output.read_text(errors="replace"))
+    print(output_of(folder))
     if not attempt.complete:
-        print(*attempt.texts, sep="\n\n")
-        for path in sorted(folder.glob("stacks.*")):
-            lines = [line for line in path.read_text().splitlines() if not any(part in line for part in PLUMBING)]
-            if lines:
-                print(f"\nstacks of rank {path.suffix[1:]}", *lines, sep="\n")
+        for test, told in attempt.texts.items():
+            print(test, *told, "", sep="\n")
     print(flush=True)
+
+
+def output_of(folder: Path) -> str:
+    """What a job has printed."""
+    output = folder / "output"
+    return output.read_text(errors="replace") if output.exists() else ""
+
+
+def stacks(folder: Path) -> list[str]:
+    """The stacks of ranks that were late, the innermost frame of the main thread last."""
+    texts = []
+    for path in sorted(folder.glob("stacks.*")):
+        lines = [line for line in path.read_text().splitlines() if not any(part in line for part in PLUMBING)]
+        threads = re.split(r"^(?=.*\(most recent call first\):$)", "\n".join(lines), flags=re.MULTILINE)
+        if lines:
+            turned = [
+                [head, *reversed(frames)] for head, *frames in (thread.splitlines() for thread in threads if thread)
+            ]
+            text = "\n".join(line for thread in turned for line in thread)
+            texts.append(f"[rank {path.suffix[1:]}] stacks\n{text.replace('call first', 'call last')}")
+    return texts
+
+
+def essence(text: str, most: int) -> list[str]:
+    """The lines around the last error of each rank in a text of failures, about `most` in all.
+
+    >>> essence("[rank 0]\\na.py:1: in f\\n    g()\\nE   first\\n\\nb.py:2: in g\\nE   last\\n[rank 1]\\nx", 8)
+    ['[rank 0]', 'E   first', '', 'b.py:2: in g', 'E   last', '[rank 1]', 'x']
+    """
+    parts, lines = re.split(r"^(?=\[ranks? )", text.strip(), flags=re.MULTILINE), list[str]()
+    parts = [part for part in parts if part]
+    each = max(3, most // max(1, len(parts)))
+    for part in parts:
+        head, *own = part.rstrip().splitlines()
+        errors = [i for i, line in enumerate(own) if line.startswith("E ") and not own[i - 1].startswith("E ")]
+        start = max(0, min(len(own), (errors or [len(own)])[-1] + each // 2) - each)
+        lines += [head, *own[start : start + each]]
+    return lines
 
 
 def count(outcomes: dict[str, str]) -> Counter[str]:
@@ -303,8 +350,8 @@ def summary(counts: Counter[str]) -> str:
     return f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
 
 
-def run_legs(legs: list[Leg], options: argparse.Namespace, end: float) -> list[dict[str, str]]:
-    """Outcomes of legs. Those of several ranks of this host run one after the other, as the ranks share its processors.
+def run_legs(legs: list[Leg], options: argparse.Namespace, end: float) -> list[Told]:
+    """What is told of legs. Those of several ranks of this host run one after the other, as they share its processors.
 
     They leave time, as ranks wait for each other and for deadlines. So the others run beside them, one a processor and
     one more, since some wait for jobs of their own.
@@ -341,7 +388,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
             slow = tuple(f"tests/unit/{name}" for name in SLOW)
             files, spread = [path for path in files if not path.startswith(slow)], list(QUICK)
         shares = [files[part::PARTS] for part in range(PARTS)]
-        shares[-1] += ["tests/harness/plugin.py", "tests/harness/shares.py", "pblas"]
+        shares[-1] += [*(f"tests/harness/{name}.py" for name in ("plugin", "run", "shares")), "pblas"]
     legs = []
     if options.ranks is None and not options.hosts:
         parts = [f", part {part}" if len(shares) > 1 else "" for part in range(1, len(shares) + 1)]
@@ -418,15 +465,19 @@ def main() -> int:
     options, arguments = parse(sys.argv[1:])
     end = time.monotonic() + options.deadline
     total: Counter[str] = Counter()
-    wrong = []
+    wrong: list[tuple[str, str]] = []
     legs = choose_legs(options, arguments)
     for leg in legs:
         if leg.ranks and not shutil.which(leg.mpiexec):
             sys.exit(f"there is no {leg.mpiexec}; say what starts ranks of {leg.python}, as MPIEXEC=/usr/bin/mpiexec")
-    for leg, outcomes in zip(legs, run_legs(legs, options, end), strict=True):
+    for leg, (outcomes, texts) in zip(legs, run_legs(legs, options, end), strict=True):
         total += count(outcomes)
-        wrong += [f"{how.upper()} {test} [{leg.name}]" for test, how in outcomes.items() if how in ("failed", "cut")]
-    print(*wrong, summary(total), sep="\n", flush=True)
+        for test, how in outcomes.items():
+            if how in ("failed", "cut"):
+                wrong.append((f"{how.upper()} {test} [{leg.name}]", "\n".join(texts[test])))
+    for name, text in wrong:
+        print(name, *(f"    {line[:WIDTH]}" for line in essence(text, ENDING // len(wrong) - 1)), sep="\n")
+    print(summary(total), flush=True)
     return 1 if wrong else 0
 
 

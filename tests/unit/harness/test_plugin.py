@@ -93,6 +93,7 @@ def line_of(text: str) -> int:
     return SCENARIO.split(text, maxsplit=1)[0].count("\n") + 1
 
 
+HANGING = ["COMM.recv(source=0", "COMM.Barrier()  # the others stay"]
 TOLD = [
     "[rank 1]",
     "AssertionError: rank 1 disagrees",
@@ -108,13 +109,30 @@ def test_the_ranks_that_failed_are_named(output: str, text: str) -> None:
     assert text in output
 
 
+ENDING = [
+    *(text for text in TOLD if "\n" not in text),
+    *(
+        "the job died here (exit status 9)",
+        'assert COMM.rank != 1, "rank 1 disagrees"',
+        "AssertionError: rank 2 leaves",
+    ),
+    *(f'test_scenario.py", line {line_of(text)} in test_' for text in HANGING),
+]
+
+
+@pytest.mark.parametrize("text", ENDING)
+def test_the_last_lines_have_the_end_of_each_traceback(output: str, text: str) -> None:
+    """Of a long log often only the end is kept."""
+    assert text in "\n".join(output.splitlines()[-60:])
+
+
 def test_failing_tests_are_named_and_the_last_line_is_the_summary(output: str) -> None:
     assert output.splitlines()[-1] == "2 passed, 5 failed, 3 skipped"
     named = [line for line in output.splitlines() if line.startswith("FAILED ")]
     assert [line.split("::")[1].removesuffix(" [3 ranks]") for line in named] == FAILING
 
 
-@pytest.mark.parametrize("text", ["COMM.recv(source=0", "COMM.Barrier()  # the others stay"])
+@pytest.mark.parametrize("text", HANGING)
 def test_stack_of_the_hanging_line_is_shown(output: str, text: str) -> None:
     assert f'test_scenario.py", line {line_of(text)} in test_' in output
 
