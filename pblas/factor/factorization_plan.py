@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import ClassVar, Literal, NamedTuple
 
@@ -147,10 +147,12 @@ class FactorizationPlan(Plan):
     def _stops_from(self, row: int) -> list[int]:
         """Ends of pieces, of all panels at the same rows; the first has all rows before `row`, the diagonal block."""
         m = self.w.m
-        is_cut = (
-            self.library == "LAPACK" and self.w.nprocs > 1 and not self.replicated
-        )  # on any transport: the same bits
-        return [*range(-(-row // _PIECE) * _PIECE, m, _PIECE), m] if is_cut else []
+        return [*range(-(-row // _PIECE) * _PIECE, m, _PIECE), m] if self._is_cut else []
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether panels are used in pieces, on any transport: the same bits."""
+        return self.library == "LAPACK" and self.w.nprocs > 1 and not self.replicated
 
     @property
     def target(self) -> MatrixDescriptor:
@@ -227,13 +229,13 @@ class FactorizationPlan(Plan):
             yield from self._replicated_phases(view)
             steps = []
         for s, panel in enumerate(steps):
-            n_loc, (i0, i1), work = columns_from(self.w, panel.stop, view.rank), self.rows(panel), 0.0
+            n_loc, work = columns_from(self.w, panel.stop, view.rank), 0.0
             rows = self.multiplied_rows(self.w.m - panel.stop)
             if s == 0 and panel.owner == view.rank:
                 yield Phase(1, panel=self.panel_multiplications(panel))
             if s + 1 < len(steps) and steps[s + 1].owner == view.rank:
                 work = self.panel_multiplications(steps[s + 1])  # lookahead
-            traffic = view.traffic(panel.owner, self.itemsize * (i1 - i0) * panel.width)
+            traffic = self._panel_traffic(view, panel, panel.owner)
             if n_loc or work:
                 factored = 0.0 if panel.owner == view.rank else self.panel_multiplications(panel)
                 # A22 -= A21 A12   (the panel A21 of its owner, this rank's columns of A12 and A22)
@@ -253,9 +255,20 @@ class FactorizationPlan(Plan):
             before = self.multiplied_rows(self.w.m - panel.stop), self.width, panel.width
             own = Traffic()
             if s + 1 < len(steps) and panel.owner == view.rank and not self.passes_pieces:
-                own = view.traffic(steps[s + 1].owner, self.itemsize * (i1 - i0) * panel.width)
+                own = self._panel_traffic(view, panel, steps[s + 1].owner)
         if self.back is not None:
             yield from self.back.phases(view)
+
+    def _panel_traffic(self, view: View, panel: Panel, peer: int) -> Traffic:
+        """Traffic of a panel between this rank and `peer`: its pieces, after a header."""
+        i0, i1 = self.rows(panel)
+        traffic = view.traffic(peer, self.itemsize * (i1 - i0) * panel.width)
+        if view.transport == "push" or not traffic.nbytes:
+            return traffic
+        pieces = max(1, (i1 - panel.stop) // _PIECE) if self._is_cut else 1
+        messages = 1 + pieces * traffic.messages
+        near = messages if view.is_near(peer) else 0
+        return replace(traffic, near_messages=near, far_messages=messages - near)
 
     def starting(self) -> Iterator[Phase]:
         """The work of the hosts of GPUs in a call."""

@@ -291,8 +291,8 @@ class _Rank:
 
     def _stalled(self, traffic: Traffic, gemm: float) -> float:
         """Seconds in which posted messages do not move, because the core that moves them multiplies."""
-        links = (self._hardware.near, traffic.near_messages), (self._hardware.far, traffic.far_messages)
-        return min(gemm, _POLLED) if any(messages and link.core < math.inf for link, messages in links) else 0.0
+        links = (self._hardware.near, traffic.near), (self._hardware.far, traffic.far)
+        return min(gemm, _POLLED) if any(nbytes and link.core < math.inf for link, nbytes in links) else 0.0
 
     def _busy(self, phase: Phase, stretch: float) -> tuple[float, float, float]:
         """Seconds in a step during which the near link, the far link and the memory of other ranks are in use."""
