@@ -148,16 +148,15 @@ def _step(ctx: Context) -> float:
 def _link(ctx: Context, dest: int, source: int) -> Link:
     """**Collective.** The link over which each rank sends to `dest`, and receives from `source`, at the same time.
 
-    `core` is what messages add to the time of a GEMM that takes longer than they do.
+    `core` is what their bytes add to the time of a message and of GEMMs that take longer than it does.
     """
     arrays = ctx.runtime.backend.arrays
     a, b, d = (np.ones((_LARGE // 2, _LARGE // 2), order="F") for _ in range(3))
     empty, full = (_least(ctx, partial(_exchange, ctx, nbytes, dest, source)) for nbytes in (1, _SENT))
     work = partial(arrays.gemm, 1.0, a, b, 0.0, d, conj=(False, False))
-    alone = _least(ctx, work)
-    many = 1 + int(1.5 * full / alone)
-    both = _least(ctx, partial(_exchange, ctx, _SENT, dest, source, [work] * many))
-    core = min(full - empty, both - many * alone)
+    meanwhile = [work] * (1 + int(1.5 * full / _least(ctx, work)))
+    idle, both = (_least(ctx, partial(_exchange, ctx, nbytes, dest, source, meanwhile)) for nbytes in (1, _SENT))
+    core = min(full - empty, both - idle)
     rate = _rounded(_SENT / core) if core > _HIDDEN * (full - empty) else math.inf
     return Link(_rounded(empty / 2), _rounded(_SENT / max(full - empty, 1e-9)), _rounded(empty / 2), rate)
 
