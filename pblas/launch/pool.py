@@ -20,6 +20,17 @@ from pblas.launch.job import Job, refuse_inside_a_job
 R = TypeVar("R")
 
 
+def _creator(name: str, made: str) -> Callable[..., Handle]:
+    """A method of `Pool` for one of `Context` that makes a matrix."""
+
+    def create(self: Pool, *args: Any, **kwargs: Any) -> Handle:
+        handle: Handle = self.call(created, name, args, kwargs)
+        return handle
+
+    create.__name__, create.__doc__ = name, f"`Context.{name}`, as a handle: {made}"
+    return create
+
+
 class Pool:
     """Ranks on this machine that wait for functions. Use it as a `with` block; the ranks stop at its end.
 
@@ -121,33 +132,15 @@ class Pool:
         """
         return self._kept(_packed_call("Pool.call", function, args, kwargs, None, self._name_of))
 
-    def empty(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.empty`, as a handle: an uninitialised matrix."""
-        return self._created("empty", args, kwargs)
-
-    def zeros(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.zeros`, as a handle: a matrix of zeros."""
-        return self._created("zeros", args, kwargs)
-
-    def ones(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.ones`, as a handle: a matrix of ones."""
-        return self._created("ones", args, kwargs)
-
-    def full(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.full`, as a handle: a matrix of equal elements."""
-        return self._created("full", args, kwargs)
-
-    def eye(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.eye`, as a handle: ones on a diagonal."""
-        return self._created("eye", args, kwargs)
-
-    def random(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.random`, as a handle: a matrix of random numbers."""
-        return self._created("random", args, kwargs)
-
-    def from_function(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.from_function`, as a handle: the values of a function of the indices."""
-        return self._created("from_function", args, kwargs)
+    empty = _creator("empty", "an uninitialised matrix.")
+    zeros = _creator("zeros", "a matrix of zeros.")
+    ones = _creator("ones", "a matrix of ones.")
+    full = _creator("full", "a matrix of equal elements.")
+    eye = _creator("eye", "ones on a diagonal.")
+    random = _creator("random", "a matrix of random numbers.")
+    from_function = _creator("from_function", "the values of a function of the indices.")
+    replicate = _creator("replicate", "a matrix that every rank has.")
+    load = _creator("load", "a matrix from a file. A path counts from the folder where the pool was made.")
 
     def from_global(self, array: Any, *args: Any, **kwargs: Any) -> Handle:
         """`Context.from_global`, as a handle: the elements of an array of this process, which is sent to rank 0."""
@@ -156,14 +149,6 @@ class Pool:
             for x in (array, array if callable(array) else None)
         )
         return self._kept(first, others)
-
-    def replicate(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.replicate`, as a handle: a matrix that every rank has."""
-        return self._created("replicate", args, kwargs)
-
-    def load(self, *args: Any, **kwargs: Any) -> Handle:
-        """`Context.load`, as a handle: a matrix from a file. A path counts from the folder where the pool was made."""
-        return self._created("load", args, kwargs)
 
     @cached_property
     def linalg(self) -> ModuleType:
@@ -174,11 +159,6 @@ class Pool:
     def blas(self) -> ModuleType:
         """`pblas.blas`, whose functions take and return handles here."""
         return Functions(self, "pblas.blas")
-
-    def _created(self, name: str, args: Sequence[object], kwargs: Mapping[str, object]) -> Handle:
-        """The handle of a matrix that a method of the context makes."""
-        handle: Handle = self.call(created, name, args, kwargs)
-        return handle
 
     def _kept(self, frames: Frames, others: Frames | None = None) -> Any:
         """Rank 0's result of a call, with handles of the objects that stay on the ranks."""
