@@ -15,10 +15,11 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from pblas.backends.cpu.threads import usable_cores
+from pblas.cli.files import shape_of
 from pblas.cli.layout import Kind, Named
 from pblas.cli.output import SIMPLE_HEAD, Commands, Console, Table, add_command, dtype, make_progress, size
 from pblas.config import bytes_text
-from pblas.errors import BackendError, DescriptorError, FileFormatError
+from pblas.errors import DescriptorError
 from pblas.plans.base import ranks_text
 
 if TYPE_CHECKING:
@@ -134,8 +135,8 @@ class Operands:
     def __init__(self, ctx: Context, arguments: Namespace) -> None:
         self._ctx, self._arguments = ctx, arguments
         (self.m, k), (k_b, self.n) = (
-            _file_shape(arguments.a, (arguments.m, arguments.k)),
-            _file_shape(arguments.b, (arguments.k, arguments.n)),
+            (arguments.m, arguments.k) if arguments.a is None else shape_of(arguments.a),
+            (arguments.k, arguments.n) if arguments.b is None else shape_of(arguments.b),
         )
         if arguments.a is None:
             k = k_b
@@ -219,18 +220,6 @@ def _broadcast_from_rank_0(ctx: Context, number: float) -> float:
     """**Collective.** Rank 0's number, on every rank."""
     matrix = ctx.from_global(np.array([[number]]), Named("replicated").descriptor(1, 1, ctx.nprocs))
     return float(matrix.local[0, 0])
-
-
-def _file_shape(path: str | None, otherwise: tuple[int, int]) -> tuple[int, int]:
-    """Shape of the matrix in a file; (0, 0) if it is unreadable, which `Context.load` reports on all ranks."""
-    from pblas.matrices.files import read_header
-
-    if path is None:
-        return otherwise
-    try:
-        return read_header(path).shape
-    except (BackendError, FileFormatError):
-        return 0, 0
 
 
 def _print_operands(console: Console, ctx: Context, operands: Operands) -> None:

@@ -127,7 +127,7 @@ def run_matmul(arguments: Namespace, console: Console) -> int:
         layouts = on_grids(arguments.grid or ((ctx.nprocs, 1), (ctx.nprocs, 1)), arguments.block)
         a, b = (
             ctx.load(
-                *(path, layout.descriptor(*_shape(path, datasets.get(name)), order=arguments.order), arguments.dtype),
+                *(path, layout.descriptor(*shape_of(path, datasets.get(name)), order=arguments.order), arguments.dtype),
                 dataset=datasets.get(name),
             )
             for name, path, layout in zip("AB", (arguments.a, arguments.b), layouts, strict=True)
@@ -345,7 +345,7 @@ def run_eigh(arguments: Namespace, console: Console) -> int:
         _check_output(arguments, None, (arguments.a, arguments.output), arguments.values)
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar, name = progress.add_task("read", total=1.0), datasets.get("A")
-        layout = MatrixDescriptor.column_wise(*_shape(arguments.a, name), ctx.nprocs)
+        layout = MatrixDescriptor.column_wise(*shape_of(arguments.a, name), ctx.nprocs)
         a = ctx.load(arguments.a, layout, arguments.dtype, dataset=name)
         options: dict[str, Any] = {
             "subset_by_index": None if arguments.lowest is None else [0, arguments.lowest - 1],
@@ -403,7 +403,7 @@ def run_svd(arguments: Namespace, console: Console) -> int:
     name = dict(arguments.dataset).get("A")
     with Context(timeout=arguments.timeout) as ctx, make_progress(console) as progress:
         bar = progress.add_task("read", total=1.0)
-        layout = MatrixDescriptor.row_wise(*_shape(arguments.a, name), ctx.nprocs)
+        layout = MatrixDescriptor.row_wise(*shape_of(arguments.a, name), ctx.nprocs)
         a = ctx.load(arguments.a, layout, arguments.dtype, dataset=name)
         start = time.perf_counter()
         vectors: dict[str, DistMatrix] = {}
@@ -437,12 +437,12 @@ def _factorization_layout(ctx: Context, path: str, dataset: str | None) -> Matri
     from pblas.factor.lu import plan_lu
     from pblas.layouts import MatrixDescriptor
 
-    by_columns = MatrixDescriptor.column_wise(*_shape(path, dataset), ctx.nprocs)
+    by_columns = MatrixDescriptor.column_wise(*shape_of(path, dataset), ctx.nprocs)
     layout: MatrixDescriptor = plan_lu(by_columns, pivoting=None, dtype="float64", nprocs=ctx.nprocs).plan.w
     return layout
 
 
-def _shape(path: str, dataset: str | None) -> tuple[int, int]:
+def shape_of(path: str, dataset: str | None = None) -> tuple[int, int]:
     """Rows and columns of the matrix in a file; 0 x 0 if it is unreadable: `Context.load` says so on all ranks."""
     try:
         return files.read_header(path, dataset).shape
@@ -460,7 +460,7 @@ def _right_hand_sides(
         vector = _vector(path)
     if vector is not None:
         return vector if dtype is None else vector.astype(dtype), True
-    desc = MatrixDescriptor.column_wise(*_shape(path, dataset), ctx.nprocs)
+    desc = MatrixDescriptor.column_wise(*shape_of(path, dataset), ctx.nprocs)
     return ctx.load(path, desc, dtype, dataset=dataset), False
 
 

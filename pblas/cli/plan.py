@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from pblas.cli import plan_linalg
 from pblas.cli.layout import HELP, Named, check_grid, named, on_grids
 from pblas.cli.output import Commands, Console, Parser, add_command, dtype, extent, pairs, size, trans
 from pblas.errors import ArgumentError, PblasError
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from pblas.core.options import Trans
     from pblas.layouts import MatrixDescriptor
+    from pblas.plans.base import Plan
 
 _LAYOUTS = """\
 A layout describes the stored matrix: with --transa T, A is stored as K x M, and a row-wise A splits op(A) along K.
@@ -85,6 +85,17 @@ def options(arguments: Namespace, ranks: int) -> ProductOptions:
     }
 
 
+_OPERATIONS = "matmul", "solve", "cholesky", "qr", "eigh"
+_USES = {
+    "m": ("matmul", "qr"),
+    "nrhs": ("solve",),
+    "b": ("matmul", "solve"),
+    "assume_a": ("solve",),
+    "algorithm": ("solve", "cholesky", "qr", "eigh"),
+    **dict.fromkeys(("k", "out", "grid", "block", "transa", "transb", "chunks", "no_overlap"), ("matmul",)),
+}
+"""The operations that take an option, if not all do."""
+
 _PLAN_DETAILS = f"""\
 Needs no MPI. That of a product takes no longer for a million ranks than for two.
 
@@ -105,7 +116,7 @@ def add_plan(commands: Commands, rank: int) -> None:
     text = "Print which data a product, a factorization or a solver moves, and how much."
     parser = add_command(commands, "plan", rank, run_plan, text, _PLAN_DETAILS)
     parser.add_argument(
-        "operation", nargs="?", choices=plan_linalg.OPERATIONS, default="matmul", help="the operation (%(default)s)"
+        "operation", nargs="?", choices=_OPERATIONS, default="matmul", help="the operation (%(default)s)"
     )
     add_product(parser)
     parser.add_argument("--ranks", type=size, required=True, help="number of ranks")
@@ -128,28 +139,63 @@ def machine(text: str) -> Hardware:
 
 
 def run_plan(arguments: Namespace, console: Console) -> int:
-    """Print the plan, and the simulated time if it is asked for."""
-    from pblas.matmul.api import plan_matmul
-
+    """Print the plans, and the simulated times if they are asked for."""
     product = arguments.operation == "matmul"
     missing = [name for name in ("mnk" if product else "n") if getattr(arguments, name) is None]
     if missing:
         options_text = ", ".join(f"--{name}" for name in missing)
         arguments.parser.error(f"the following arguments are required: {options_text}")
-    plan_linalg.check_options(arguments, arguments.parser.parse_args([arguments.operation, "--ranks", "1"]))
-    if not product:
-        return plan_linalg.run(arguments, console)
-    ranks = arguments.ranks
-    operands: tuple[Any, ...] = arguments.m, arguments.n, arguments.k
+    _check_options(arguments, arguments.parser.parse_args([arguments.operation, "--ranks", "1"]))
+    plans = [_product_plan(arguments)] if product else _plans(arguments)
+    for plan in plans:
+        console.print(plan.explain(), soft_wrap=True)
+    for plan in plans if arguments.simulate else ():
+        console.print(str(plan.simulate(arguments.simulate)), soft_wrap=True)
+    return 0
+
+
+def _product_plan(arguments: Namespace) -> Plan:
+    """The plan of a product."""
+    from pblas.matmul.api import plan_matmul
+
+    ranks, operands = arguments.ranks, (arguments.m, arguments.n, arguments.k)
     if arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block:  # else the planner chooses
         operands = descriptors(arguments, ranks)
-    planned = plan_matmul(
-        *operands, **options(arguments, ranks), dtype=arguments.dtype, nprocs=ranks, hardware=arguments.simulate
-    )
-    console.print(planned.explain(), soft_wrap=True)
-    if arguments.simulate:
-        console.print(str(planned.plan.simulate(arguments.simulate)), soft_wrap=True)
-    return 0
+    settings: Any = {"dtype": arguments.dtype, "nprocs": ranks, "hardware": arguments.simulate}
+    return plan_matmul(*operands, **options(arguments, ranks), **settings).plan
+
+
+def _check_options(arguments: Namespace, defaults: Namespace) -> None:
+    """Raise ArgumentError for an option that the operation does not take."""
+    for name, operations in _USES.items():
+        if arguments.operation not in operations and getattr(arguments, name) != getattr(defaults, name):
+            option, others = name.replace("_", "-"), " and ".join(f"plan {x}" for x in operations)
+            raise ArgumentError(f"plan {arguments.operation}: --{option} is for {others}; leave it out")
+
+
+def _plans(arguments: Namespace) -> list[Plan]:
+    """The plans of the steps of a factorization or a solver."""
+    from pblas.factor import arguments as checks
+    from pblas.factor.cholesky import plan_cholesky
+    from pblas.factor.qr import plan_qr
+    from pblas.factor.solve_plan import solve_plans
+    from pblas.spectral.eigh import plan_eigh
+
+    ranks, n, operation = arguments.ranks, arguments.n, arguments.operation
+    algorithm: Any = arguments.algorithm or "auto"
+    a = (arguments.a or Named("row")).descriptor(n if arguments.m is None else arguments.m, n, ranks)
+    check_grid("plan", "A", a, ranks)
+    options: Any = {"algorithm": algorithm, "dtype": arguments.dtype, "nprocs": ranks, "hardware": arguments.simulate}
+    if operation != "solve":
+        planners: dict[str, Any] = {"cholesky": plan_cholesky, "qr": plan_qr, "eigh": plan_eigh}
+        plan: Plan = planners[operation](a, **options).plan
+        return [plan]
+    assume_a: Any = arguments.assume_a or "gen"
+    dtype, _, topology = checks.of_descriptor("plan", a, arguments.dtype, ranks, arguments.simulate)
+    checks.check_algorithm("plan", "cholesky" if assume_a == "pos" else "lu", a, algorithm, gpus=topology.gpus)
+    b = (arguments.b or Named("row")).descriptor(n, 1 if arguments.nrhs is None else arguments.nrhs, ranks)
+    check_grid("plan", "B", b, ranks)
+    return solve_plans(a, b, dtype.name, ranks, topology, assume_a=assume_a, algorithm=algorithm)
 
 
 _TRACE_DETAILS = f"""\
