@@ -134,10 +134,11 @@ class Operands:
 
     def __init__(self, ctx: Context, arguments: Namespace) -> None:
         self._ctx, self._arguments = ctx, arguments
-        (self.m, k), (k_b, self.n) = (
+        shapes: list[tuple[int, int]] = [
             (arguments.m, arguments.k) if arguments.a is None else shape_of(arguments.a),
             (arguments.k, arguments.n) if arguments.b is None else shape_of(arguments.b),
-        )
+        ]
+        (self.m, k), (k_b, self.n) = shapes
         if arguments.a is None:
             k = k_b
         elif arguments.b is None:

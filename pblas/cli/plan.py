@@ -158,7 +158,8 @@ def _product_plan(arguments: Namespace) -> Plan:
     """The plan of a product."""
     from pblas.matmul.api import plan_matmul
 
-    ranks, operands = arguments.ranks, (arguments.m, arguments.n, arguments.k)
+    ranks = arguments.ranks
+    operands: tuple[Any, ...] = arguments.m, arguments.n, arguments.k
     if arguments.a or arguments.b or arguments.out or arguments.grid or arguments.block:  # else the planner chooses
         operands = descriptors(arguments, ranks)
     settings: Any = {"dtype": arguments.dtype, "nprocs": ranks, "hardware": arguments.simulate}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from pblas.factor.solvers import orth as orth
     from pblas.factor.solvers import slogdet as slogdet
     from pblas.factor.solvers import solve as solve
+    from pblas.spectral.composed import PlannedCall as PlannedCall
     from pblas.spectral.composed import plan_pinv as plan_pinv
     from pblas.spectral.composed import plan_polar as plan_polar
     from pblas.spectral.composed import plan_rsvd as plan_rsvd
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from pblas.spectral.norms import cond as cond
     from pblas.spectral.norms import matrix_norm as matrix_norm
     from pblas.spectral.norms import matrix_rank as matrix_rank
-    from pblas.spectral.planned import PlannedCall as PlannedCall
     from pblas.spectral.polar import PolarResult as PolarResult
     from pblas.spectral.polar import polar as polar
     from pblas.spectral.rsvd import RsvdResult as RsvdResult
@@ -75,14 +75,13 @@ else:
             "pblas.factor.qr_factor": "QrFactor",
             "pblas.factor.qr_matrices": "PivotedQrResult qr QrResult",
             "pblas.factor.solvers": "det inv orth slogdet solve",
-            "pblas.spectral.composed": "plan_pinv plan_polar plan_rsvd",
+            "pblas.spectral.composed": "plan_pinv plan_polar plan_rsvd PlannedCall",
             "pblas.spectral.eigh": "CheckedEighResult eigh EighResult eigvalsh plan_eigh PlannedEigh",
             "pblas.spectral.functions": "expm inverse_root invsqrtm signm sqrtm",
             "pblas.spectral.least_squares": "lstsq LstsqResult pinv",
             "pblas.spectral.many": "orthogonalize_many",
             "pblas.spectral.newton_schulz": "newton_schulz",
             "pblas.spectral.norms": "cond matrix_norm matrix_rank",
-            "pblas.spectral.planned": "PlannedCall",
             "pblas.spectral.polar": "polar PolarResult",
             "pblas.spectral.rsvd": "rsvd RsvdResult",
             "pblas.spectral.svd": "plan_svd PlannedSvd svd SvdResult svdvals",

@@ -22,7 +22,7 @@ from pblas.simulation.hardware import Topology, Transport
 from pblas.simulation.phase import Phase, View
 from pblas.spectral.least_squares import pinv
 from pblas.spectral.norms import check_tolerance
-from pblas.spectral.planned import PlannedCall, Request
+from pblas.spectral.planned import PlannedOfMatrix, Request, ResultT
 from pblas.spectral.polar import PolarResult, check_side, polar
 from pblas.spectral.rsvd import RsvdResult, check_counts, rsvd
 from pblas.spectral.svd_plan import choose_svd
@@ -100,6 +100,12 @@ class ComposedPlan(Plan):
     def over(self, transport: Transport) -> ComposedPlan:
         parts = tuple((text, plan.over(transport)) for text, plan in self.parts)
         return replace(self, parts=parts, transport=transport)
+
+
+class PlannedCall(PlannedOfMatrix[ResultT]):
+    """A planned call of other operations: `execute(A)`. Made by `plan_polar`, `plan_rsvd` and `plan_pinv`."""
+
+    plan: ComposedPlan
 
 
 class _Steps(NamedTuple):

@@ -19,7 +19,7 @@ from pblas.runtime.runtime import Runtime, checked_flag, is_one_of
 from pblas.simulation.hardware import Hardware, Topology
 from pblas.spectral.choose import EighAlgorithm, choose_eigh
 from pblas.spectral.generalized import Pencil, completed, pencil_of
-from pblas.spectral.planned import PlannedCall, Request
+from pblas.spectral.planned import PlannedOfMatrix, Request
 from pblas.spectral.steps import Reduced, Reduction, TridiagonalVectors, by_way_of_a_band, solved, taken
 
 if TYPE_CHECKING:
@@ -402,7 +402,7 @@ def eigvalsh(
         return eigensystem(opname, a, options, reports.stage)[0]
 
 
-class PlannedEigh(PlannedCall[EighResult]):
+class PlannedEigh(PlannedOfMatrix[EighResult]):
     """Planned eigenvalues and eigenvectors: `execute(A)`. Made by `plan_eigh`."""
 
     plan: EighPlan

@@ -62,10 +62,8 @@ class Request(Generic[ResultT]):
             return kind(self, options, plan, desc, a.dtype, runtime)
 
 
-class PlannedCall(PlanHandle, Generic[ResultT]):
-    """A planned call of one matrix: `execute(A)`. Made by `plan_polar`, `plan_rsvd` and `plan_pinv`."""
-
-    plan: Plan
+class PlannedOfMatrix(PlanHandle, Generic[ResultT]):
+    """A planned call of one matrix: `execute(A)`."""
 
     def __init__(
         self,
@@ -107,4 +105,4 @@ class PlannedCall(PlanHandle, Generic[ResultT]):
         self._is_closed = True
 
 
-PlannedT = TypeVar("PlannedT", bound=PlannedCall[Any])
+PlannedT = TypeVar("PlannedT", bound=PlannedOfMatrix[Any])

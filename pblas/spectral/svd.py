@@ -12,7 +12,7 @@ from pblas.runtime.progress import Progress, ProgressTarget
 from pblas.runtime.runtime import Runtime, checked_flag, is_one_of
 from pblas.simulation.hardware import Topology
 from pblas.spectral.choose import EighAlgorithm
-from pblas.spectral.planned import PlannedCall, Request
+from pblas.spectral.planned import PlannedOfMatrix, Request
 from pblas.spectral.svd_plan import SvdAlgorithm, SvdPlan, choose_svd
 from pblas.spectral.svd_steps import SingularSystem, singular_system
 
@@ -140,7 +140,7 @@ def svdvals(a: DistMatrix, *, algorithm: SvdAlgorithm = "auto", progress: Progre
         return singular_system(opname, a, vectors=False, algorithm=algorithm, stage=reports.stage).s
 
 
-class PlannedSvd(PlannedCall[SvdResult]):
+class PlannedSvd(PlannedOfMatrix[SvdResult]):
     """Planned singular values and vectors: `execute(A)`. Made by `plan_svd`."""
 
     plan: SvdPlan
