@@ -15,6 +15,7 @@ Only rank 0 reports. With `--journal DIR` it writes progress for the runner to D
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import os
 import signal
@@ -66,6 +67,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if comm:
         config.pluginmanager.register(Numbers(comm.size))
         config.pluginmanager.register(RankReports(Agreement(comm, timeout, grace, journal)))
+
+
+def pytest_collection_finish() -> None:
+    """Leave what modules and tests consist of out of the search for garbage, which tests ask for hundreds of times."""
+    gc.collect()
+    gc.freeze()
 
 
 def _world(config: pytest.Config) -> MPI.Intracomm | None:
