@@ -46,7 +46,7 @@ def descriptor(
 
     Args:
         shape: rows and columns of the matrix (global).
-        mesh: a mesh of one or two dimensions (global).
+        mesh: a mesh of one or two dimensions; of more if the tensor is replicated along all but the first (global).
         placements: Shard(0), Shard(1) or Replicate() for each dimension of the mesh (global).
         order: storage order of the local tensors, "C" by rows or "F" by columns (global).
 
@@ -54,8 +54,9 @@ def descriptor(
         The descriptor, for the ranks of `context_of(mesh)`.
 
     Raises:
-        ArgumentError: placements that are neither Shard nor Replicate, or a mesh of more dimensions.
-        LayoutError: a tensor that is not a matrix, or a dimension that is cut twice into shards of unequal lengths.
+        ArgumentError: Partial, or another number of placements than the mesh has dimensions.
+        LayoutError: a tensor that is not a matrix, a mesh of more dimensions, or a dimension that is cut twice into
+            shards of unequal lengths.
     """
     if len(shape) != 2:
         raise errors.LayoutError(
@@ -64,10 +65,14 @@ def descriptor(
     m, n = map(int, shape)
     sizes, is_known = tuple(mesh.shape), not is_strided(shape, mesh, placements)
     kinds = tuple(map(_plain, placements)) if is_known else (Shard(0), Shard(0))
-    if len(sizes) > 2 or len(kinds) != len(sizes):
-        raise errors.ArgumentError(
-            f"the mesh has {len(sizes)} dimensions and the tensor {len(kinds)} placements; pass a tensor on a mesh of "
-            f"one or two, as mesh['dp', 'tp']"
+    if len(kinds) != len(mesh.shape):
+        raise errors.ArgumentError(f"the mesh has {len(mesh.shape)} dimensions, and there are {len(kinds)} placements")
+    while len(sizes) > 2 and kinds[-2:] == (Replicate(), Replicate()):
+        sizes, kinds = (*sizes[:-2], sizes[-2] * sizes[-1]), kinds[:-1]
+    if len(sizes) > 2:
+        raise errors.LayoutError(
+            f"the mesh has {len(sizes)} dimensions; pass a tensor on a mesh of one or two, as mesh['dp', 'tp'], or "
+            f"redistribute it to [Shard(0), {', '.join(['Replicate()'] * (len(sizes) - 1))}]"
         )
     if len(sizes) == 1:
         sizes, kinds = (*sizes, 1), (*kinds, Replicate())

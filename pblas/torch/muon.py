@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import lru_cache
 from math import prod, sqrt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from pblas import errors, linalg
+from pblas.context import Context
+from pblas.dry import dry_run
 from pblas.matrices.matrix import DistMatrix
 from pblas.spectral.many import explained
 from pblas.spectral.newton_schulz import MUON
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
     from pblas.layouts.descriptor import MatrixDescriptor
+    from pblas.simulation.dry_run import DryRun
+    from pblas.simulation.hardware import Hardware
 
 
 class Muon(torch.optim.Optimizer):
@@ -48,7 +52,7 @@ class Muon(torch.optim.Optimizer):
         mesh: the ranks of weights that are no DTensors; None for all ranks (global).
 
     Raises:
-        ArgumentError: options out of range, or a parameter with fewer than two axes.
+        ArgumentError: options out of range, or a parameter with fewer than two axes or with Partial.
 
     Source: K. Jordan et al., Muon: an optimizer for hidden layers in neural networks, 2024; J. Liu et al., Muon is
         scalable for LLM training, 2025. Options and state are those of `torch.optim.Muon`.
@@ -83,6 +87,11 @@ class Muon(torch.optim.Optimizer):
                         f"Muon: a weight must have two axes at least, got shape {tuple(weight.shape)}; give biases and "
                         f"norms to another optimizer"
                     )
+                if isinstance(weight, DTensor) and any(each.is_partial() for each in weight.placements):
+                    raise errors.ArgumentError(
+                        f"Muon: a weight with placements {weight.placements} has sums that are not complete; "
+                        f"redistribute it first: weight.redistribute(mesh, [Shard(0)]) adds and cuts"
+                    )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -98,55 +107,85 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        taken: list[_Taken] = []
         for group in self.param_groups:
             given = [weight for weight in group["params"] if weight.grad is not None]
-            updates = self._orthogonalized(self._momenta(given, group), given, group)
+            taken += [_Taken(*pair, group) for pair in zip(given, self._momenta(given, group), strict=True)]
+        for (weight, _, group), update in zip(taken, self._orthogonalized(taken), strict=True):
             kept = 1 - group["lr"] * group["weight_decay"]
-            for weight, update in zip(given, updates, strict=True):
-                rate = group["lr"] * _RATES[group["adjust_lr"]](*weight.shape[-2:])
-                (_shard(weight) if kept == 1 else _shard(weight).mul_(kept)).add_(update, alpha=-rate)
+            rate = group["lr"] * _RATES[group["adjust_lr"]](*weight.shape[-2:])
+            (_shard(weight) if kept == 1 else _shard(weight).mul_(kept)).add_(update, alpha=-rate)
         return loss
 
     def explain(self) -> str:
-        """How a step divides the work on all weights, for each number of ranks of their meshes (local).
+        """How a step divides the work on all weights, for each set of ranks (local).
 
         Returns:
             Which matrices are whole on one rank each, and which are divided over all.
         """
-        shapes: dict[int, list[tuple[int, int]]] = {}
+        texts = []
+        for (ranks, _), weights in self._together().items():
+            shapes = [tuple(weight.shape[-2:]) for weight in weights for _ in range(prod(weight.shape[:-2]))]
+            texts.append(explained(shapes, len(ranks)))
+        return "\n".join(texts)
+
+    def dry_run(self, hardware: Hardware | str = "fat-tree") -> DryRun:
+        """Time and memory of the orthogonalization in a step of all weights, by plans and without data (local).
+
+        Args:
+            hardware: as in `pblas.dry_run` (global).
+        """
+        together = self._together()
+
+        def program() -> None:
+            with Context() as ctx:
+                for (_, options), weights in together.items():
+                    matrices = []
+                    for weight in weights:
+                        shape, place = weight.shape[-2:], self._place(weight)
+                        desc = _Update(None, weight.shape, *place).desc or descriptor(shape, *place)
+                        count, dtype = prod(weight.shape[:-2]), str(weight.dtype).removeprefix("torch.")
+                        matrices += [ctx.zeros(desc, dtype=dtype) for _ in range(count)]
+                    linalg.orthogonalize_many(matrices, **dict(options))
+
+        return dry_run(program, ranks=max(len(ranks) for ranks, _ in together), hardware=hardware)
+
+    def _together(self) -> dict[tuple[tuple[int, ...], tuple[Any, ...]], list[Any]]:
+        """The weights that one `orthogonalize_many` takes, by the ranks of their meshes and the options (global)."""
+        found: dict[Any, list[Any]] = {}
         for group in self.param_groups:
             for weight in group["params"]:
-                of_ranks = shapes.setdefault(self._place(weight)[0].size(), [])
-                of_ranks += [tuple(weight.shape[-2:])] * prod(weight.shape[:-2])
-        return "\n".join(explained(found, nprocs) for nprocs, found in shapes.items())
+                ranks = tuple(self._place(weight)[0].mesh.flatten().tolist())
+                found.setdefault((ranks, _options(group)), []).append(weight)
+        return found
 
     def _momenta(self, weights: list[Any], group: dict[str, Any]) -> list[Any]:
-        """This rank's shards of the momenta of one more gradient each (local)."""
+        """**Collective.** This rank's shards of the momenta of one more gradient each."""
         if not weights:
             return []
-        for weight in weights:
+        gradients, momentum = [_gradient(weight) for weight in weights], group["momentum"]
+        for weight, gradient in zip(weights, gradients, strict=True):
             if "momentum_buffer" not in self.state[weight]:
-                self.state[weight]["momentum_buffer"] = torch.zeros_like(weight.grad)
+                self.state[weight]["momentum_buffer"] = torch.zeros_like(gradient)
         buffers = [_shard(self.state[weight]["momentum_buffer"]) for weight in weights]
-        gradients, momentum = [_shard(weight.grad) for weight in weights], group["momentum"]
+        gradients = list(map(_shard, gradients))
         torch._foreach_lerp_(buffers, gradients, 1 - momentum)
         if not group["nesterov"]:
             return buffers
         return list(torch._foreach_lerp(gradients, buffers, momentum))  # noqa: SLF001 - as torch's own optimizers
 
-    def _orthogonalized(self, updates: list[Any], weights: list[Any], group: dict[str, Any]) -> list[Any]:
-        """**Collective.** This rank's shards of the orthogonalized updates, those of each context at once."""
-        placed = [self._place(weight) for weight in weights]
-        tensors = [
-            _Update(update, weight.shape, mesh, placements)
-            for update, weight, (mesh, placements) in zip(updates, weights, placed, strict=True)
-        ]
-        matrices = [matrix for tensor in tensors for matrix in tensor.matrices()]
-        options = {"steps": group["steps"], "coefficients": group["coefficients"]}
+    def _orthogonalized(self, taken: list[_Taken]) -> list[Any]:
+        """**Collective.** Shards of the orthogonalized updates: at once those with equal ranks and options."""
+        tensors = [_Update(update, weight.shape, *self._place(weight)) for weight, update, _ in taken]
+        matrices, keys = list[DistMatrix](), list[Any]()
+        for tensor, each in zip(tensors, taken, strict=True):
+            matrices += tensor.matrices()
+            keys += [(x.runtime, _options(each.group)) for x in matrices[len(keys) :]]
         results: dict[int, Any] = {}
-        for runtime in dict.fromkeys(x.runtime for x in matrices):
-            mine = [k for k, x in enumerate(matrices) if x.runtime is runtime]
-            results |= zip(mine, linalg.orthogonalize_many([matrices[k] for k in mine], **options), strict=True)
+        for key in dict.fromkeys(keys):
+            mine = [k for k, other in enumerate(keys) if other == key]
+            orthogonal = linalg.orthogonalize_many([matrices[k] for k in mine], **dict(key[1]))
+            results |= zip(mine, orthogonal, strict=True)
         ordered = iter(results[k] for k in range(len(matrices)))
         return [tensor.put_back(ordered) for tensor in tensors]
 
@@ -166,13 +205,36 @@ _RATES: dict[str, Callable[[int, int], float]] = {
 }
 
 
+class _Taken(NamedTuple):
+    """A weight that a step updates."""
+
+    weight: Any  # (global)
+    update: Any  # this rank's shard of its momentum (local)
+    group: dict[str, Any]  # its options (global)
+
+
+def _options(group: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The options of `orthogonalize_many` (global)."""
+    return ("steps", group["steps"]), ("coefficients", group["coefficients"])
+
+
 def _shard(x: Any) -> Any:
     """This rank's part of a tensor, in the same memory (local)."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
+def _gradient(weight: Any) -> Any:
+    """**Collective.** The gradient of a weight, distributed as the weight: that of torch may be Partial."""
+    gradient = weight.grad
+    if isinstance(weight, DTensor) and gradient.placements != weight.placements:
+        return gradient.redistribute(placements=weight.placements)
+    return gradient
+
+
 class _Update:
     """The update of a weight, whose last two axes are matrices.
+
+    Matrices that no block-cyclic layout describes, and those whose stack is cut, are cut along their rows first.
 
     Args:
         local: this rank's shard (local).
@@ -181,61 +243,64 @@ class _Update:
     """
 
     def __init__(self, local: Any, shape: Any, mesh: DeviceMesh, placements: list[Any]) -> None:
-        self._local, self._batch = local, tuple(shape[:-2])
-        if any(isinstance(each, Shard) and each.dim < len(self._batch) for each in placements):
-            raise errors.ArgumentError(
-                f"Muon: a weight of shape {tuple(shape)} is several matrices, and its first axis is sharded; shard one "
-                f"of the last two axes"
-            )
-        self._shape, self._mesh = shape[-2:], mesh
-        self._placements = [
-            Shard(each.dim - len(self._batch)) if isinstance(each, Shard) else each for each in placements
-        ]
-        self._options: Any = {"shape": self._shape, "stride": (self._shape[1], 1), "run_check": False}
-        self._desc = _layout(self._shape, mesh, tuple(self._placements))
-        self._moved = self._placements
-        if self._desc is None and not is_strided(self._shape, mesh, self._placements):
-            self._moved = [Shard(0), *[Replicate()] * (mesh.ndim - 1)]
+        self._local, self._shape, self._mesh, self._placements = local, tuple(shape), mesh, placements
+        self._moved = placements
+        self.desc = _layout(self._shape, mesh, tuple(placements))
+        """Of each matrix; None if its shards change places, see `from_dtensor` (global)."""
+        if self.desc is None and not is_strided(shape, mesh, placements):
+            self._moved = [Shard(len(shape) - 2), *[Replicate()] * (mesh.ndim - 1)]
+            self.desc = _layout(self._shape, mesh, tuple(self._moved))
+
+    def _redistributed(self, local: Any, source: list[Any], target: list[Any]) -> Any:
+        """**Collective.** This rank's shard of the weight with other placements."""
+        if source is target:
+            return local
+        stride = tuple(prod(self._shape[k + 1 :]) for k in range(len(self._shape)))
+        t = DTensor.from_local(
+            local.contiguous(), self._mesh, source, run_check=False, shape=torch.Size(self._shape), stride=stride
+        )
+        return t.redistribute(placements=target).to_local()
 
     def matrices(self) -> Iterator[DistMatrix]:
         """**Collective.** The matrices over all ranks of the mesh."""
         runtime = context_of(self._mesh).runtime
-        for part in self._local.reshape(prod(self._batch), *self._local.shape[-2:]):
-            if self._desc is not None:
-                with runtime.local_step("Muon"):
-                    array = runtime.backend.as_array(part.contiguous())
-                    if array.shape != self._desc.local_shape(runtime.rank):
-                        raise errors.LayoutError(
-                            f"Muon: this rank's shard is {tuple(array.shape)}, and that of {tuple(self._shape)} with "
-                            f"{self._placements} is {self._desc.local_shape(runtime.rank)}"
-                        )
-                yield DistMatrix(self._desc, array, runtime)
+        local = self._redistributed(self._local, self._placements, self._moved)
+        for part in local.reshape(prod(self._shape[:-2]), *local.shape[-2:]):
+            if self.desc is None:
+                options: Any = {"shape": torch.Size(self._shape), "stride": (self._shape[1], 1), "run_check": False}
+                yield from_dtensor(DTensor.from_local(part.contiguous(), self._mesh, self._placements, **options))
                 continue
-            t = DTensor.from_local(part.contiguous(), self._mesh, self._placements, **self._options)
-            yield from_dtensor(t if self._moved is self._placements else t.redistribute(placements=self._moved))
+            with runtime.local_step("Muon"):
+                array = runtime.backend.as_array(part.contiguous())
+                if array.shape != self.desc.local_shape(runtime.rank):
+                    raise errors.LayoutError(
+                        f"Muon: this rank's shard is {tuple(array.shape)}, and that of {self._shape} with "
+                        f"{self._moved} is {self.desc.local_shape(runtime.rank)}"
+                    )
+            yield DistMatrix(self.desc, array, runtime)
 
     def put_back(self, results: Iterator[DistMatrix]) -> Any:
         """**Collective.** This rank's shard of as many orthogonalized matrices."""
-        parts = []
-        for _ in range(prod(self._batch)):
-            result = next(results)
-            if self._desc is None and self._moved is self._placements:
-                part = to_dtensor(result, self._mesh, self._placements).to_local()
-            else:
-                part = tensor_of(result.local)
-            if self._moved is not self._placements:
-                t = DTensor.from_local(part, self._mesh, self._moved, **self._options)
-                part = t.redistribute(placements=self._placements).to_local()
-            parts.append(part)
-        return torch.stack(parts).reshape(self._local.shape) if self._batch else parts[0]
+        parts = [next(results) for _ in range(prod(self._shape[:-2]))]
+        if self.desc is None:
+            return to_dtensor(parts[0], self._mesh, self._placements).to_local()
+        tensors = [tensor_of(part.local) for part in parts]
+        local = tensors[0] if len(self._shape) == 2 else torch.stack(tensors)
+        local = local.reshape(*self._shape[:-2], *local.shape[-2:])
+        return self._redistributed(local, self._moved, self._placements)
 
 
 @lru_cache(1024)
-def _layout(shape: Any, mesh: DeviceMesh, placements: tuple[Any, ...]) -> MatrixDescriptor | None:
-    """The block-cyclic layout of a DTensor in the memory of its shards; None if it has none (global)."""
+def _layout(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...]) -> MatrixDescriptor | None:
+    """The layout of the matrices of a weight in the memory of its shards; None if they have none there (global)."""
+    stacked = len(shape) - 2
     if is_strided(shape, mesh, placements):  # its shards change places
         return None
+    if stacked:
+        if any(not each.is_replicate() and getattr(each, "dim", stacked) < stacked for each in placements):
+            return None
+        placements = tuple(Shard(each.dim - stacked) if type(each) is Shard else each for each in placements)
     try:
-        return descriptor(shape, mesh, placements)
+        return descriptor(shape[-2:], mesh, placements)
     except errors.LayoutError:
         return None

@@ -417,7 +417,7 @@ def choose_legs(options: argparse.Namespace, arguments: list[str]) -> list[Leg]:
         if options.torch:
             python = options.torch.absolute()
             legs.append(Leg(0, python, (*flags, *TORCH)))
-            legs += [Leg(n, python, (*flags, "-m", "torch", *marked("torch", spread))) for n in (1, 2, 3)]
+            legs += [Leg(n, python, (*flags, "-m", "torch", *marked("torch", spread))) for n in NUMBERS]
     return legs
 
 

@@ -27,7 +27,6 @@ SETTINGS = ("shared",)
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.torch,
-    pytest.mark.ranks(3, reason="to load torch takes seconds on each rank; torch_job.py has other numbers"),
 ]
 
 
@@ -106,16 +105,16 @@ def test_what_is_no_matrix_of_its_mesh_is_refused(mesh: Any) -> None:
 
 
 def updated(weight: Any, grads: list[Any], options: dict[str, float]) -> Any:
-    """Muon of one unsharded weight, in float64."""
+    """Muon of one unsharded weight, or of several in one, in float64."""
     weight, buffer = weight.double().clone(), torch.zeros_like(weight).double()
     for grad in (grad.double() for grad in grads):
         buffer = 0.9 * buffer + 0.1 * grad
         x = 0.1 * grad + 0.9 * buffer
-        x = x / x.norm()
+        x = x / x.norm(dim=(-2, -1), keepdim=True)
         for _ in range(5):
-            g = x @ x.T
+            g = x @ x.mT
             x = 3.4445 * x + (-4.7750 * g + 2.0315 * g @ g) @ x
-        scale = max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
+        scale = max(1.0, weight.shape[-2] / weight.shape[-1]) ** 0.5
         weight = weight * (1 - 0.1 * options["weight_decay"]) - 0.1 * scale * x
     return weight
 
@@ -145,6 +144,43 @@ def test_muon_updates_as_if_weights_were_whole(mesh: Any, shape: tuple[int, int]
     assert optimizer.explain().startswith(f"{len(places) + 3} matrices over {P} ranks\n")
 
 
+GRIDS = {4: [(2, 2)], 6: [(2, 3), (3, 2)]}.get(P, [(1, P)])
+"""Shapes of meshes of two dimensions."""
+
+
+@pytest.mark.parametrize("shape", [(WIDE, HIDDEN), (1, 5), (2, 7, P + 1), (3, 2, 2, 5)])
+def test_muon_takes_weights_in_any_sharding(mesh: Any, shape: tuple[int, ...]) -> None:
+    """Also stacks of matrices that are cut apart, rows of which ranks have none, and gradients that are not added up.
+
+    Groups of weights with equal steps are one call, and can be planned without data.
+    """
+    weight, grad = random(*shape), random(*shape, seed=1)
+    expected, choices = updated(weight, [grad], {"weight_decay": 0.1}), [*map(Shard, range(len(shape))), Replicate()]
+    places = [(mesh, [each]) for each in choices]
+    for grid in map(pt.init_mesh, GRIDS):
+        places += [(grid, list(each)) for each in itertools.product(choices, repeat=2)]
+    cube = pt.init_mesh((1, P, 1), ("a", "b", "c"))
+    places += [(cube, [Replicate(), each, Replicate()]) for each in choices]
+    weights = []
+    for place in places:
+        weights.append(nn.Parameter(tensors.distribute_tensor(weight.clone(), *place)))
+        weights[-1].grad = tensors.distribute_tensor(grad.clone(), *place)
+    weights.append(nn.Parameter(tensors.distribute_tensor(weight.clone(), mesh, [Replicate()])))
+    share = grad * (RANK + 1) * 2 / (P * (P + 1))
+    weights[-1].grad = tensors.DTensor.from_local(share, mesh, [Partial()], run_check=False)
+    groups = [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.1}]
+    optimizer = pt.Muon(groups, lr=0.1, momentum=0.9, weight_decay=0.1)
+    count = len(weights) * int(np.prod(shape[:-2]))
+    assert optimizer.explain().splitlines()[0] == f"{count} matrices over {P} ranks"
+    assert optimizer.explain().count("matrices over") == 1
+    run = optimizer.dry_run()
+    assert run.nprocs == P
+    assert run.peak_nbytes >= weight.numel() * weight.element_size()
+    optimizer.step()
+    for each in weights:
+        close(whole(each), expected, terms=100)
+
+
 def test_muon_refuses_what_it_cannot_orthogonalize(mesh: Any) -> None:
     weight = nn.Parameter(torch.ones(2, 2))
     for options, text in (({"lr": -1.0}, "lr must be at least 0"), ({"adjust_lr": "none"}, "adjust_lr must be one of")):
@@ -152,6 +188,6 @@ def test_muon_refuses_what_it_cannot_orthogonalize(mesh: Any) -> None:
             pt.Muon([weight], **options)
     with pytest.raises(errors.ArgumentError, match="a weight must have two axes at least"):
         pt.Muon([nn.Parameter(torch.ones(3))])
-    stack = nn.Parameter(tensors.distribute_tensor(torch.ones(P, 2, 2), mesh, [Shard(0)]))
-    stack.grad = torch.ones_like(stack)
-    raises_on_all_ranks(errors.ArgumentError, "its first axis is sharded", pt.Muon([stack]).step)
+    sums = nn.Parameter(tensors.DTensor.from_local(torch.ones(2, 2), mesh, [Partial()], run_check=False))
+    with pytest.raises(errors.ArgumentError, match="has sums that are not complete"):
+        pt.Muon([sums])

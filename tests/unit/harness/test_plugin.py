@@ -8,6 +8,7 @@ import pytest
 
 from tests.common.outside import outside
 from tests.harness import run
+from tests.harness.shares import NUMBERS
 
 SCENARIO = """
 import os
@@ -199,7 +200,7 @@ def test_tests_that_need_torch_run_where_it_is_and_nowhere_else(monkeypatch: pyt
     assert all(leg.arguments[1:3] == ("-m", "not torch") for leg in others if leg.ranks)
     assert [(leg.ranks, leg.arguments) for leg in legs if leg not in others] == [
         (0, run.TORCH),
-        *((n, ("-m", "torch", *files)) for n in (1, 2, 3)),
+        *((n, ("-m", "torch", *files)) for n in NUMBERS),
     ]
 
 
