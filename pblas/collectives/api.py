@@ -131,21 +131,56 @@ class Collectives:
         return _gather(self.runtime, x, out, counts, stream)
 
 
-def add_up(
-    runtime: Runtime,
-    operation: str,
-    text: str,
-    x: Array,
-    out: Array,
-    epilogue: Epilogue | None,
-    counts: Sequence[int] | None = None,
-    algorithm: Literal["auto", "two_shot"] = "auto",
-) -> None:
-    """**Collective.** Out := epilogue(sum of all ranks' x) on CPUs, as the last step of another call."""
-    kind, options = "allreduce", Reduction("sum", epilogue, algorithm)
-    if counts is not None:
-        kind, options = "reduce_scatter", Reduction("sum", epilogue, counts=counts)
-    _reduce_on_hosts(runtime, kind, x, out, options, None, (operation, text))
+def add_up(runtime: Runtime, operation: str, x: Array, out: Array) -> None:
+    """**Collective.** Out := sum of all ranks' x in two shots on CPUs, as the last step of another call."""
+    _reduce_on_hosts(runtime, "allreduce", x, out, Reduction("sum", None), None, (operation, ""))
+
+
+class Sum:
+    """Out := epilogue(sum of all ranks' arrays) on CPUs, as the last step of a call that is repeated.
+
+    Each time a rank computes its array in `own`, and then adds. Where one shot adds them, and is known from the time
+    before, that is memory that the other ranks read, and nothing is checked again.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        call: tuple[str, str],  # the name of the call and its arguments, for an agreement (global)
+        shape: tuple[int, int],  # of each rank's array (global)
+        out: Array,  # receives all sums, or those of this rank's rows (local)
+        epilogue: Epilogue | None,  # with checked operands (local)
+        counts: Sequence[int] | None,  # each rank's rows of the sums; None for all of them (global)
+    ) -> None:
+        self._runtime, self._call, self._shape, self._out = runtime, call, shape, out
+        self._kind = "allreduce" if counts is None else "reduce_scatter"
+        self._options = Reduction("sum", epilogue, "auto" if counts is None else "two_shot", counts)
+        self._spec: ReduceArguments | None = None  # of sums in one shot (local)
+
+    def own(self) -> Array:
+        """The array that this rank computes (local)."""
+        one_shot = self._one_shot(self._spec)
+        if self._spec is None or one_shot is None:
+            self._spec = None
+            return np.empty(self._shape, self._out.dtype)
+        self._spec.x = self._spec.place = one_shot.own
+        return one_shot.own
+
+    def add(self, own: Array) -> None:
+        """**Collective.** Add all ranks' arrays, from `own` (local)."""
+        spec, one_shot = self._spec, self._one_shot(self._spec)
+        if spec is not None and one_shot is not None:
+            _reduce_in_one_shot(self._runtime, *self._call, spec, one_shot)
+            spec.keep()
+            return
+        _, spec = _reduce_on_hosts(self._runtime, self._kind, own, self._out, self._options, None, self._call)
+        one_shot = self._one_shot(spec)
+        if one_shot is not None:
+            self._spec, spec.x, spec.place = spec, one_shot.own, one_shot.own  # `own` may end
+
+    def _one_shot(self, spec: ReduceArguments | None) -> OneShot | None:
+        is_dry = self._runtime.backend.dry is not None
+        return None if spec is None or is_dry else spec.form.one_shot(self._runtime.staging)
 
 
 def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequence[int]) -> Array:
@@ -287,7 +322,7 @@ def refuse_stream(operation: str, stream: object) -> None:
 def _reduce(runtime: Runtime, operation: str, x: object, out: object, options: Reduction, stream: object) -> Any:
     """**Collective.** An all-reduce or a reduce-scatter."""
     if not runtime.backend.gpus:
-        return _reduce_on_hosts(runtime, operation, x, out, options, stream)
+        return _reduce_on_hosts(runtime, operation, x, out, options, stream)[0]
     stream, kernels = current_stream(x) if stream is None else stream, _kernels(runtime)
     if kernels is not None and not runtime.debug and kernels.repeat(operation, x, out, options, stream):
         return out
@@ -359,7 +394,7 @@ def _reduce_on_hosts(
     options: Reduction,
     stream: object,
     caller: tuple[str, str] | None = None,
-) -> Any:
+) -> tuple[Any, ReduceArguments]:
     """**Collective.** A reduction of NumPy arrays; `caller` is the call that contains it, and its arguments."""
     called = operation if caller is None else caller[0]
     with runtime.local_step(called):
@@ -374,7 +409,7 @@ def _reduce_on_hosts(
         target = spec.target(spec.place.shape, lambda: np.empty(spec.place.shape, spec.dtype))
         rows = len(spec.place) if spec.place.ndim else None
         target.array[...] = _of_equal_arrays(form.op, spec.x if spec.shares else spec.x[:rows], runtime.nprocs)
-        return target.result
+        return target.result, spec
     if log.is_on(log.INFO):
         how = "by messages" if form.goes_by_messages else "through shared memory"
         log.write(log.INFO, runtime.rank, "%s of %d bytes: %s, %s", operation, form.nbytes, form.algorithm, how)
@@ -386,7 +421,7 @@ def _reduce_on_hosts(
     if isinstance(finish, ByFunction):
         runtime.agree(f"{called}: epilogue", {}, finish.error and errors.ArgumentError(f"{called}: {finish.error}"))
     spec.keep()
-    return result
+    return result, spec
 
 
 def _of_equal_arrays(op: str, x: Array, nprocs: int) -> Array:

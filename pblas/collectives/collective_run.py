@@ -215,8 +215,8 @@ class Collective:
 class OneShot:
     """All-reduces in one shot of arrays of one shape that fit in one round, by the ranks of one node.
 
-    Each rank copies x to its staging memory before the agreement on the call, which is the meeting, too. Then every
-    rank adds all. The views of the memory are made once.
+    Each rank copies x to its staging memory, or computes it there, before the agreement on the call, which is the
+    meeting, too. Then every rank adds all. The views of the memory are made once.
     """
 
     def __init__(self, staging: Staging, operation: str, shape: tuple[int, ...], dtype: Dtype, unit: int) -> None:
@@ -230,9 +230,15 @@ class OneShot:
         self._own = [slot(rank, half).x.reshape(shape) for half in (0, 1)]
         self._parts = [[slot(peer, half) for peer in _order(0, size)] for half in (0, 1)]
 
+    @property
+    def own(self) -> Array:
+        """Where near ranks read this rank's x of the next call (local)."""
+        return self._own[self.staging.epoch % 2]
+
     def lay_out(self, x: Array) -> None:
-        """Copy x to where near ranks read it (local)."""
-        self._own[self.staging.epoch % 2][...] = x
+        """Copy x there, unless it is there (local)."""
+        if x is not self.own:
+            self.own[...] = x
 
     def run(self, outs: list[Flat], finish: Finish | None) -> None:
         """Add all ranks' x, after `lay_out` on all ranks and an agreement; arguments as in `Collective.run`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -9,10 +10,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from pblas import errors
+from pblas.backends.local_step import AgreedError, LocalStep
 from pblas.torch import operators
-from pblas.torch.mesh import context_of, group_of, init_mesh
+from pblas.torch.mesh import context_named, context_of, group_of, init_mesh
+from pblas.tp.products import refuse
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from torch.distributed.device_mesh import DeviceMesh
 
 Kind = Literal["allgather", "reduce_scatter", "allreduce", "replicated"]
@@ -59,17 +64,43 @@ def linear(
     Raises:
         ArgumentError, DTypeError, LayoutError, MismatchError: as that function, the same on every rank.
     """
-    if kind not in operators.FORWARD:
-        raise errors.ArgumentError(f"linear: kind must be one of {', '.join(operators.FORWARD)}, got {kind!r}")
-    if activation is not None and activation not in ACTIVATIONS:
-        raise errors.ArgumentError(f"linear: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    if activation is not None and residual is not None:
-        raise errors.ArgumentError("linear: activation and residual exclude each other; add the residual to the result")
     mesh = init_mesh() if mesh is None else mesh
     context_of(mesh)
-    cut = weight.shape[1] if kind in ("reduce_scatter", "allreduce") else weight.shape[0]
-    features = cut * mesh.size() if features is None else features
-    return _linear(x, weight, bias, residual, kind, activation, float8, None, tokens, features, _ranks_of(mesh))
+    ranks = _ranks_of(mesh)
+    with _checking("linear", ranks[0]):
+        if kind not in operators.FORWARD:
+            raise errors.ArgumentError(f"linear: kind must be one of {', '.join(operators.FORWARD)}, got {kind!r}")
+        if activation is not None and activation not in ACTIVATIONS:
+            raise errors.ArgumentError(
+                f"linear: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
+            )
+        if activation is not None and residual is not None:
+            raise errors.ArgumentError(
+                "linear: activation and residual exclude each other; add the residual to the result"
+            )
+        _check_tensor("linear", "weight", weight)
+        cut = weight.shape[1] if kind in ("reduce_scatter", "allreduce") else weight.shape[0]
+        features = cut * mesh.size() if features is None else features
+    return _linear(x, weight, bias, residual, kind, activation, float8, None, tokens, features, ranks)
+
+
+def _checking(opname: str, group: str) -> AbstractContextManager[None]:
+    """A with block before a layer's product: an error in it is raised on all ranks, which call the layer (local)."""
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    runtime = context_named(group).runtime
+
+    def fail(opname: str, error: AgreedError) -> None:
+        with runtime.call(opname):
+            refuse(runtime, opname, error)
+
+    return LocalStep(fail, opname)
+
+
+def _check_tensor(opname: str, name: str, x: object) -> None:
+    if not isinstance(x, torch.Tensor) or not x.ndim:
+        got = "no axes" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise errors.ArgumentError(f"{opname}: {name} must be a tensor with axes, got {got}")
 
 
 def _ranks_of(mesh: DeviceMesh) -> tuple[str, int, int]:
@@ -92,21 +123,23 @@ def _linear(
 ) -> Any:
     """**Collective.** `linear` with checked arguments."""
     group, nprocs, rank = ranks
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, bias, residual = (z if z is None else operators.local(z).to(dtype) for z in (x, bias, residual))
-        weight = weight if scale is not None else operators.local(weight).to(dtype)
-    if kind != "allgather":
-        tokens = x.shape[0]
-    elif tokens is None:
-        tokens = x.shape[0] * nprocs
-    rows = tokens
-    if kind == "reduce_scatter":
-        length = -(-tokens // nprocs)
-        rows = max(0, min(length, tokens - rank * length))
-    keep = activation is not None and torch.is_grad_enabled()
-    keep = keep and any(z is not None and z.requires_grad for z in (x, weight, bias))
-    sizes = rows, tokens, features, group
+    with _checking("linear", group):
+        _check_tensor("linear", "x", x)
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, bias, residual = (z if z is None else operators.local(z).to(dtype) for z in (x, bias, residual))
+            weight = weight if scale is not None else operators.local(weight).to(dtype)
+        if kind != "allgather":
+            tokens = x.shape[0]
+        elif tokens is None:
+            tokens = x.shape[0] * nprocs
+        rows = tokens
+        if kind == "reduce_scatter":
+            length = -(-tokens // nprocs)
+            rows = max(0, min(length, tokens - rank * length))
+        keep = activation is not None and torch.is_grad_enabled()
+        keep = keep and any(z is not None and z.requires_grad for z in (x, weight, bias))
+        sizes = rows, tokens, features, group
     return operators.linear(x, weight, bias, residual, scale, kind, activation or "", keep, float8, *sizes)[0]
 
 
@@ -213,18 +246,20 @@ class ParallelLinear(nn.Linear):
         residual: Any = None,
     ) -> Any:
         """**Collective.** The layer with this weight and bias."""
-        dim = self.sequence_dim
-        if dim is not None and not (0 <= dim < x.ndim - 1 or -x.ndim <= dim < -1):
-            raise errors.ArgumentError(
-                f"{type(self).__name__}: sequence_dim={dim} must be an axis of x before the last one, and x has shape "
-                f"{tuple(x.shape)}"
+        dim, name = self.sequence_dim, type(self).__name__
+        with _checking(name, self._ranks[0]):
+            _check_tensor(name, "x", x)
+            if dim is not None and not (0 <= dim < x.ndim - 1 or -x.ndim <= dim < -1):
+                raise errors.ArgumentError(
+                    f"{name}: sequence_dim={dim} must be an axis of x before the last one, and x has shape "
+                    f"{tuple(x.shape)}"
+                )
+            kind = kinds[0] if dim is not None else kinds[1]
+            moves = dim is not None and dim not in (0, -x.ndim)
+            x, residual = (
+                z if z is None else z.unsqueeze(0) if z.ndim == 1 else z.movedim(dim, 0) if moves else z
+                for z in (x, residual)
             )
-        kind = kinds[0] if dim is not None else kinds[1]
-        moves = dim is not None and dim not in (0, -x.ndim)
-        x, residual = (
-            z if z is None else z.unsqueeze(0) if z.ndim == 1 else z.movedim(dim, 0) if moves else z
-            for z in (x, residual)
-        )
         elements, scale = weight
         y = _linear(x, elements, bias, residual, kind, activation, self.float8, scale, tokens, features, self._ranks)
         return y.movedim(0, dim) if moves else y

@@ -32,17 +32,32 @@ class _Styled(ParallelLinear):
             wanted = [_of_axes(self.input_layout, x.ndim)]
             if list(x.placements) != wanted:
                 x = x.redistribute(placements=wanted)
+            if type(self.input_layout) is Shard and self.input_layout != LAST:
+                options.setdefault("tokens", x.shape[self.input_layout.dim])
             x = x.to_local()
         y: torch.Tensor = super().forward(x, **options)
         if self.use_local_output:
             return y
-        return DTensor.from_local(y, self.mesh, [_of_axes(self.output_layout, y.ndim)], run_check=False)
+        is_last = self.output_layout == LAST or self.sequence_dim is None
+        return _as_dtensor(
+            y, self.mesh, self.output_layout, self.out_features if is_last else x.shape[self.sequence_dim]
+        )
 
 
 class _Colwise(_Styled, ColumnParallelLinear): ...
 
 
 class _Rowwise(_Styled, RowParallelLinear): ...
+
+
+def _as_dtensor(y: torch.Tensor, mesh: DeviceMesh, layout: Any, length: int) -> DTensor:
+    """The DTensor of ranks' results; `length` is that of the axis that is cut, if one is, over all ranks."""
+    placement, shape, stride, step = _of_axes(layout, y.ndim), list(y.shape), [0] * y.ndim, 1
+    if isinstance(placement, Shard):
+        shape[placement.dim] = length
+    for axis in sorted(range(y.ndim), key=lambda axis: (y.stride(axis), -axis)):
+        stride[axis], step = step, step * max(1, shape[axis])
+    return DTensor.from_local(y, mesh, [placement], run_check=False, shape=torch.Size(shape), stride=tuple(stride))
 
 
 def _of_axes(layout: Any, ndim: int) -> Any:
@@ -149,15 +164,17 @@ class _Replicated(nn.Module):
     use_local_output: bool
 
     def forward(self, x: torch.Tensor, *args: Any) -> torch.Tensor:
+        axis, tokens = self.sequence_sharding.dim, 0
         if isinstance(x, DTensor):
             wanted = [_of_axes(self.sequence_sharding, x.ndim)]
             if list(x.placements) != wanted:
                 x = x.redistribute(placements=wanted)
+            tokens = x.shape[axis]
             x = x.to_local()
-        y = super().forward(x, *args)
+        y: torch.Tensor = super().forward(x, *args)
         if self.use_local_output:
             return y
-        return DTensor.from_local(y, self.mesh, [_of_axes(self.sequence_sharding, y.ndim)], run_check=False)
+        return _as_dtensor(y, self.mesh, self.sequence_sharding, tokens or y.shape[axis] * self.mesh.size())
 
 
 def _shared(name: str) -> property:

@@ -16,7 +16,7 @@ from pblas.backends.local_step import AgreedError, LocalStep
 from pblas.backends.push_engine import is_array
 from pblas.backends.settings import DRY_RUN
 from pblas.backends.shared_workspace import WorkspaceSlot
-from pblas.collectives.api import add_up, gather, refuse_stream
+from pblas.collectives.api import Sum, gather, refuse_stream
 from pblas.collectives.arguments import array_remedy, backends_array
 from pblas.collectives.collective_plan import APART_NBYTES, choose
 from pblas.context import Context
@@ -287,11 +287,7 @@ class Caller:
         return error if text.startswith(f"{self.opname}: ") else type(error)(f"{self.opname}: {text}")
 
     def _refuse(self, opname: str, error: AgreedError) -> None:
-        error = self.named(error)
-        if self.runtime.topology.push:
-            self.runtime.backend.agreement.nexecutions += 1
-            self.runtime.reject(error)
-        self.runtime.fail(opname, error)
+        refuse(self.runtime, opname, self.named(error))
 
     def array(self, name: str, x: object, *, tokens: bool = True, stored: bool = False) -> Array:
         """A caller's array as an array of the backend in the same memory, from which `rows` makes a matrix (local).
@@ -488,14 +484,15 @@ class Caller:
 
         if travels == target:
             rows_per_rank = counts if self.layer.cut(target) else None
-            call = self.runtime, self.opname, self._text()
+            left_shape, right_shape = (gathered.get(z, own).shape for z, own in ((left, a), (right, b)))
+            shape = left_shape[transa == "T"], right_shape[transb == "N"]
+            total = Sum(self.runtime, (self.opname, self._text()), shape, d, epilogue, rows_per_rank)
 
             def contribute(_: object) -> None:
                 with self.checking():
-                    m, n = gathered.get(left, a).shape[transa == "T"], gathered.get(right, b).shape[transb == "N"]
-                    own = np.empty((m, n), d.dtype)  # the steps, which are kept, keep no memory
+                    own = total.own()
                     multiply(0.0, own, None)
-                add_up(*call, own, d, epilogue, rows_per_rank)
+                total.add(own)
 
             self.do(contribute)
         else:
@@ -567,6 +564,14 @@ class Caller:
         self.do(planned.bound(product, (self.opname, f"{self._text()}\nplanned before=True"), self.scales))
         self._keep(key, planned)
         self._is_agreed = True
+
+
+def refuse(runtime: Runtime, opname: str, error: AgreedError) -> None:
+    """**Collective.** Raise an error of this rank's in a call, whether it begins with an agreement or not."""
+    if runtime.topology.push:
+        runtime.backend.agreement.nexecutions += 1
+        runtime.reject(error)
+    runtime.fail(opname, error)
 
 
 def rows(x: Array) -> Array:

@@ -87,7 +87,9 @@ def add_key(values: Iterable[object], key: list[object], addresses: list[int]) -
     (True, 1)
     """
     for value in values:
-        if value is None or isinstance(value, _PLAIN):
+        if value is None:  # most of them
+            key.append(None)
+        elif isinstance(value, _PLAIN):
             key += value, type(value)  # True == 1
         elif isinstance(value, float | complex):
             key.append(repr(value))  # 0.0 == -0.0

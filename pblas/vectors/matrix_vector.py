@@ -607,7 +607,7 @@ class RunMatrixVector(WithoutMemory):
             return partial + vector[self._rows] if self._operation.unit else partial
         if self._exchange is None:
             total = np.empty_like(partial)
-            add_up(x.runtime, f"{x.opname}: sums", "", partial, total, None, algorithm="two_shot")
+            add_up(x.runtime, f"{x.opname}: sums", partial, total)
         elif self._sums is not None:
             total = combined(self._sums, self._exchange.collect())
         else:  # y = y_0 + y_1 + ... + y_{P-1}   (in the order of ranks)

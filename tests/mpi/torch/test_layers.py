@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas import errors
 from tests.common.pages import blocks_of
-from tests.common.ranks import COMM, Contexts, raises_on_all_ranks
+from tests.common.ranks import COMM, Contexts, raises_on_all_ranks, some_wrong
 from tests.common.tensors import EPS, close, made, part_of, random, whole
 
 torch: Any = pytest.importorskip("torch")
@@ -30,7 +30,7 @@ SETTINGS = ("shared", "message")
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.torch,
-    pytest.mark.ranks(3, reason="to load torch takes seconds on each rank; torch_job.py has other numbers"),
+    pytest.mark.ranks(3, reason="to load torch takes seconds on each rank; gloo_torch_job.py has 4"),
 ]
 
 
@@ -270,6 +270,32 @@ def test_styles_take_and_return_dtensors(mesh: Any, split: bool) -> None:
     close(whole(x_.grad), x.grad)
 
 
+def test_dtensors_need_not_divide(mesh: Any) -> None:
+    """Neither along tokens nor along features: those of a style have the shape of torch's, and take its gradients."""
+    tokens, options = 2 * P + 1, {"use_local_output": False}
+    for axis, turned in ((0, False), (1, True)):
+        x = random(3, tokens, HIDDEN) if turned else random(tokens, HIDDEN)
+        block = made(lambda: Block(F.relu, gated=False))
+        norm = nn.LayerNorm(HIDDEN).double()
+        model = nn.Sequential(norm, block.up, nn.ReLU(), block.down)
+        plan = {
+            "0": pt.SequenceParallel(sequence_dim=axis, **options),
+            "1": pt.ColwiseParallel(input_layouts=Shard(axis), **options),
+            "3": pt.RowwiseParallel(output_layouts=Shard(axis), **options),
+        }
+        sharded = parallel.parallelize_module(copy.deepcopy(model), mesh, plan)
+        x_ = tensors.distribute_tensor(x, mesh, [Shard(axis)]).requires_grad_()
+        y, expected = sharded(x_), model(x.requires_grad_())
+        assert y.placements == (Shard(axis),)
+        assert y.shape == expected.shape
+        close(whole(y), expected)
+        (whole(y) ** 2).sum().backward()
+        (expected**2).sum().backward()
+        close(whole(x_.grad), x.grad, terms=100)
+        for parameter, reference in zip(sharded.parameters(), model.parameters(), strict=True):
+            close(whole(parameter.grad), reference.grad, terms=100)
+
+
 def test_styles_refuse_other_layouts_and_modules(mesh: Any) -> None:
     one = nn.Linear(4, 4)
     for style, text in (
@@ -288,10 +314,6 @@ def test_styles_refuse_other_layouts_and_modules(mesh: Any) -> None:
         pt.ColumnParallelLinear(4, 4, mesh=pt.init_mesh((1, P)))
     with pytest.raises(errors.ArgumentError, match="activation must be one of"):
         pt.ParallelMLP(4, 4, "tanh", mesh=mesh)
-    with pytest.raises(errors.ArgumentError, match="kind must be one of"):
-        pt.linear(one.weight, one.weight, kind="gather", mesh=mesh)
-    with pytest.raises(errors.ArgumentError, match="must be an axis of x before the last one"):
-        pt.RowParallelLinear(4, 4, mesh=mesh, sequence_dim=1)(torch.ones(P, 4))
 
 
 def test_the_page_is_a_script(mesh: Any) -> None:
@@ -316,6 +338,21 @@ def test_a_rank_that_is_wrong_is_an_error_on_all(mesh: Any) -> None:
     y = pt.linear(x, weight.requires_grad_(), None, "allreduce", mesh=mesh)
     raises_on_all_ranks(errors.MismatchError, "the array dy differs", partial(y.sum().mul(1 + RANK).backward))
     close(pt.linear(x, weight, None, "replicated", mesh=mesh), x @ weight.T)
+    weight, x, row = torch.ones(2, P), torch.ones(P, P), pt.RowParallelLinear(P, P, mesh=mesh)
+    for wrong in some_wrong():
+        is_wrong = RANK in wrong
+        for options, text in (
+            ({"kind": "gather" if is_wrong else "allgather"}, "kind must be one of"),
+            ({"activation": "tanh" if is_wrong else "relu"}, "activation must be one of"),
+            ({"activation": "relu", "residual": x if is_wrong else None}, "exclude each other"),
+        ):
+            raises_on_all_ranks(errors.ArgumentError, text, partial(pt.linear, x, weight, mesh=mesh, **options))
+        for wrong_x in (None, torch.tensor(1.0)):
+            given = wrong_x if is_wrong else x
+            call = partial(pt.linear, given, weight, mesh=mesh)
+            raises_on_all_ranks(errors.ArgumentError, "x must be a tensor with axes", call)
+        row.sequence_dim = 1 if is_wrong else 0
+        raises_on_all_ranks(errors.ArgumentError, "must be an axis of x before the last one", partial(row, x[:, :1]))
 
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce", "replicated"])

@@ -18,7 +18,7 @@ import pytest
 import pblas
 from pblas import Epilogue, errors, tp
 from pblas.backends.cpu.pointwise import evaluate
-from pblas.collectives.api import add_up
+from pblas.collectives.api import Sum
 from pblas.epilogues import NAMED, parse
 from pblas.tp.products import Caller
 from tests.common.gauge import Array, dtype_of, entries, eps_of
@@ -326,16 +326,16 @@ def test_an_all_reduce_after_the_product_is_the_same_layer(
         seen.append(epilogue and epilogue.expression)
         return pblas.Context.allreduce(ctx, x, out, epilogue=epilogue, stream=stream)
 
-    def noted_here(*arguments: Any) -> None:
-        seen.append(arguments[5] and arguments[5].expression)
-        add_up(*arguments)
+    def noted_here(*arguments: Any) -> Sum:
+        seen.append(arguments[4] and arguments[4].expression)
+        return Sum(*arguments)
 
     monkeypatch.setattr("pblas.tp.products.Caller.repeat", lambda *_: None)
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: False)
     expected = results()
     monkeypatch.setattr("pblas.tp.products.Caller.is_apart", lambda *_: True)
     monkeypatch.setattr(ctx, "allreduce", noted)
-    monkeypatch.setattr("pblas.tp.products.add_up", noted_here)
+    monkeypatch.setattr("pblas.tp.products.Sum", noted_here)
     for result, exact in zip(results(), expected, strict=True):
         assert np.allclose(result, exact, rtol=1e-12, atol=1e-12)
     expected_seen = [None, "x + bias", "silu((x + bias))", "x + bias", None, "x + bias", None]
