@@ -67,7 +67,7 @@ def linear(
     mesh = init_mesh() if mesh is None else mesh
     context_of(mesh)
     ranks = _ranks_of(mesh)
-    with _checking("linear", ranks[0]):
+    with checking("linear", ranks[0]):
         if kind not in operators.FORWARD:
             raise errors.ArgumentError(f"linear: kind must be one of {', '.join(operators.FORWARD)}, got {kind!r}")
         if activation is not None and activation not in ACTIVATIONS:
@@ -84,7 +84,7 @@ def linear(
     return _linear(x, weight, bias, residual, kind, activation, float8, None, tokens, features, ranks)
 
 
-def _checking(opname: str, group: str) -> AbstractContextManager[None]:
+def checking(opname: str, group: str) -> AbstractContextManager[None]:
     """A with block before a layer's product: an error in it is raised on all ranks, which call the layer (local)."""
     if torch.compiler.is_compiling():
         return nullcontext()
@@ -98,9 +98,27 @@ def _checking(opname: str, group: str) -> AbstractContextManager[None]:
 
 
 def _check_tensor(opname: str, name: str, x: object) -> None:
-    if not isinstance(x, torch.Tensor) or not x.ndim:
-        got = "no axes" if isinstance(x, torch.Tensor) else type(x).__name__
-        raise errors.ArgumentError(f"{opname}: {name} must be a tensor with axes, got {got}")
+    if not isinstance(x, torch.Tensor) or not x.ndim or x.layout != torch.strided:
+        got = f"one with shape {tuple(x.shape)}, {x.layout}" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise errors.ArgumentError(f"{opname}: {name} must be a tensor with axes, in dense memory, got {got}")
+
+
+def check_linear(opname: str, name: str, layer: object) -> None:
+    """Raise ArgumentError unless a layer is a `torch.nn.Linear` with whole parameters (local)."""
+    if not isinstance(layer, nn.Linear) or isinstance(layer.weight, DTensor):
+        got = "one that is sharded" if isinstance(layer, nn.Linear) else type(layer).__name__
+        raise errors.ArgumentError(f"{opname}: {name} must be an unsharded torch.nn.Linear, got {got}")
+
+
+def checked_mesh(opname: str, mesh: DeviceMesh | None) -> DeviceMesh:
+    """**Collective.** A mesh of one dimension that has a context; that of all ranks for None."""
+    mesh = init_mesh() if mesh is None else mesh
+    context_of(mesh)
+    if mesh.ndim != 1:
+        raise errors.ArgumentError(
+            f"{opname}: the mesh must have one dimension, got {mesh.ndim}; take one of them, as mesh['tp']"
+        )
+    return mesh
 
 
 def _ranks_of(mesh: DeviceMesh) -> tuple[str, int, int]:
@@ -123,8 +141,13 @@ def _linear(
 ) -> Any:
     """**Collective.** `linear` with checked arguments."""
     group, nprocs, rank = ranks
-    with _checking("linear", group):
-        _check_tensor("linear", "x", x)
+    with checking("linear", group):
+        for name, z in (("x", x), ("bias", bias), ("residual", residual)):
+            if z is None and name != "x":
+                continue
+            _check_tensor("linear", name, z)
+            if z.device.type != weight.device.type:
+                raise errors.ArgumentError(f"linear: {name} is on {z.device}, and the weight on {weight.device}")
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, bias, residual = (z if z is None else operators.local(z).to(dtype) for z in (x, bias, residual))
@@ -196,7 +219,14 @@ class ParallelLinear(nn.Linear):
             mesh: the ranks, a mesh of one dimension; None for all ranks (global).
             sequence_dim: as in the class (global).
             src_data_rank: rank whose weights all ranks get; None if all have the same: nothing is sent (global).
+
+        Raises:
+            ArgumentError: another layer, or a mesh of several dimensions.
+            MismatchError: layers of different shapes or dtypes on the ranks.
         """
+        mesh = checked_mesh(cls.__name__, mesh)
+        with checking(cls.__name__, group_of(mesh).group_name):
+            check_linear(cls.__name__, "linear", linear)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer.in_features, layer.out_features = linear.in_features, linear.out_features
@@ -206,17 +236,16 @@ class ParallelLinear(nn.Linear):
 
     def shard(self, mesh: DeviceMesh | None, sequence_dim: int | None = None, src_data_rank: int | None = 0) -> None:
         """**Collective.** Shard the parameters, which are unsharded, over a mesh; see `torch.distribute_tensor`."""
-        mesh = init_mesh() if mesh is None else mesh
-        if mesh.ndim != 1:
-            raise errors.ArgumentError(
-                f"{type(self).__name__}: the mesh must have one dimension, got {mesh.ndim}; take one of them, as "
-                f"mesh['tp']"
-            )
-        context_of(mesh)
+        name, parameters = type(self).__name__, list(self.named_parameters(recurse=False))
+        mesh = checked_mesh(name, mesh)
+        runtime = context_of(mesh).runtime
+        options: dict[str, Any] = {"sequence_dim": sequence_dim, "src_data_rank": src_data_rank}
+        with runtime.call(name):
+            runtime.agree(name, options | {key: (tuple(x.shape), str(x.dtype)) for key, x in parameters})
         self.mesh: DeviceMesh = mesh
         self.sequence_dim: int | None = sequence_dim
         self._ranks = _ranks_of(mesh)
-        for name, parameter in list(self.named_parameters(recurse=False)):
+        for name, parameter in parameters:
             self.register_parameter(name, distributed(parameter, mesh, self._placements[name], src_data_rank))
 
     def keep_float8(self) -> None:
@@ -247,7 +276,7 @@ class ParallelLinear(nn.Linear):
     ) -> Any:
         """**Collective.** The layer with this weight and bias."""
         dim, name = self.sequence_dim, type(self).__name__
-        with _checking(name, self._ranks[0]):
+        with checking(name, self._ranks[0]):
             _check_tensor(name, "x", x)
             if dim is not None and not (0 <= dim < x.ndim - 1 or -x.ndim <= dim < -1):
                 raise errors.ArgumentError(

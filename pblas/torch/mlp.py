@@ -9,7 +9,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
 from pblas import errors
-from pblas.torch.layers import ACTIVATIONS, ColumnParallelLinear, RowParallelLinear
+from pblas.torch.layers import (
+    ACTIVATIONS,
+    ColumnParallelLinear,
+    RowParallelLinear,
+    check_linear,
+    checked_mesh,
+    checking,
+)
+from pblas.torch.mesh import group_of
 from pblas.torch.operators import local
 
 if TYPE_CHECKING:
@@ -128,11 +136,23 @@ class ParallelMLP(nn.Module):
     ) -> None:
         """**Collective.** Shard the layers."""
         nn.Module.__init__(self)
-        known = {"silu"} if gate is not None else {*ACTIVATIONS} - {"swiglu"}
-        if activation not in known:
-            raise errors.ArgumentError(
-                f"ParallelMLP: activation must be one of {', '.join(sorted(known))}, got {activation!r}"
-            )
+        mesh = checked_mesh("ParallelMLP", mesh)
+        with checking("ParallelMLP", group_of(mesh).group_name):
+            known = {"silu"} if gate is not None else {*ACTIVATIONS} - {"swiglu"}
+            if activation not in known:
+                raise errors.ArgumentError(
+                    f"ParallelMLP: activation must be one of {', '.join(sorted(known))}, got {activation!r}"
+                )
+            layers = {"up": up, "down": down} | ({} if gate is None else {"gate": gate})
+            for name, layer in layers.items():
+                check_linear("ParallelMLP", name, layer)
+            if gate is not None:
+                shapes = [(tuple(x.weight.shape), x.bias is not None) for x in (gate, up)]
+                if shapes[0] != shapes[1]:
+                    raise errors.ArgumentError(
+                        f"ParallelMLP: gate and up must have weights of one shape, and both a bias or none, got {gate} "
+                        f"and {up}"
+                    )
         self.activation: str = activation if gate is None else "swiglu"
         self.is_gated: bool = gate is not None
         options: dict[str, Any] = {"sequence_dim": sequence_dim, "src_data_rank": src_data_rank}

@@ -351,6 +351,19 @@ def test_a_rank_that_is_wrong_is_an_error_on_all(mesh: Any) -> None:
             given = wrong_x if is_wrong else x
             call = partial(pt.linear, given, weight, mesh=mesh)
             raises_on_all_ranks(errors.ArgumentError, "x must be a tensor with axes", call)
+        for name, given in (("bias", [1.0, 2.0]), ("residual", torch.eye(2).to_sparse())):
+            call = partial(pt.linear, x, weight, kind="replicated", mesh=mesh, **{name: given if is_wrong else None})
+            raises_on_all_ranks(errors.ArgumentError, f"{name} must be a tensor with axes", call)
+        call = partial(pt.linear, x.to("meta") if is_wrong else x, weight, kind="replicated", mesh=mesh)
+        raises_on_all_ranks(errors.ArgumentError, "x is on meta", call)
+        made_of = nn.Conv1d(2, 2, 1) if is_wrong else nn.Linear(2, 2)
+        call = partial(pt.RowParallelLinear.from_linear, made_of, mesh)
+        raises_on_all_ranks(errors.ArgumentError, "linear must be an unsharded torch.nn.Linear", call)
+        call = partial(pt.ColumnParallelLinear, 2, 3 if is_wrong else 2, mesh=mesh)
+        raises_on_all_ranks(errors.MismatchError, "weight", call)
+        layers = nn.Linear(2, 3), nn.Linear(3, 2), nn.Linear(2, 3, bias=not is_wrong)
+        call = partial(pt.ParallelMLP.from_linear, *layers, mesh=mesh)
+        raises_on_all_ranks(errors.ArgumentError, "gate and up must have weights of one shape", call)
         row.sequence_dim = 1 if is_wrong else 0
         raises_on_all_ranks(errors.ArgumentError, "must be an axis of x before the last one", partial(row, x[:, :1]))
 
