@@ -70,6 +70,8 @@ _KINDS: tuple[type[BaseException], ...] = (
 )
 CHECKSUM = "CRC-32"
 """Name of the checksums of arrays, in arguments."""
+PROGRESS = ": progress"
+"""End of the name of the agreement that begins a call with progress=."""
 _FOR_ARRAYS = ": send the array of one rank to all (MPI's bcast), or give random generators the same seed"
 
 
@@ -530,6 +532,13 @@ def _difference(known: _Known) -> str:
         _text_of(raw).split("\n") for raw in (known.call, known.other)
     )
     rank, other_rank = known.ranks
+    name = operation.removesuffix(PROGRESS)
+    if name == other_operation.removesuffix(PROGRESS) and operation != other_operation:
+        value, other_value = ("given" if x.endswith(PROGRESS) else "not given" for x in (operation, other_operation))
+        return (
+            f"{name}: progress differs between ranks: {value} on rank {rank}, {other_value} on rank {other_rank}; pass "
+            f"the same on every rank, rank 0 alone reports"
+        )
     if operation != other_operation:
         return (
             f"ranks made different calls: {operation} on rank {rank}, {other_operation} on rank {other_rank}; "

@@ -111,15 +111,15 @@ def is_integer(value: object, least: int) -> bool:
     return not isinstance(value, bool) and isinstance(value, Integral) and int(value) >= least
 
 
-def matrix_remedy(value: object) -> str:
-    """The end of a message about a value that is not a `DistMatrix`: how to pass one.
+def matrix_remedy(value: object, opname: str = "") -> str:
+    """The end of a message of a call about a value that is not a `DistMatrix`: how to pass one.
 
     >>> matrix_remedy(np.eye(2))
     'ctx.from_global(array, desc) makes one'
     """
     if isinstance(value, MatrixDescriptor):
         return "pass matrices only, or plan with descriptors only"
-    if isinstance(value, Integral):
+    if isinstance(value, Integral) and opname == "plan_matmul":
         return "plan_matmul(m, n, k, nprocs=8) plans for sizes"
     if type(value).__module__ == "pblas.launch.handles":  # a package above this one
         return "a handle is for pool.linalg, pool.blas and functions that pool.call and pool.run call on the ranks"
@@ -243,7 +243,9 @@ def check_operand(opname: str, name: str, x: object, *, placed: bool) -> None:
     """Raise ArgumentError unless an operand is a matrix, or if no operand is `placed` in memory a descriptor."""
     if not isinstance(x, DistMatrix if placed else MatrixDescriptor):
         kind = "DistMatrix" if placed else "DistMatrix or MatrixDescriptor"
-        raise errors.ArgumentError(f"{opname}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x)}")
+        raise errors.ArgumentError(
+            f"{opname}: {name} must be a {kind}, got {type(x).__name__}; {matrix_remedy(x, opname)}"
+        )
 
 
 def check_out(opname: str, out: object, *, layouts: bool = True) -> None:

@@ -65,7 +65,7 @@ class CgArguments:
             raise errors.ArgumentError(f"{opname}: tol must be a number of at least 0, got {tol!r}")
         if maxiter is None:
             maxiter = _ITERATIONS * n
-        elif not _is_number(maxiter) or int(maxiter) != maxiter or maxiter < 0:
+        elif not _is_number(maxiter) or not 0 <= maxiter < np.inf or int(maxiter) != maxiter:
             raise errors.ArgumentError(f"{opname}: maxiter must be an integer of at least 0, or None, got {maxiter!r}")
         return cls(a, matrix, vectors, float(tol), int(maxiter), preconditioner)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -459,6 +460,10 @@ class Creation:
             block: Array = value if backend.is_here(value) else np.asarray(value)
             context = f"{opname}: the function f(i, j) returned {type(value).__name__}"
             _check_conversion(context, block.dtype, local.dtype)
+            shape = len(i), j.shape[1]
+            if any(x not in (1, y) for x, y in zip_longest(block.shape[::-1], shape[::-1], fillvalue=1)):
+                text = f"{opname}: the function f(i, j) returned an array of shape {block.shape}"
+                raise errors.DescriptorError(f"{text} for i of {i.shape} and j of {j.shape}; expected {shape}")
             return block
 
         with self.runtime.local_step(step):
@@ -467,7 +472,7 @@ class Creation:
                     _try(local, desc, self.runtime.rank, checked)
                     return
                 _fill(backend, local, desc, checked)
-            except errors.DTypeError:
+            except (errors.DTypeError, errors.DescriptorError):
                 raise
             except (Exception, SystemExit) as caught:
                 text = f"{opname}: the function f(i, j) raised {type(caught).__name__}: {text_of(caught)}"
@@ -517,7 +522,10 @@ class Creation:
         if isinstance(desc, tuple | list) and len(desc) == 2:
             m, n = desc
             make = _known_layout if type(m) is type(n) is int else MatrixDescriptor.default
-            desc = make(m, n, self.runtime.nprocs, order=order or self.runtime.order or "F")
+            try:
+                desc = make(m, n, self.runtime.nprocs, order=order or self.runtime.order or "F")
+            except errors.LayoutError as caught:
+                raise errors.LayoutError(f"{opname}: {str(caught).removeprefix('default: ')}") from None
         if not isinstance(desc, MatrixDescriptor):
             got = repr(desc)[:60] if isinstance(desc, int | tuple | list) else type(desc).__name__
             raise errors.ArgumentError(

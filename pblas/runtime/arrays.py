@@ -50,6 +50,8 @@ def checked_array(opname: str, name: str, value: object, runtime: Runtime) -> Ar
         raise errors.ArgumentError(
             f"{opname}: expected a dense array, got a sparse {type(value).__name__}; pass its .toarray()"
         )
+    if value is None:
+        raise errors.ArgumentError(f"{opname}: {name} is None; pass an array")
     try:
         array = runtime.backend.as_array(float(value) if type(value) is int else value)
     except OverflowError:

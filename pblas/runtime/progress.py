@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from pblas import errors
+from pblas.backends.agreement import PROGRESS
 from pblas.backends.local_step import is_urgent
 from pblas.runtime.runtime import Runtime, checked_flag
 
@@ -48,7 +49,7 @@ class Progress:
                         )
                     self._is_on = checked_flag(self._opname, "progress", self._target)
         if self._is_on:
-            self._runtime.agree(f"{self._opname}: progress", {})
+            self._runtime.agree(f"{self._opname}{PROGRESS}", {})
             self._start = self._last = self._clock()
             if not callable(self._target) and not _is_terminal():
                 self._interval = _INTERVAL_OF_LOGS

@@ -223,8 +223,8 @@ MAKING: dict[str, Case] = {
 FUNCTIONS: dict[str, tuple[type[Exception], str, Callable[[Any, Any], Any]]] = {
     "divides by zero": (ArgumentError, "the function f(i, j) raised", lambda i, j: i.size / (j.size - N)),
     "has three dimensions": (
-        ArgumentError,
-        "the function f(i, j) raised",
+        DescriptorError,
+        "the function f(i, j) returned an array of shape (3, ",
         lambda i, j: np.zeros((3, len(i), len(j))),
     ),
     "is None": (DTypeError, "NoneType", lambda _, __: None),
@@ -493,6 +493,39 @@ def test_a_wrong_array_given_to_a_pushed_execution_on_all_ranks_is_refused_on_ev
             message = raises_on_all_ranks(kind, text, partial(wrong, planned, x, y))
             assert f"found on rank 0 of {ctx.nprocs}" in message
         check_product(ctx)
+
+
+LINALG: Any = pblas.linalg  # for arguments of wrong types
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "text"),
+    [
+        (lambda ctx: ctx.zeros((-1, 2)), LayoutError, "zeros: m is -1; expected an integer >= 0"),
+        (lambda ctx: ctx.from_function(lambda *_: np.ones(5), (N, N)), DescriptorError, "an array of shape (5,)"),
+        (lambda ctx: LINALG.solve(ctx.eye(N), None), ArgumentError, "solve: b is None; pass an array"),
+        (
+            lambda ctx: LINALG.cg(ctx.eye(N), np.ones(N), maxiter=np.nan),
+            ArgumentError,
+            "maxiter must be an integer",
+        ),
+        (
+            lambda ctx: LINALG.cg(ctx.eye(N), np.ones(N), maxiter=np.inf),
+            ArgumentError,
+            "maxiter must be an integer",
+        ),
+        (lambda _: LINALG.inv(3), ArgumentError, "got int; ctx.from_global(array, desc) makes one"),
+    ],
+)
+def test_an_error_names_the_call_and_the_mistake(ctx: Context, call: Any, kind: type[Exception], text: str) -> None:
+    raises_on_all_ranks(kind, text, lambda: call(ctx))
+
+
+def test_progress_that_not_all_ranks_ask_for_is_named(ctx: Context) -> None:
+    a, b = ctx.eye(N), ctx.ones((N, 2))
+    if COMM.size > 1:
+        text = "solve: progress differs between ranks: given on rank 0, not given on rank 1"
+        raises_on_all_ranks(MismatchError, text, lambda: pblas.linalg.solve(a, b, progress=ctx.rank == 0))
 
 
 PLANNERS: dict[str, Callable[..., Any]] = {
