@@ -39,7 +39,7 @@ _MOST_PROGRAMS = 4  # each may hold memory as large as D
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What executors may expect of a device (global)."""
+    """The properties of a device that executors use (global)."""
 
     gpu: bool  # arrays are in GPU memory, which the host does not read
     blocking: bool  # an operation is done when its call returns
@@ -379,7 +379,7 @@ class Level3(Protocol):
 
         Args:
             sizes: of the products of float64 or float32 matrices (local).
-            allocate: returns memory of so many bytes on this device (local).
+            allocate: returns memory of a number of bytes on this device (local).
         """
 
     @untraced
@@ -390,7 +390,7 @@ class Level3(Protocol):
             sizes: of the products (local).
             dtype: of the operands (global).
             last: elements of K in the last piece of all (global).
-            allocate: returns memory of so many bytes on this device (local).
+            allocate: returns memory of a number of bytes on this device (local).
 
         Raises:
             BackendError: the library of this device forms elements in different orders.
@@ -838,7 +838,7 @@ class Lanes(Protocol):
 
     @traced("wait", "the GPU", on_host=True)
     def synchronize(self) -> None:
-        """Return when all lanes are idle, and what was handed over is done."""
+        """Return when all lanes are idle, and all work handed over is done."""
 
     @untraced
     def hand_over(self) -> None:
