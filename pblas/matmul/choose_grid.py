@@ -108,11 +108,18 @@ def _numberings(
         yield 1, p1, p1 * p2
 
 
-def _held(place: Placement, nprocs: int) -> int:
-    """Elements on the rank that has most; 0 if most ranks have none, so that some with a largest cuboid have none."""
+def _holders(place: Placement) -> int:
+    """Number of ranks that hold elements."""
     rows, columns = place.rows, place.columns
-    holders = min(rows.nprocs, rows.nblocks) * min(columns.nprocs, columns.nblocks) * place.copies
-    return rows.max_count * columns.max_count if 2 * holders > nprocs else 0
+    return min(rows.nprocs, rows.nblocks) * min(columns.nprocs, columns.nblocks) * place.copies
+
+
+def _largest(split: Split) -> int:
+    """Number of coordinates with the largest share, of a split whose blocks are all alike but the last one."""
+    blocks, rest = divmod(split.n, split.nb)
+    if split.inb is not None:
+        return 1
+    return blocks % split.nprocs or (1 if rest else split.nprocs)
 
 
 def free_layouts(
@@ -191,7 +198,7 @@ class _Outline:
         nprocs, node = product.nprocs, machine.ranks_per_node
         self._transport = machine.topology.transport(nprocs)
         self._view = View(0, nprocs, node, self._transport)
-        self._operands = [(place, _held(place, nprocs), share(place, self._view)) for place in (a, b.T)]
+        self._operands = [(place, _holders(place), share(place, self._view)) for place in (a, b.T)]
 
     def least(self, splits: tuple[Split, Split, Split]) -> float:
         """Lower bound of the predicted seconds of an arrangement that cuts m, n and k in this way."""
@@ -201,7 +208,8 @@ class _Outline:
         """Lower bound of the predicted seconds of an arrangement in which op(A) stays, and N is cut into panels."""
         m, n, k = (split.max_count for split in splits)
         view, itemsize, layers = self._view, self._product.itemsize, splits[2].nprocs
-        place, held, near = self._operands[1]
+        place, _, near = self._operands[1]
+        held = place.rows.max_count * place.columns.max_count
         steps = max(1, -(-n // panel_width(n)))
         arriving = itemsize * max(0, k * n - held) // steps
         leaving = self._product.d_itemsize * (layers - 1) * self._own // steps
@@ -221,7 +229,7 @@ class _Outline:
         return bound(phases, self._machine, product.dtype, product.nprocs, self._transport)
 
     def _phases(self, m: Split, n: Split, k: Split) -> Iterator[Phase]:
-        """Those of a rank with the largest cuboid, which holds as much of it as any rank may hold."""
+        """Those of a rank with the largest cuboid, which holds as much of it as all such ranks may hold."""
         rows, columns, inner = m.max_count, n.max_count, k.max_count
         product, view, itemsize = self._product, self._view, self._product.itemsize
         is_shared = view.transport == "shared"
@@ -232,16 +240,22 @@ class _Outline:
         is_skewed = by_owner and k.is_whole and a.rows.equivalent(m) and b.rows.equivalent(n)
         yield Phase(STARTING)
         before, waits = Traffic(), []
-        for (place, held, near), split, count in zip(self._operands, (m, n), (rows, columns), strict=True):
+        largest_m, largest_n, largest_k = map(_largest, (m, n, k))
+        lacking = largest_m * largest_n * largest_k  # ranks with a largest cuboid that may have nothing of it
+        sides = (m, rows, largest_m, largest_n), (n, columns, largest_n, largest_m)
+        for (place, ranks, near), (split, count, along, others) in zip(self._operands, sides, strict=True):
             fits = place.rows.equivalent(split) and place.columns.equivalent(k)
-            has = place.rows.max_count * place.columns.max_count if fits else held
+            holders = along * largest_k * min(place.copies, others) if fits else ranks
+            has = place.rows.max_count * place.columns.max_count
+            if holders < lacking:
+                has, lacking = 0, lacking - holders
             run = place.columns.max_count if by_owner else place.columns.nb
-            ranks = 1.0 if is_skewed else contention(product.nprocs, place, place.columns, (width, run), k.nprocs)
+            slow = 1.0 if is_skewed else contention(product.nprocs, place, place.columns, (width, run), k.nprocs)
             nbytes = itemsize * max(0, count * inner - has)
-            waits.append((ranks, nbytes, itemsize * count * inner))
+            waits.append((slow, nbytes, 0 if place.copies == product.nprocs else itemsize * count * inner))
             if nbytes:
                 before += traffic(view, nbytes // steps, near, peers(place.rows, split, place.columns, width))
-        # `Phase.slow` is least if all of the operand arrives whose panels fewer ranks need at the same time.
+        # `Phase.slow` is least if as much as may arrives of the operand whose panels fewer ranks need at the same time.
         (fewer, _, whole), (more, part, _) = sorted(waits)
         slow = (fewer * whole + more * part) / (whole + part) if whole + part else 1.0
         # D[i, j] += op(A)[i, k] op(B)[k, j]   (read in place, or packed)

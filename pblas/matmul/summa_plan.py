@@ -357,7 +357,10 @@ class Summa(ProductPlan):
         return {rank for rank in ranks if rank < nprocs}
 
     def typical_ranks(self, ranks_per_node: int) -> Sequence[int]:
-        """Of several ranks those that wait for most bytes or steps, that with the largest cuboid, and the last one."""
+        """All extreme ranks: first those that wait for most bytes or steps, and that with the largest cuboid.
+
+        The slowest one need not be largest in any one respect. Most plans are rejected after the first few.
+        """
         nprocs = self.product.nprocs
         if nprocs <= _FEW:
             return (self.busy_rank, *(rank for rank in range(nprocs) if rank != self.busy_rank))
@@ -367,7 +370,7 @@ class Summa(ProductPlan):
         far, near, slowest = (sorted(some, key=lambda rank: arriving[rank][key]) for key in range(3))
         stepping = max(some, key=lambda rank: (self._panel_count(rank), *arriving[rank]))
         most = *far[:-3:-1], near[-1], slowest[-1], stepping
-        return list(dict.fromkeys((*most, self._multiplying, self.busy_rank, nprocs - 1)))
+        return list(dict.fromkeys((*most, self._multiplying, self.busy_rank, *sorted(self.extreme_ranks()), *some)))
 
     def _edges(self, ranks_per_node: int) -> set[int]:
         """The first and last ranks of the first node and of the last one, and of others one with few peers near it."""
