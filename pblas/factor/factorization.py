@@ -292,6 +292,7 @@ def _overwriting(opname: str, a: DistMatrix, plan: FactorizationPlan) -> Overwri
     backend, x = a.runtime.backend, a.stored(opname)
     is_writable = is_writeable(x) and not a.conjugated
     fits = plan.uplo == "L" and a.desc.same_distribution(plan.w)
+    fits = fits and x.shape == plan.w.local_shape(backend.rank)  # a rank without elements may have some rows
     if x.size:
         has_readers = any(map(backend.is_near, range(backend.size)))
         by_columns = x.strides[0] == x.itemsize and x.strides[1] >= x.itemsize * len(x)

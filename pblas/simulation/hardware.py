@@ -7,8 +7,9 @@ network card that 128 ranks share, each rank gets 1/128 of the bandwidth.
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from pblas.errors import ArgumentError
 
@@ -93,7 +94,7 @@ class Link:
 
     def __post_init__(self) -> None:
         """Check the arguments."""
-        _check_positive("Link", bandwidth=self.bandwidth, core=self.core)
+        _check_positive("Link", math.inf, bandwidth=self.bandwidth, core=self.core)
         _check_times("Link", latency=self.latency, overhead=self.overhead)
 
     def seconds(self, nbytes: float, messages: float) -> float:
@@ -131,8 +132,8 @@ class Hardware:
         gpus: ranks are GPUs, for which factorizations and eigenvalues are planned otherwise than for CPUs.
 
     Raises:
-        ArgumentError: a rate or the memory is not positive, a time is negative or infinite, or ranks_per_node is not an
-            integer from 1 on.
+        ArgumentError: a rate or the memory is not positive, a time is negative or infinite, ranks_per_node is not an
+            integer from 1 on, or a field has another type.
     """
 
     name: str
@@ -156,17 +157,23 @@ class Hardware:
     def __post_init__(self) -> None:
         """Check the arguments."""
         ranks: object = self.ranks_per_node
-        if not isinstance(ranks, int) or ranks < 1:
+        if not isinstance(ranks, int) or not _is_number(ranks) or ranks < 1:
             raise ArgumentError(f"Hardware: ranks_per_node is {ranks!r}; expected an integer from 1 on")
-        links: dict[str, object] = {"near": self.near, "far": self.far}
-        for key, link in links.items():
-            if not isinstance(link, Link):
-                raise ArgumentError(f"Hardware: {key} is {link!r}; expected a pblas.Link")
+        fields: dict[str, tuple[object, type, str]] = {
+            "name": (self.name, str, "a text"),
+            "near": (self.near, Link, "a pblas.Link"),
+            "far": (self.far, Link, "a pblas.Link"),
+            "shared": (self.shared, bool, "True or False"),
+        }
+        for key, (value, kind, expected) in fields.items():
+            if not isinstance(value, kind):
+                raise ArgumentError(f"Hardware: {key} is {value!r}; expected {expected}")
         rates = {"float64": self.float64, "float32": self.float32, "float16": self.float16}
-        _check_positive("Hardware", **rates, float8=self.float16 if self.float8 is None else self.float8)
-        _check_positive("Hardware", memory_bandwidth=self.memory_bandwidth, memory_nbytes=self.memory_nbytes)
-        _check_positive("Hardware", panel=self.panel, new_memory=self.new_memory)
+        rates |= {} if self.float8 is None else {"float8": self.float8}
+        _check_positive("Hardware", math.inf, memory_bandwidth=self.memory_bandwidth, new_memory=self.new_memory)
+        _check_positive("Hardware", **rates, panel=self.panel, memory_nbytes=self.memory_nbytes)
         _check_times("Hardware", call=self.call, half=self.half, step=self.step)
+        object.__setattr__(self, "memory_nbytes", int(self.memory_nbytes))  # files may have 2e9
 
     @property
     def topology(self) -> Topology:
@@ -204,18 +211,24 @@ class Hardware:
         return near + far * (self.far.latency + self.far.overhead) + steps * self.step
 
 
-def _check_positive(where: str, **values: object) -> None:
-    """Raise ArgumentError unless rates and amounts are above 0."""
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether a value is a number, and not one that is too large for a float."""
+    return type(value) is not bool and isinstance(value, int | float) and not sys.float_info.max < value < math.inf
+
+
+def _check_positive(where: str, most: float = sys.float_info.max, /, **values: object) -> None:
+    """Raise ArgumentError unless rates and amounts are above 0, and finite or at `most` infinite."""
+    finite = "" if most == math.inf else "finite "
     for key, value in values.items():
-        if not isinstance(value, int | float) or not value > 0:
-            raise ArgumentError(f"{where}: {key} is {value!r}; expected a number above 0")
+        if not _is_number(value) or not 0 < value <= most:
+            raise ArgumentError(f"{where}: {key} is {value!r}; expected a {finite}number above 0")
 
 
 def _check_times(where: str, **values: object) -> None:
     """Raise ArgumentError unless times are finite seconds from 0 on."""
     for key, value in values.items():
-        if not isinstance(value, int | float) or not 0 <= value < math.inf:
-            raise ArgumentError(f"{where}: {key} is {value!r}; expected a finite number of seconds from 0 on")
+        if not _is_number(value) or not 0 <= value < math.inf:
+            raise ArgumentError(f"{where}: {key} is {value!r}; expected a finite number from 0 on")
 
 
 _ARITHMETIC: dict[str, Literal["d", "s", "h", "q"]] = {

@@ -5,10 +5,12 @@ from __future__ import annotations
 import tomllib
 from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pblas.errors import ArgumentError, FileFormatError
 from pblas.simulation.hardware import PRESETS, Hardware, Link
+
+KindT = TypeVar("KindT", Hardware, Link)
 
 
 def find_hardware(hardware: Hardware | str) -> Hardware:
@@ -40,11 +42,8 @@ def read_hardware(path: str) -> Hardware:
         raise FileFormatError(f"{path}: cannot be read: {error.strerror}; `pblas bench --hardware` makes one") from None
     except ValueError as error:
         raise FileFormatError(f"{path}: expected TOML, got: {error}") from None
-    try:
-        links = {name: Link(**_checked(path, name, Link, values.get(name))) for name in ("near", "far")}
-        return Hardware(**_checked(path, "the file", Hardware, values) | links)
-    except ArgumentError as error:
-        raise FileFormatError(f"{path}: {error}") from None
+    links = {name: _made(path, name, Link, values.get(name)) for name in ("near", "far")}
+    return _made(path, "the file", Hardware, values | links)
 
 
 def hardware_text(hardware: Hardware) -> str:
@@ -68,8 +67,8 @@ def _lines(values: dict[str, Any]) -> list[str]:
     return [f"{key} = {text}" for key, text in texts.items()]
 
 
-def _checked(path: str, where: str, kind: type[Hardware | Link], values: Any) -> dict[str, Any]:
-    """The fields of a table, none unknown and none missing."""
+def _made(path: str, where: str, kind: type[KindT], values: Any) -> KindT:
+    """The value that a table describes, which has no unknown field and lacks none."""
     if not isinstance(values, dict):
         raise FileFormatError(
             f"{path}: {where} is {values!r}; expected a table [{where}] with the fields of pblas.Link"
@@ -82,4 +81,7 @@ def _checked(path: str, where: str, kind: type[Hardware | Link], values: Any) ->
         raise FileFormatError(
             f"{path}: {where} has {text}; expected the fields of pblas.{kind.__name__}: {', '.join(known)}"
         )
-    return values
+    try:
+        return kind(**values)
+    except ArgumentError as error:
+        raise FileFormatError(f"{path}: {where}: {error}") from None

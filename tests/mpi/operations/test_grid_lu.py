@@ -108,6 +108,19 @@ def test_a_matrix_in_square_blocks_is_factored_where_it_is(
 
 @pytest.mark.parametrize("pivoting", get_args(Pivoting))
 @pytest.mark.parametrize("shape", GRIDS)
+def test_a_matrix_of_one_rank_may_be_overwritten(
+    ctx: pblas.Context, layouts: list[MatrixDescriptor], shape: tuple[int, int], pivoting: Pivoting
+) -> None:
+    """The layout of W has the same elements on each rank, but other ranks have rows or columns without elements."""
+    layouts.append(MatrixDescriptor(7, 7, 8, 8, Grid(*shape)))
+    a = general(7, 7, np.dtype(np.float64))
+    matrix = ctx.from_global(a, MatrixDescriptor(7, 7, 8, 8, Grid(1, 1)), None)
+    factor = linalg.lu_factor(matrix, overwrite_a=True, algorithm="grid", pivoting=pivoting)
+    assert lu_ratio(a, collected(factor.lu()), factor.pivots) <= MOST
+
+
+@pytest.mark.parametrize("pivoting", get_args(Pivoting))
+@pytest.mark.parametrize("shape", GRIDS)
 def test_info_is_the_first_zero_pivot(
     contexts: Contexts, layouts: list[MatrixDescriptor], shape: tuple[int, int], pivoting: Pivoting
 ) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pblas import FileFormatError, Hardware, plan_matmul
+from pblas import Context, FileFormatError, Hardware, dry_run, plan_matmul
 from pblas.cli import main
 from pblas.simulation.hardware import PRESETS
 from pblas.simulation.hardware_file import find_hardware, hardware_text
@@ -28,7 +28,15 @@ def test_a_written_file_describes_the_same_hardware(hardware: Hardware, tmp_path
         ("float64 = ", "# ", "the file has no float64"),
         ("[far]", "[fer]", "far is None; expected a table"),
         ("latency", "lag", "near has unknown fields lag; expected the fields of pblas.Link: latency, "),
-        ("call = ", "call = -", "Hardware: call is -8e-06; expected a finite number of seconds"),
+        ("call = ", "call = -", "the file: Hardware: call is -8e-06; expected a finite number from 0 on"),
+        ("latency = 5", "latency = -5", "far: Link: latency is -5e-05; expected a finite number from 0 on"),
+        ("float32 = ", "float32 = true # ", "Hardware: float32 is True; expected a finite number above 0"),
+        ("float32 = ", f"float32 = 1{400 * '0'} # ", "expected a finite number above 0"),
+        ("float64 = ", "float64 = inf # ", "Hardware: float64 is inf; expected a finite number above 0"),
+        ("memory_nbytes = ", "memory_nbytes = inf # ", "memory_nbytes is inf; expected a finite number above 0"),
+        ("ranks_per_node = ", "ranks_per_node = true # ", "ranks_per_node is True; expected an integer from 1 on"),
+        ("shared = true", "shared = 'no'", "Hardware: shared is 'no'; expected True or False"),
+        ('name = "laptop"', "name = 5", "Hardware: name is 5; expected a text"),
         ("=", ":", "expected TOML, got: "),
     ],
 )
@@ -38,6 +46,18 @@ def test_a_wrong_file_is_named(old: str, new: str, message: str, tmp_path: Path)
     with pytest.raises(FileFormatError, match=rf"^{path}: ") as caught:
         find_hardware(str(path))
     assert message in str(caught.value)
+
+
+def test_the_memory_may_be_written_with_an_exponent(tmp_path: Path) -> None:
+    def program() -> None:
+        with Context() as ctx:
+            ctx.zeros((1 << 16, 1 << 16))
+
+    path = tmp_path / "my.toml"
+    path.write_text(hardware_text(PRESETS["laptop"]).replace("memory_nbytes = ", "memory_nbytes = 2e9 # "))
+    run = dry_run(program, ranks=4, hardware=str(path))
+    assert run.memory_limit == 2_000_000_000
+    assert run.least_ranks == pytest.approx(8 * 2**32 / 2e9, rel=0.1)
 
 
 def test_a_file_that_is_missing_has_a_remedy(tmp_path: Path) -> None:
