@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import ClassVar, NamedTuple
 
@@ -25,6 +26,7 @@ from pblas.simulation.phase import Phase, Traffic, View
 PIECE = 512
 """Rows, at least, of a piece of a panel on its way along a process row: ranks pass pieces on while they compute."""
 _PIECES = 16  # pieces of a panel at most: with more, messages take longer than they save
+_LAYOUTS = 256  # size of the cache of layouts: plans look at that of X in each step
 _GROUPS = 16  # groups of steps in a prediction at most; one step stands for the others of its group
 
 
@@ -185,6 +187,7 @@ def dealt(total: int, weights: Sequence[float]) -> list[int]:
     return [int(b - a) for a, b in pairwise(round(total * edge / whole) for edge in edges)]
 
 
+@lru_cache(_LAYOUTS)
 def beside(w: MatrixDescriptor, right: MatrixDescriptor) -> MatrixDescriptor:
     """A layout of right-hand sides with the rows of W, on its grid: their own, if it is one, else even columns."""
     if right.order == "F" and right.csrc >= 0 and right.grid == w.grid and right.rows == w.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
@@ -43,8 +44,12 @@ class GridReflectorsPlan(ReflectorsPlan):
 
     def columns(self, panel: Panel, c: int) -> int:
         """Number of the last columns of a process column that a panel changes: of an identity those from it on."""
-        split, first = self.x.columns, 0 if self.reads else min(panel.start, self.x.n)
-        return split.count(c) - split.local_start(first, c)
+        split = self.x.columns
+        return split.count(c) - split.local_start(self._first(panel), c)
+
+    def _first(self, panel: Panel) -> int:
+        """The first column that a panel changes (global)."""
+        return 0 if self.reads else min(panel.start, self.x.n)
 
     def exchanged_elements(self, rank: int) -> int:
         """V and T of the panels of other process columns, and sums of the process column."""
@@ -55,12 +60,15 @@ class GridReflectorsPlan(ReflectorsPlan):
         r, c = self.w.grid.coordinates(rank)
         if r < 0:
             return 0
-        total, plan = 0, self.factorization
+        total, plan, split, w = 0, self.factorization, self.x.columns, self.w
+        others = (p for p in range(split.nprocs) if p != c and split.count(p))
+        stops = sorted(split.global_from_local(split.count(p) - 1, p) + 1 for p in others)
         for panel in plan.steps:
             total += self._arriving(panel, rank)[1]
-            if plan.position(panel)[1] == c:
-                readers = (self.w.grid.rank(r, other) for other in range(self.w.grid.npcol) if other != c)
-                total += sum(self._arriving(panel, reader)[0] for reader in readers)
+            rows = w.rows.count(r) - w.rows.local_start(panel.start, r)
+            if plan.position(panel)[1] == c and rows:
+                readers = len(stops) - bisect_right(stops, self._first(panel))
+                total += readers * (rows * panel.width + (min(panel.stop, w.m) - panel.start) ** 2)
         return total
 
     def _arriving(self, panel: Panel, rank: int) -> tuple[int, int]:

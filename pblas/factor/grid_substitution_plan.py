@@ -73,14 +73,13 @@ class GridSubstitutionPlan(WithFactorPlan):
         (r, c), grid, x = self.w.grid.coordinates(rank), self.w.grid, self.x
         if r < 0:
             return 0
-        readers = [grid.rank(r, other) for other in range(grid.npcol) if other != c]
+        readers = sum(other != c and x.columns.count(other) > 0 for other in range(grid.npcol))
         total = 0
         for step in self.steps:
-            total += sum(self.arriving(step, reader)[0] for reader in readers) * (
-                grid.coordinates(step.panel.owner)[1] == c
-            )
             rows = self.w.rows.local_start(step.i1, r) - self.w.rows.local_start(step.i0, r)
-            is_top = grid.coordinates(step.panel.owner)[0] == r
+            row, column = grid.coordinates(step.panel.owner)
+            total += readers * rows * step.panel.width * (column == c)
+            is_top = row == r
             assert step.triangle is not None, "of a solve"
             others = self.members(step) - 1 if is_top else 0
             messages = others if step.triangle.trans == "N" else (rows > 0 and not is_top)
