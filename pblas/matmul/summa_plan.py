@@ -535,8 +535,8 @@ Panel(start=2, stop=4, owner=1)], 256)
         """The panels of a layer, in the order in which they are multiplied."""
         a, k = self.a.columns, self.cuboids.k
         if self.by_owner:
-            owners = [(first + s) % a.nprocs for s in range(a.nprocs)]
-            for owner in owners if k.nprocs == 1 else (layer,):
+            owners = range(first, first + a.nprocs) if k.nprocs == 1 else (layer,)
+            for owner in (p % a.nprocs for p in owners):
                 for start, stop in cut(Split(a.n, max(1, a.n), 1), 0, a.count(owner), self.width):
                     yield Panel(start, stop, owner)
             return
