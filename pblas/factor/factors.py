@@ -80,13 +80,16 @@ def condition_of_factor(a: DistMatrix, triangles: tuple[Triangle, ...], norm: fl
     return reciprocal_condition(solver(a, triangles), a.shape[0], a.dtype, 0 if is_singular else norm, p)
 
 
-def solver(a: DistMatrix, triangles: tuple[Triangle, ...]) -> Operator:
-    """The inverse of a product of triangles of one matrix, in the order in which they are solved with."""
+def solver(a: DistMatrix, triangles: tuple[Triangle, ...], routine: Callable[..., Array] = trsv) -> Operator:
+    """The inverse of a product of triangles of one matrix, in the order in which they are solved with.
+
+    With `trmv` for the routine it is the product of the triangles, the first of which is on the right.
+    """
 
     def solve(b: Array, trans: Trans) -> Array:
         for triangle in triangles if trans == "N" else reversed(triangles):
             op = triangle.trans if trans == "N" else _ADJOINT[triangle.trans]
-            b = trsv(a, b, uplo=triangle.uplo, trans=op, diag="U" if triangle.unit else "N")
+            b = routine(a, b, uplo=triangle.uplo, trans=op, diag="U" if triangle.unit else "N")
         return b
 
     return solve
@@ -216,14 +219,17 @@ class Factor(FactoredMatrix, ABC):
             x = self.solution(opname, b, trans, reports.stage("solve"), agrees)
             if check and self._condition is None:
                 suspicious = are_suspicious(opname, runtime, self.local_pivots(), self.dtype)
-                self._condition = self.condition(opname, self._norm_of_matrix) if suspicious else 1.0
+                self._condition = self.condition(opname) if suspicious else 1.0
         if check and self._condition is not None:
             warn_if_small(opname, self._condition, self.dtype, 4)
         return x
 
-    @abstractmethod
     def _norm_of_matrix(self) -> float:
-        """**Collective.** The 1-norm of A, or nearly that (global)."""
+        """**Collective.** An estimate of the 1-norm of A, by products with its factors: exchanged rows do not count."""
+        from pblas.vectors.matrix_vector import trmv
+
+        multiplied = solver(self._w, self._triangles("N")[::-1], trmv)
+        return estimated_one_norm(multiplied, self.shape[0], self.dtype)
 
     def solution(
         self, opname: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
@@ -267,10 +273,11 @@ class Factor(FactoredMatrix, ABC):
         options = self._w, self._desc if out is None else out.desc, self._triangles("N"), self._pivots
         return substituted(opname, *options, out=out, progress=progress, agrees=agrees)
 
-    def condition(self, opname: str, norm: float | Callable[[], float]) -> float:
+    def condition(self, opname: str) -> float:
         """**Collective.** 1 / (norm(A) norm(A^-1)) in the 1-norm, estimated inside another call."""
-        n, size = self.shape[0], norm() if callable(norm) else norm
-        if not (n and 0 < size < inf):  # NaN and infinities are seen in the result
+        n = self.shape[0]
+        size = self._norm_of_matrix() if n else 0.0
+        if not 0 < size < inf:  # NaN and infinities are seen in the result
             return 1.0
         return reciprocal_condition(partial(self.solution, opname), n, self.dtype, size)
 
@@ -343,14 +350,6 @@ class CholeskyFactor(Factor):
         """
         return self._solved(b, "N", check, progress)
 
-    def _norm_of_matrix(self) -> float:
-        from pblas.vectors.matrix_vector import trmv
-
-        def multiplied(b: Array, _: Trans) -> Array:  # L L^H b
-            return trmv(self._w, trmv(self._w, b, trans="C"))
-
-        return estimated_one_norm(multiplied, self.shape[0], self.dtype)
-
     def logdet(self) -> Real:
         """**Collective.** The logarithm of the determinant, a NumPy scalar equal on all ranks."""
         with self._runtime.call("logdet"):
@@ -375,10 +374,6 @@ class CholeskyFactor(Factor):
 
 class LuFactor(Factor):
     """P A = L U; made by `lu_factor`."""
-
-    def __init__(self, factored: Factored, desc: MatrixDescriptor, norm: Any = None) -> None:
-        super().__init__(factored, desc)
-        self._norm = norm
 
     @property
     def pivots(self) -> Array:
@@ -420,9 +415,6 @@ class LuFactor(Factor):
         """
         return self._solved(b, trans, check, progress)
 
-    def _norm_of_matrix(self) -> float:
-        return abs(self._norm)
-
     def det(self) -> Number:
         """**Collective.** The determinant, a NumPy scalar equal on all ranks; inf or 0 if it is out of range."""
         with self._runtime.call("det"):
@@ -447,7 +439,7 @@ class LuFactor(Factor):
         """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
 
         Args:
-            norm: None for the 1-norm of A, which `lu_factor` has computed; another value replaces it (global).
+            norm: the 1-norm of A; None for an estimate by about five products with L and U (global).
 
         Returns:
             A Python number equal on all ranks, seldom above three times the true value; 0 for a singular matrix.
@@ -467,10 +459,12 @@ class LuFactor(Factor):
         with runtime.call(opname):
             with runtime.local_step(opname):
                 n = self._order(opname)
-                size = abs(checked_scalar(opname, "norm", self._norm if norm is None else norm, self.dtype))
+                size = None if norm is None else abs(checked_scalar(opname, "norm", norm, self.dtype))
             runtime.agree(opname, {"norm": size, **self._signature})
+            if self.info or not n:
+                return 0.0 if n else 1.0
             solve: Operator = partial(self.solution, opname)
-            return reciprocal_condition(solve, n, self.dtype, 0 if self.info else size)
+            return reciprocal_condition(solve, n, self.dtype, self._norm_of_matrix() if size is None else size)
 
     def _triangles(self, trans: Trans) -> tuple[Triangle, ...]:
         if trans == "N":

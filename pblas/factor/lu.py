@@ -37,7 +37,7 @@ class PlannedLu(PlannedFactorization):
             as `lu_factor`; ArgumentError for a plan made from a descriptor only.
         """
         with self.executing():
-            return lu_of(self.factoring(a), a, a.norm(1))
+            return lu_of(self.factoring(a), a)
 
 
 def plan_lu(
@@ -121,11 +121,9 @@ def lu_factor(
         factoring = prepared(
             *(PlannedLu, opname, a), algorithm=algorithm, pivoting=pivoting, overwrite_a=overwrite_a, progress=stage
         )
-        if factoring.agrees:
-            factoring = factoring.agreed(runtime)
-        return lu_of(factoring, a, a.norm(1))
+        return lu_of(factoring, a)
 
 
-def lu_of(factoring: Factoring, a: DistMatrix, norm: object = None) -> LuFactor:
-    """**Collective.** The factor of A, which keeps the 1-norm of A for `rcond`, inside another call."""
-    return LuFactor(factoring.factored(a), a.desc.without_lld, norm)
+def lu_of(factoring: Factoring, a: DistMatrix) -> LuFactor:
+    """**Collective.** The factor of A, inside another call."""
+    return LuFactor(factoring.factored(a), a.desc.without_lld)

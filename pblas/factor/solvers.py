@@ -65,9 +65,8 @@ def solve(
             time, which reads the lower triangle only (global).
         overwrite_a: A is not needed any more, and is factored in place where its layout allows that: see `lu_factor`
             and `cholesky` (global).
-        check: warn of an ill-conditioned A. The norm of A and about five solves with one right-hand side tell, if the
-            pivots of A differ by 3/4 of the digits; otherwise it costs a look at the pivots, and with `overwrite_a`
-            the norm of A (global).
+        check: warn of an ill-conditioned A. About five products and five solves with one right-hand side tell, if the
+            pivots of A differ by 3/4 of the digits; otherwise it costs a look at the pivots (global).
         refine: factor a float64 A in float32, a complex128 one in complex64, and refine X to the backward error of a
             factorization in A's dtype, by GMRES if A is ill-conditioned. While A is factored by panels on GPUs, "tf32"
             multiplies elements as sums of two numbers of TF32, with 22 of 24 bits, and "float16" with 11 bits; CPUs
@@ -136,13 +135,12 @@ def solved(
                 return x, 1.0
         kind: type[PlannedFactorization] = PlannedCholesky if is_pos else PlannedLu
         factoring = prepared(kind, opname, a, overwrite_a=overwrite_a, progress=stage, others=others)
-        norm = one_norm(a, is_pos=is_pos) if check and factoring.overwriting.in_place else None
         factored = factoring.factored(a)
         factor: Factor = (CholeskyFactor if is_pos else LuFactor)(factored, a.desc.without_lld)
         x = factor.solution(opname, b, progress=reports.stage("solve"))
         if not check or (screens and not are_suspicious(opname, runtime, factor.local_pivots(), a.dtype)):
             return x, 1.0
-        return x, factor.condition(opname, (lambda: one_norm(a, is_pos=is_pos)) if norm is None else norm)
+        return x, factor.condition(opname)
 
 
 def _check_refinement(opname: str, refine: object, a: DistMatrix) -> None:
