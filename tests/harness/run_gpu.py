@@ -83,7 +83,7 @@ def leg(ranks: int, options: Namespace, arguments: list[str]) -> bool:
     chosen = () if ranks == 1 or "-m" in arguments else ("-m", "mpi")
     with tempfile.NamedTemporaryFile("r") as notes:
         os.environ["PBLAS_TEST_NOTES"] = notes.name
-        outcomes = run.run_leg(
+        outcomes, _ = run.run_leg(
             run.Leg(ranks, Path(sys.executable), (*chosen, *arguments, *paths)),
             options,
             time.monotonic() + min(SECONDS, options.deadline),
