@@ -207,7 +207,7 @@ class _Outline:
     def least_staying(self, splits: tuple[Split, Split, Split]) -> float:
         """Lower bound of the predicted seconds of an arrangement in which op(A) stays, and N is cut into panels."""
         m, n, k = (split.max_count for split in splits)
-        view, itemsize, layers = self._view, self._product.itemsize, splits[2].nprocs
+        view, itemsize, layers = self._view, self._product.itemsize, min(splits[2].nprocs, max(1, splits[2].nblocks))
         place, _, near = self._operands[1]
         held = place.rows.max_count * place.columns.max_count
         steps = max(1, -(-n // panel_width(n)))
