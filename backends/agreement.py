@@ -111,7 +111,7 @@ class _Known:
         self.bits &= heard.bits
 
 
-@lru_cache(256)
+@lru_cache(32)
 def _message(call: str, maxima: tuple[int, ...], bits: int, error: tuple[int, int, int, bytes]) -> bytes:
     """This rank's message, cached because programs repeat their calls (local)."""
     return _Known((-1, -1), error, maxima + _ZEROS[len(maxima) :], bits, _fit(call, CALL_NBYTES), b"").pack()

@@ -17,7 +17,7 @@ from pblas.factor.qr_plan import CholeskyQrPlan, QrPlan, TsqrPlan
 from pblas.layouts.descriptor import MatrixDescriptor
 from pblas.layouts.grid import Grid
 from pblas.redistribution.redistribution_plan import RedistributionPlan
-from pblas.simulation.hardware import CORE, HOSTS, ITEMSIZE, Hardware, Topology, Transport
+from pblas.simulation.hardware import CORE, ITEMSIZE, Topology, Transport
 from pblas.simulation.simulate import predict
 
 Kind = Literal["cholesky", "lu", "qr"]
@@ -54,7 +54,7 @@ _BLOCKED_ON_A_GPU = 16384
 """Columns from which one GPU factors by panels faster than cuSOLVER does (H100 and H200, float64)."""
 
 _LEAST_OF_A_GRID = 4  # ranks of the smallest grid of several rows and columns
-_QUICKER = 0.8
+_QUICKER = 0.9
 """A grid replaces block columns if it is predicted to take less than this part of their time: both are predicted with
 rates of a machine that may not be the user's."""
 
@@ -94,14 +94,13 @@ def choose_factorization(
     pivoting: Pivoting | None = None,
     gpus: bool = False,
     alone: bool = False,
-    several: bool = False,
     alike: bool = False,
 ) -> FactorizationPlan:
     """The plan in block columns ("blocked"), over a grid ("grid"), on one rank ("local"), or what seems to be faster.
 
     The choice depends on no transport and no measured rate: the factor has the same bits on any of them. It may depend
-    on the machine: there may be `several` hosts, and each rank may be `alone` on its host. If ranks form all elements
-    `alike`, block columns have a width that depends on n alone, and the factor the same bits on any number of ranks.
+    on the machine: each rank may be `alone` on its host. If ranks form all elements `alike`, block columns have a width
+    that depends on n alone, and the factor the same bits on any number of ranks.
 
     >>> plan = choose_factorization("lu", MatrixDescriptor.row_wise(4096, 4096, 4), "float64", 4, "shared")
     >>> plan.w.nb, plan.w.nprocs
@@ -147,18 +146,15 @@ def choose_factorization(
         else:
             known = get_args(Pivoting) if pivoting is None and w.grid.nprow > 1 else (pivoting or "partial",)
             grids += [GridLuPlan(a, w, why, *ranks, pivoting=rows) for rows in known]
-    return _quickest(columns, target, grids, must=algorithm == "grid", several=several)
+    return _quickest(columns, target, grids, must=algorithm == "grid")
 
 
-def _quickest(
-    columns: PlanT, target: MatrixDescriptor, grids: Sequence[GridT], *, must: bool, several: bool
-) -> PlanT | GridT:
+def _quickest(columns: PlanT, target: MatrixDescriptor, grids: Sequence[GridT], *, must: bool) -> PlanT | GridT:
     """The grid that is predicted to take least time, if it `must` be a grid or is quicker than block columns."""
     best: PlanT | GridT = columns
-    machine = HOSTS if several else CORE
-    seconds = inf if must else _QUICKER * _predicted(columns, target, grids, machine)
+    seconds = inf if must else _QUICKER * _predicted(columns, target, grids)
     for plan in grids:
-        predicted = _predicted(plan, target, [columns, *grids], machine, seconds)
+        predicted = _predicted(plan, target, [columns, *grids], seconds)
         if predicted < seconds:
             best, seconds = plan, predicted
     return best
@@ -168,15 +164,14 @@ def _predicted(
     plan: FactorizationPlan,
     target: MatrixDescriptor,
     others: Sequence[FactorizationPlan],
-    machine: Hardware,
     enough: float = inf,
 ) -> float:
     """Seconds of a plan by messages, with its redistributions if another plan needs none: they take long to predict."""
     neutral = Topology().transport(plan.nprocs)
-    seconds = predict(replace(plan, a=plan.target, returns=False, uplo="L", transport=neutral), machine, enough)
+    seconds = predict(replace(plan, a=plan.target, returns=False, uplo="L", transport=neutral), CORE, enough)
     if not target.same_distribution(plan.target) and any(target.same_distribution(other.target) for other in others):
         copy = RedistributionPlan(target, plan.target, plan.dtype, plan.nprocs)
-        seconds += (1 + plan.returns) * predict(copy, machine)
+        seconds += (1 + plan.returns) * predict(copy, CORE)
     return seconds
 
 
@@ -368,8 +363,7 @@ def choose_qr(
         return columns
     blocks = square_blocks(a, dtype, nprocs, per_column=_QR_WIDTH)
     grids = [GridQrPlan(a, w, why, dtype, nprocs, transport, returns) for w, why in blocks]
-    # Between hosts too: grids of QR take up to 1.6 times the predicted time (4 ranks of an AMD EPYC, 2048 columns).
-    return _quickest(columns, a, grids, must=algorithm == "grid", several=False)
+    return _quickest(columns, a, grids, must=algorithm == "grid")
 
 
 def _rows(a: MatrixDescriptor, nprocs: int) -> tuple[MatrixDescriptor, str]:

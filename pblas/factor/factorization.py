@@ -399,7 +399,6 @@ def _chosen(
         pivoting=rows,
         gpus=gpus,
         alone=topology.alone,
-        several=nprocs > topology.ranks_per_node,
         alike=topology.alike,
     )
     return plan, uplo

@@ -329,7 +329,4 @@ CORE = Hardware(
     step=50e-6,
 )
 
-# The same with gigabit Ethernet between ranks: the link of LAPTOP, for one rank.
-HOSTS = replace(CORE, name="hosts", far=replace(LAPTOP.far, bandwidth=125e6))
-
 PRESETS = {hardware.name: hardware for hardware in (LAPTOP, FAT_TREE, NVLINK)}  # the presets by name

@@ -198,7 +198,7 @@ class LocalPlan(StationaryPlan):
     >>> column = MatrixDescriptor.row_wise(8, 1, 4)
     >>> plan = LocalPlan("update", MatrixDescriptor.row_wise(8, 8, 4), "float64", 4, columns=(column, column))
     >>> plan.received_elements(0), plan.sent_elements(0), plan.lower_bound
-    (12, 12, 0)
+    (12, 12, 0.0)
     """
 
     name: ClassVar[str] = "LocalPlan"

@@ -189,7 +189,7 @@ def test_one_rank_is_not_called_1_ranks(capsys: Capture) -> None:
     ("options", "names"),
     [
         ("solve --n 4096 --nrhs 3 --ranks 4", ["LuPlan", "SubstitutionPlan"]),
-        ("solve --n 4096 --ranks 4 --assume-a pos", ["CholeskyPlan", "SubstitutionPlan"]),
+        ("solve --n 8192 --ranks 4 --assume-a pos", ["CholeskyPlan", "SubstitutionPlan"]),
         ("solve --n 8192 --ranks 64 --assume-a pos", ["GridCholeskyPlan", "PipelinedTrsm", "PipelinedTrsm"]),
         ("solve --n 1024 --nrhs 1024 --ranks 64 --algorithm grid --b 8x8", ["GridLuPlan", "GridSubstitutionPlan"]),
         ("cholesky --n 4096 --ranks 4 --a 2x2:64x64 --dtype complex64", ["GridCholeskyPlan"]),

@@ -90,7 +90,7 @@ MOST_MODULES = {
     "from pblas.linalg import solve": 167,
     "from pblas.blas import trsm": 110,
     "from pblas import Context": 124,
-    "import pblas; pblas.plan_matmul(64, 64, 64, nprocs=4)": 78,
+    "import pblas; pblas.plan_matmul(64, 64, 64, nprocs=4)": 79,
 }
 """Most modules of pblas that a statement may load: fewer are fewer files between a call and its loop."""
 

@@ -252,7 +252,7 @@ WRONG: dict[str, Mistake[Cast]] = {
     "a complex number": (DTypeError, "real part", put(..., 1j), put(..., 1.0)),
     "another context": (ArgumentError, "different contexts", put(..., ".foreign"), FINE),
     "text": (DTypeError, "not numbers", put(..., "one"), put(..., 1.0)),
-    "None": (DTypeError, "not numbers", put(..., None), put(..., 1.0)),
+    "None": (ArgumentError, "the value is None; pass an array", put(..., None), put(..., 1.0)),
     "stack of arrays": (
         *(ArgumentError, "matrix 1 must be a DistMatrix"),
         *(lambda c: pblas.vstack([c.a, np.ones((7, 8))]), lambda c: pblas.vstack([c.a, c.b])),  # type: ignore[list-item]

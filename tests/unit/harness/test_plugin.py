@@ -180,7 +180,7 @@ def test_everything_is_every_unit_test_once_and_the_others_on_each_number_of_ran
     legs = run.choose_legs(*run.parse([]))
     alone = [path for leg in legs if leg.ranks == 0 for path in leg.arguments]
     files = [str(path.relative_to(run.ROOT)) for path in (run.ROOT / "tests" / "unit").rglob("test_*.py")]
-    others = ["tests/harness/plugin.py", "tests/harness/shares.py", "pblas", "tests/hosts"]
+    others = ["tests/harness/plugin.py", "tests/harness/run.py", "tests/harness/shares.py", "pblas", "tests/hosts"]
     assert sorted(alone) == sorted([*files, *others])
     one_host = [leg for leg in legs if leg.ranks and not leg.hosts]
     assert [(x.ranks, x.arguments) for x in one_host] == [(n, ("--share", "tests/mpi")) for n in (1, 2, 3, 4, 6)]

@@ -183,14 +183,6 @@ def test_weak_scaling_on_grids(hardware: str, nprocs: int, nbytes: int, least: f
         assert GridQrPlan(w, w, why, "float64", nprocs, "mixed").simulate(hardware).efficiency >= least
 
 
-def test_cholesky_takes_a_grid_between_hosts() -> None:
-    """There the elements that move decide, on one host the panels."""
-    for n in (2048, 4096):
-        a = MatrixDescriptor.row_wise(n, n, 4)
-        names = [choose_factorization("cholesky", a, "float64", 4, "mixed", several=x).name for x in (False, True)]
-        assert names == ["CholeskyPlan", "GridCholeskyPlan"]
-
-
 def test_triangular_solves_do_not_depend_on_measured_rates() -> None:
     """Otherwise a slow link would give other bits."""
     w = MatrixDescriptor(41, 41, 39, 39, Grid(2, 3, "R"), 1, 2)
