@@ -138,6 +138,11 @@ class Leg:
         return size if self.python == Path(sys.executable) else f"{size}, {os.path.relpath(self.python, ROOT)}"
 
     @property
+    def job(self) -> str:
+        """Stands for a test where no test is to blame."""
+        return f"(the job of {self.name})"
+
+    @property
     def is_first(self) -> bool:
         """Whether it has several ranks on this host, or deadlines: one such leg runs at a time; the others yield."""
         return (self.ranks > 1 and not self.hosts) or FAULTS in self.arguments
@@ -204,7 +209,7 @@ class Attempt:
 
 def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> Told:
     """Outcomes of all tests of a leg, in as many jobs as needed, and texts of failures; prints both, and one line."""
-    start, whole = time.monotonic(), f"(the job of {leg.name})"
+    start = time.monotonic()
     outcomes: dict[str, str] = {}
     texts: defaultdict[str, list[str]] = defaultdict(list)
     seconds: defaultdict[str, float] = defaultdict(float)
@@ -213,15 +218,16 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> Told:
             folder = Path(name)
             (folder / "done").write_text("\n".join(outcomes))
             attempt = run_job(leg, options, folder, end)
+            at = [*(test for test, how in attempt.outcomes.items() if how == "failed"), *attempt.lost()][-1:]
             for test in attempt.lost():
                 attempt.outcomes[test] = "cut" if attempt.is_cut else "failed"
                 cause = "the deadline passed here" if attempt.is_cut else "the job died here"
                 attempt.texts[test].append(f"{cause} (exit status {attempt.status})")
             if not attempt.complete:
                 if not attempt.outcomes or attempt.is_cut:
-                    attempt.outcomes[whole] = "cut" if attempt.is_cut else "failed"
-                at = next((test for test in reversed(attempt.outcomes) if attempt.outcomes[test] == "failed"), whole)
-                attempt.texts[at] += stacks(folder) or ["\n".join(output_of(folder).splitlines()[-ENDING:])]
+                    attempt.outcomes[leg.job] = "cut" if attempt.is_cut else "failed"
+                text = "\n".join(output_of(folder).splitlines()[-ENDING:])
+                attempt.texts[(at or [leg.job])[0]] += stacks(folder) or [text]
             if not attempt.complete or "failed" in attempt.outcomes.values():
                 with PRINTING:
                     show_failure(attempt, folder)
@@ -230,10 +236,11 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> Told:
             texts[test] += told
         for file, spent in attempt.seconds.items():
             seconds[file] += spent
-        if attempt.complete or whole in outcomes:
+        if attempt.complete or leg.job in outcomes:
             break
     else:
-        outcomes[f"(the job of {leg.name} was aborted {MOST_RESTARTS} times)"] = "failed"
+        outcomes[leg.job] = "failed"
+        texts[leg.job].append(f"it was aborted {MOST_RESTARTS} times")
     with PRINTING:
         cut = ", cut by the deadline" if "cut" in outcomes.values() else ""
         print(f"{leg.name}: {summary(count(outcomes))}{cut} in {time.monotonic() - start:.1f} s", flush=True)
@@ -245,7 +252,7 @@ def run_leg(leg: Leg, options: argparse.Namespace, end: float) -> Told:
 def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> Attempt:
     if time.monotonic() >= end:
         attempt = Attempt(None)
-        attempt.texts[leg.name].append("the deadline of the whole run (--deadline) had passed before")
+        attempt.texts[leg.job].append("the deadline of the whole run (--deadline) had passed before")
         return attempt
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(paths)}
@@ -267,7 +274,7 @@ def run_job(leg: Leg, options: argparse.Namespace, folder: Path, end: float) -> 
         finally:
             stop(process)
     if attempt.status is None:
-        attempt.texts[leg.name].append("the deadline of the whole run (--deadline) has passed")
+        attempt.texts[leg.job].append("the deadline of the whole run (--deadline) has passed")
     attempt.read(folder / "journal")
     return attempt
 
@@ -326,13 +333,15 @@ def stacks(folder: Path) -> list[str]:
 
 
 def essence(text: str, most: int) -> list[str]:
-    """The lines around the last error of each rank in a text of failures, about `most` in all.
+    """The lines around the last error of each rank in a text of failures, about `most` in all, of fewer ranks if few.
 
     >>> essence("[rank 0]\\na.py:1: in f\\n    g()\\nE   first\\n\\nb.py:2: in g\\nE   last\\n[rank 1]\\nx", 8)
     ['[rank 0]', 'E   first', '', 'b.py:2: in g', 'E   last', '[rank 1]', 'x']
+    >>> essence("[rank 0]\\nE   first\\n[rank 1]\\nE   last", 2), essence("[rank 0]\\nE   first", -1)
+    (['[rank 0]', 'E   first'], [])
     """
     parts, lines = re.split(r"^(?=\[ranks? )", text.strip(), flags=re.MULTILINE), list[str]()
-    parts = [part for part in parts if part]
+    parts = [part for part in parts if part][: max(0, most // 2)]
     each = max(3, most // max(1, len(parts)))
     for part in parts:
         head, *own = part.rstrip().splitlines()

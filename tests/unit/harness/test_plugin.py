@@ -169,6 +169,9 @@ def test_a_test_that_runs_when_the_deadline_passes_is_cut_and_has_not_failed(tmp
         "CUT (the job of 2 ranks) [2 ranks]",
         "CUT (the job of 3 ranks) [3 ranks]",
     ]
+    for ranks, cause in ((2, "has passed"), (3, "had passed before")):
+        place = lines.index(f"CUT (the job of {ranks} ranks) [{ranks} ranks]")
+        assert lines[place + 1] == f"    the deadline of the whole run (--deadline) {cause}"
     assert "2 ranks: 1 passed, 0 failed, 0 skipped, cut by the deadline in 8." in done.stdout
     assert "test_takes_long[0]\nthe deadline passed here (exit status None)" in done.stdout
 
