@@ -163,7 +163,7 @@ class Sum:
         if self._spec is None or one_shot is None:
             self._spec = None
             return np.empty(self._shape, self._out.dtype)
-        self._spec.x = self._spec.place = one_shot.own
+        self._spec.take(one_shot.own)
         return one_shot.own
 
     def add(self, own: Array) -> None:
@@ -176,11 +176,12 @@ class Sum:
         _, spec = _reduce_on_hosts(self._runtime, self._kind, own, self._out, self._options, None, self._call)
         one_shot = self._one_shot(spec)
         if one_shot is not None:
-            self._spec, spec.x, spec.place = spec, one_shot.own, one_shot.own  # `own` may end
+            self._spec = spec
+            spec.take(one_shot.own)  # `own` may end
 
     def _one_shot(self, spec: ReduceArguments | None) -> OneShot | None:
         is_dry = self._runtime.backend.dry is not None
-        return None if spec is None or is_dry else spec.form.one_shot(self._runtime.staging)
+        return None if spec is None or is_dry else spec.form.one_shot(_staging(self._runtime))
 
 
 def gather(runtime: Runtime, operation: str, text: str, x: Array, counts: Sequence[int]) -> Array:

@@ -328,6 +328,10 @@ class ReduceArguments(Arguments):
         """Keep the form for like calls: all ranks have agreed on this one."""
         self.runtime.kept.keep(self._key, self.form)
 
+    def take(self, x: Array) -> None:
+        """Add another array like x, and let go of x; of an all-reduce with `out` (local)."""
+        self.x = self.place = self._like = x
+
     def with_arrays(self, like: Callable[[Array], Array]) -> ReduceArguments:
         """The same arguments with copies of x and of the operands, such as copies in host memory (local)."""
         clone = copy(self)

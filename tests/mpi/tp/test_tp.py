@@ -1029,3 +1029,31 @@ def test_calls_that_may_be_repeated_keep_no_arrays_and_return_what_is_needed(
     for _ in range(3):
         results = backward(kind)(dy, x, w, needs=(True, False, True), dweight=dweight, **options)
         assert results.weight is None
+
+
+def test_sums_of_repeated_calls_hold_no_memory_and_follow_the_others_into_messages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 repeats a call in memory that was shared, and the others make a new one."""
+    firsts: list[Any] = []
+
+    class Noted(Sum):
+        def own(self) -> Array:
+            array = super().own()
+            firsts.append(weakref.ref(array))
+            return array
+
+    monkeypatch.setattr("pblas.tp.products.Sum", Noted)
+    x, w, out = np.full((4, 3), RANK + 1.0), np.ones((5, 3)), np.empty((4, 5))
+    total = 3 * P * (P + 1) / 2
+    with open_context() as ctx:
+        tp.linear_allreduce(x, w, out=out, ctx=ctx)
+        gc.collect()
+        assert len(firsts) == int(P > 1)
+        assert all(first() is None for first in firsts)
+        for is_given_up in (False, True):
+            if is_given_up:
+                ctx.runtime.give_up_shared_memory()
+            for _ in range(2):
+                own = x.copy() if RANK else x
+                assert np.all(tp.linear_allreduce(own, w, out=out, ctx=ctx) == total)
