@@ -63,16 +63,17 @@ def descriptor(
             f"a matrix has two dimensions, got a tensor of shape {tuple(shape)}; pass x[i], or view"
         )
     m, n = map(int, shape)
-    sizes, is_known = tuple(mesh.shape), not is_strided(shape, mesh, placements)
+    sizes = tuple(mesh.shape)
+    if len(placements) != len(sizes):
+        raise errors.ArgumentError(f"the mesh has {len(sizes)} dimensions, and there are {len(placements)} placements")
+    is_known = not is_strided(shape, mesh, placements)
     kinds = tuple(map(_plain, placements)) if is_known else (Shard(0), Shard(0))
-    if len(kinds) != len(mesh.shape):
-        raise errors.ArgumentError(f"the mesh has {len(mesh.shape)} dimensions, and there are {len(kinds)} placements")
     while len(sizes) > 2 and kinds[-2:] == (Replicate(), Replicate()):
         sizes, kinds = (*sizes[:-2], sizes[-2] * sizes[-1]), kinds[:-1]
     if len(sizes) > 2:
         raise errors.LayoutError(
-            f"the mesh has {len(sizes)} dimensions; pass a tensor on a mesh of one or two, as mesh['dp', 'tp'], or "
-            f"redistribute it to [Shard(0), {', '.join(['Replicate()'] * (len(sizes) - 1))}]"
+            f"the mesh has {len(mesh.shape)} dimensions; pass a tensor on a mesh of one or two, as mesh['dp', 'tp'], "
+            f"or redistribute it to [Shard(0), {', '.join(['Replicate()'] * (len(mesh.shape) - 1))}]"
         )
     if len(sizes) == 1:
         sizes, kinds = (*sizes, 1), (*kinds, Replicate())
@@ -90,8 +91,8 @@ def descriptor(
 
 
 def is_strided(shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Any]) -> bool:
-    """Whether rows are cut along the second dimension of the mesh first, into shards of one length (global)."""
-    if len(mesh.shape) != 2 or not isinstance(placements[0], _StridedShard):
+    """Whether rows of a matrix are cut along the mesh's second dimension first, into shards of one length (global)."""
+    if len(shape) != 2 or len(mesh.shape) != 2 or not isinstance(placements[0], _StridedShard):
         return False
     expected = _StridedShard(0, split_factor=mesh.shape[1]), Shard(0)
     return tuple(placements) == expected and shape[0] % prod(mesh.shape) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
@@ -10,14 +9,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from pblas import errors
-from pblas.backends.local_step import AgreedError, LocalStep
+from pblas.layouts.checks import checked_int
 from pblas.torch import operators
-from pblas.torch.mesh import context_named, context_of, group_of, init_mesh
-from pblas.tp.products import refuse
+from pblas.torch.mesh import context_of, group_of, init_mesh
+from pblas.torch.operators import checking
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from torch.distributed.device_mesh import DeviceMesh
 
 Kind = Literal["allgather", "reduce_scatter", "allreduce", "replicated"]
@@ -70,31 +67,10 @@ def linear(
     with checking("linear", ranks[0]):
         if kind not in operators.FORWARD:
             raise errors.ArgumentError(f"linear: kind must be one of {', '.join(operators.FORWARD)}, got {kind!r}")
-        if activation is not None and activation not in ACTIVATIONS:
-            raise errors.ArgumentError(
-                f"linear: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
-            )
-        if activation is not None and residual is not None:
-            raise errors.ArgumentError(
-                "linear: activation and residual exclude each other; add the residual to the result"
-            )
         _check_tensor("linear", "weight", weight)
         cut = weight.shape[1] if kind in ("reduce_scatter", "allreduce") else weight.shape[0]
         features = cut * mesh.size() if features is None else features
     return _linear(x, weight, bias, residual, kind, activation, float8, None, tokens, features, ranks)
-
-
-def checking(opname: str, group: str) -> AbstractContextManager[None]:
-    """A with block before a layer's product: an error in it is raised on all ranks, which call the layer (local)."""
-    if torch.compiler.is_compiling():
-        return nullcontext()
-    runtime = context_named(group).runtime
-
-    def fail(opname: str, error: AgreedError) -> None:
-        with runtime.call(opname):
-            refuse(runtime, opname, error)
-
-    return LocalStep(fail, opname)
 
 
 def _check_tensor(opname: str, name: str, x: object) -> None:
@@ -148,6 +124,19 @@ def _linear(
             _check_tensor("linear", name, z)
             if z.device.type != weight.device.type:
                 raise errors.ArgumentError(f"linear: {name} is on {z.device}, and the weight on {weight.device}")
+        if activation is not None and activation not in ACTIVATIONS:
+            raise errors.ArgumentError(
+                f"linear: activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
+            )
+        if activation is not None and residual is not None:
+            raise errors.ArgumentError(
+                "linear: activation and residual exclude each other; add the residual to the result"
+            )
+        lengths: Any = (
+            n if n is None or isinstance(n, int | torch.SymInt) else checked_int("linear", name, n, 0)
+            for name, n in (("tokens", tokens), ("features", features))
+        )
+        tokens, features = lengths
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, bias, residual = (z if z is None else operators.local(z).to(dtype) for z in (x, bias, residual))
@@ -225,7 +214,8 @@ class ParallelLinear(nn.Linear):
             MismatchError: layers of different shapes or dtypes on the ranks.
         """
         mesh = checked_mesh(cls.__name__, mesh)
-        with checking(cls.__name__, group_of(mesh).group_name):
+        runtime = context_of(mesh).runtime
+        with runtime.call(cls.__name__), runtime.local_step(cls.__name__):
             check_linear(cls.__name__, "linear", linear)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
@@ -254,8 +244,12 @@ class ParallelLinear(nn.Linear):
         Call it again after the weight changes. With gradients each call rounds the weight as it is then.
         """
         with torch.no_grad():
-            (weight,), scale = operators.eight_bits(context_of(self.mesh), operators.local(self.weight))
+            (weight,), scale = operators.eight_bits(self._ranks[0], operators.local(self.weight))
         self.float8, self._kept = True, (weight, scale)
+
+    def columns(self, activation: str | None) -> int:
+        """Features of y, of all ranks (global)."""
+        return self.out_features // 2 if activation == "swiglu" else self.out_features
 
     def _operand(self) -> tuple[Any, Any]:
         """The weight, or this rank's shard of it in 8 bits, and the scale of that (local)."""
@@ -340,7 +334,7 @@ class ColumnParallelLinear(ParallelLinear):
         """
         y = self._activated(x, self._operand(), self.bias, activation, tokens)
         y = y.squeeze(0) if x.ndim == 1 else y
-        return operators.gather_features(y, self.out_features, self._ranks[0]) if self.gather_output else y
+        return operators.gather_features(y, self.columns(activation), self._ranks[0]) if self.gather_output else y
 
     def _activated(self, x: Any, weight: tuple[Any, Any], bias: Any, activation: str | None, tokens: int | None) -> Any:
         """**Collective.** This rank's features of y, before they are gathered."""
@@ -378,6 +372,8 @@ class RowParallelLinear(ParallelLinear):
             residual: added to y while ranks' sums are added; has the shape of y (local).
         """
         if self.split_input:
+            with checking(type(self).__name__, self._ranks[0]):
+                _check_tensor(type(self).__name__, "x", x)
             x = operators.split_features(x, self.weight.to_local().shape[1], self._ranks[0])
         kinds: tuple[Kind, Kind] = "reduce_scatter", "allreduce"
         y = self._product(x, self._operand(), self.bias, kinds, self.in_features, residual=residual)

@@ -15,9 +15,8 @@ from pblas.torch.layers import (
     RowParallelLinear,
     check_linear,
     checked_mesh,
-    checking,
 )
-from pblas.torch.mesh import group_of
+from pblas.torch.mesh import context_of
 from pblas.torch.operators import local
 
 if TYPE_CHECKING:
@@ -137,7 +136,8 @@ class ParallelMLP(nn.Module):
         """**Collective.** Shard the layers."""
         nn.Module.__init__(self)
         mesh = checked_mesh("ParallelMLP", mesh)
-        with checking("ParallelMLP", group_of(mesh).group_name):
+        runtime = context_of(mesh).runtime
+        with runtime.call("ParallelMLP"), runtime.local_step("ParallelMLP"):
             known = {"silu"} if gate is not None else {*ACTIVATIONS} - {"swiglu"}
             if activation not in known:
                 raise errors.ArgumentError(

@@ -148,7 +148,7 @@ class Muon(torch.optim.Optimizer):
                         matrices += [ctx.zeros(desc, dtype=dtype) for _ in range(count)]
                     linalg.orthogonalize_many(matrices, **dict(options))
 
-        return dry_run(program, ranks=max(len(ranks) for ranks, _ in together), hardware=hardware)
+        return dry_run(program, ranks=max((len(ranks) for ranks, _ in together), default=1), hardware=hardware)
 
     def _together(self) -> dict[tuple[tuple[int, ...], tuple[Any, ...]], list[Any]]:
         """The weights that one `orthogonalize_many` takes, by the ranks of their meshes and the options (global)."""
@@ -215,7 +215,8 @@ class _Taken(NamedTuple):
 
 def _options(group: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
     """The options of `orthogonalize_many` (global)."""
-    return ("steps", group["steps"]), ("coefficients", group["coefficients"])
+    coefficients = tuple(tuple(each) if isinstance(each, list) else each for each in group["coefficients"])
+    return ("steps", group["steps"]), ("coefficients", coefficients)
 
 
 def _shard(x: Any) -> Any:

@@ -9,6 +9,7 @@ dispatcher: the functions of this module, as `linear`, pass it by where nothing 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,11 +19,14 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.tensor import DTensor
 
 from pblas import errors, tp
+from pblas.backends.local_step import AgreedError, LocalStep
 from pblas.epilogues import Epilogue
 from pblas.torch.mesh import context_named
+from pblas.tp.products import refuse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 FORWARD: dict[str, Any] = {
     "allgather": tp.allgather_linear,
@@ -124,13 +128,28 @@ def _uniform(x: Any) -> Any:
     return x if x.ndim == 2 and x.stride(1) == 1 else x.contiguous()
 
 
+def checking(opname: str, group: str) -> AbstractContextManager[None]:
+    """A with block before a layer's product: an error in it is raised on all ranks, which call the layer (local)."""
+    if torch.compiler.is_compiling():
+        return nullcontext()
+    runtime = context_named(group).runtime
+
+    def fail(opname: str, error: AgreedError) -> None:
+        with runtime.call(opname):
+            refuse(runtime, opname, error)
+
+    return LocalStep(fail, opname)
+
+
 _LARGEST = 448.0  # of float8_e4m3fn
 
 
-def eight_bits(ctx: Any, *operands: Any) -> tuple[list[Any], Any]:
+def eight_bits(group: str, *operands: Any) -> tuple[list[Any], Any]:
     """**Collective.** Operands in float8_e4m3fn, and the scale of each: the largest of all ranks becomes 448."""
-    norms = (torch.linalg.vector_norm(z, torch.inf) if z.numel() else z.new_zeros(()) for z in operands)
-    largest = ctx.allreduce(torch.stack([norm.float() for norm in norms]), op="max")
+    with checking("linear", group):
+        norms = (torch.linalg.vector_norm(z, torch.inf) if z.numel() else z.new_zeros(()) for z in operands)
+        own = torch.stack([norm.float() for norm in norms])
+    largest = context_named(group).allreduce(own, op="max")
     scales = (largest / _LARGEST).clamp_min(torch.finfo(torch.float32).tiny)
     return [(z / scale).to(torch.float8_e4m3fn) for z, scale in zip(operands, scales, strict=True)], scales
 
@@ -157,13 +176,14 @@ def _linear(
     """
     options = _options(kind, tokens, features, group)
     applied: str | Epilogue | None = epilogue or None
-    if residual is not None:
-        applied = Epilogue("x + residual", residual=_uniform(residual))
-    z = x.new_empty((rows, *x.shape[1:-1], weight.shape[0])) if keep else x.new_empty(0)
-    x = _uniform(x)
+    with checking("linear", group):
+        if residual is not None:
+            applied = Epilogue("x + residual", residual=_uniform(residual))
+        z = x.new_empty((rows, *x.shape[1:-1], weight.shape[0])) if keep else x.new_empty(0)
+        x = _uniform(x)
     if float8:
         options["out_dtype"] = str(x.dtype).removeprefix("torch.")
-        (x, *rounded), scales = eight_bits(options["ctx"], x, *([weight] if scale is None else []))
+        (x, *rounded), scales = eight_bits(group, x, *([weight] if scale is None else []))
         weight, scale = (rounded[0], scales[1:].clone()) if scale is None else (weight, scale)
         options |= {"scale_a": scales[:1].clone(), "scale_b": scale}
     y = FORWARD[kind](x, weight, bias, applied, aux=z if keep else None, **options)

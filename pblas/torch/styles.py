@@ -38,10 +38,9 @@ class _Styled(ParallelLinear):
         y: torch.Tensor = super().forward(x, **options)
         if self.use_local_output:
             return y
-        is_last = self.output_layout == LAST or self.sequence_dim is None
-        return _as_dtensor(
-            y, self.mesh, self.output_layout, self.out_features if is_last else x.shape[self.sequence_dim]
-        )
+        is_last = self.output_layout == LAST
+        length = self.columns(options.get("activation")) if is_last else x.shape[self.sequence_dim or 0]
+        return _as_dtensor(y, self.mesh, self.output_layout, length)
 
 
 class _Colwise(_Styled, ColumnParallelLinear): ...

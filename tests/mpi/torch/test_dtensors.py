@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import re
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +14,14 @@ import pytest
 
 import pblas
 from pblas import errors, linalg
+from pblas.spectral.newton_schulz import MUON
 from tests.common.ranks import COMM, Contexts, raises_on_all_ranks
 from tests.common.tensors import close, random, whole
 
 torch: Any = pytest.importorskip("torch")
 nn = torch.nn
 tensors: Any = pytest.importorskip("torch.distributed.tensor")
+_StridedShard = importlib.import_module("torch.distributed.tensor.placement_types")._StridedShard
 pt: Any = pblas.torch
 Shard, Replicate, Partial = tensors.Shard, tensors.Replicate, tensors.Partial
 
@@ -100,6 +104,17 @@ def test_what_is_no_matrix_of_its_mesh_is_refused(mesh: Any) -> None:
         raises_on_all_ranks(errors.LayoutError, "the local array is", partial(pt.from_dtensor, uneven))
         A = pt.context_of(mesh).zeros(pblas.MatrixDescriptor.row_wise(4 * P, 2, P, mb=1))
         raises_on_all_ranks(errors.LayoutError, "no DTensor on a mesh", partial(pt.to_dtensor, A, mesh))
+    many = SimpleNamespace(shape=(2, 2, 2, 2))
+    for placements, kind, text in (
+        ([], errors.ArgumentError, "there are 0 placements"),
+        (
+            [Shard(0), Shard(1), Replicate(), Replicate()],
+            errors.LayoutError,
+            "[Shard(0), " + "Replicate(), " * 2 + "Rep",
+        ),
+    ):
+        with pytest.raises(kind, match=re.escape(text)):
+            pt.descriptor((8, 8), many, placements)
     integers = tensors.distribute_tensor(torch.ones(2, 2, dtype=torch.int32), mesh, [Replicate()])
     raises_on_all_ranks(errors.DTypeError, "int32", partial(pt.from_dtensor, integers))
 
@@ -159,16 +174,20 @@ def test_muon_takes_weights_in_any_sharding(mesh: Any, shape: tuple[int, ...]) -
     places = [(mesh, [each]) for each in choices]
     for grid in map(pt.init_mesh, GRIDS):
         places += [(grid, list(each)) for each in itertools.product(choices, repeat=2)]
+        strided = ((_StridedShard(k, split_factor=grid.shape[1]), Shard(k)) for k in range(len(shape)))
+        places += [(grid, list(each)) for each in strided]  # by `fully_shard`, after tensor or expert parallelism
     cube = pt.init_mesh((1, P, 1), ("a", "b", "c"))
     places += [(cube, [Replicate(), each, Replicate()]) for each in choices]
     weights = []
-    for place in places:
-        weights.append(nn.Parameter(tensors.distribute_tensor(weight.clone(), *place)))
-        weights[-1].grad = tensors.distribute_tensor(grad.clone(), *place)
+    for place, placements in places:
+        everywhere = [tensors.distribute_tensor(z, place, [Replicate()] * place.ndim) for z in (weight, grad)]
+        local, weight_grad = (z.clone().redistribute(placements=placements) for z in everywhere)
+        weights.append(nn.Parameter(local))
+        weights[-1].grad = weight_grad
     weights.append(nn.Parameter(tensors.distribute_tensor(weight.clone(), mesh, [Replicate()])))
     share = grad * (RANK + 1) * 2 / (P * (P + 1))
     weights[-1].grad = tensors.DTensor.from_local(share, mesh, [Partial()], run_check=False)
-    groups = [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.1}]
+    groups = [{"params": weights[::2]}, {"params": weights[1::2], "lr": 0.1, "coefficients": list(MUON)}]
     optimizer = pt.Muon(groups, lr=0.1, momentum=0.9, weight_decay=0.1)
     count = len(weights) * int(np.prod(shape[:-2]))
     assert optimizer.explain().splitlines()[0] == f"{count} matrices over {P} ranks"

@@ -13,7 +13,7 @@ import pytest
 import pblas
 from pblas import errors
 from tests.common.pages import blocks_of
-from tests.common.ranks import COMM, Contexts, raises_on_all_ranks, some_wrong
+from tests.common.ranks import COMM, Contexts, open_context, raises_on_all_ranks, some_wrong
 from tests.common.tensors import EPS, close, made, part_of, random, whole
 
 torch: Any = pytest.importorskip("torch")
@@ -296,6 +296,16 @@ def test_dtensors_need_not_divide(mesh: Any) -> None:
             close(whole(parameter.grad), reference.grad, terms=100)
 
 
+def test_gated_styles_return_half_the_features(mesh: Any) -> None:
+    """As DTensors, and gathered."""
+    layer, x = made(lambda: nn.Linear(HIDDEN, 4 * P).double()), random(3, HIDDEN)
+    pairs = layer(x).reshape(3, P, 2, 2)  # each rank has two features of gate above two of up
+    expected = (F.silu(pairs[:, :, 0]) * pairs[:, :, 1]).reshape(3, 2 * P)
+    for options in ({"use_local_output": False}, {"output_layouts": Replicate()}):
+        sharded = parallel.parallelize_module(copy.deepcopy(layer), mesh, pt.ColwiseParallel(**options))
+        close(whole(sharded(x, activation="swiglu")), expected)
+
+
 def test_styles_refuse_other_layouts_and_modules(mesh: Any) -> None:
     one = nn.Linear(4, 4)
     for style, text in (
@@ -339,6 +349,7 @@ def test_a_rank_that_is_wrong_is_an_error_on_all(mesh: Any) -> None:
     raises_on_all_ranks(errors.MismatchError, "the array dy differs", partial(y.sum().mul(1 + RANK).backward))
     close(pt.linear(x, weight, None, "replicated", mesh=mesh), x @ weight.T)
     weight, x, row = torch.ones(2, P), torch.ones(P, P), pt.RowParallelLinear(P, P, mesh=mesh)
+    options: dict[str, Any]
     for wrong in some_wrong():
         is_wrong = RANK in wrong
         for options, text in (
@@ -354,6 +365,21 @@ def test_a_rank_that_is_wrong_is_an_error_on_all(mesh: Any) -> None:
         for name, given in (("bias", [1.0, 2.0]), ("residual", torch.eye(2).to_sparse())):
             call = partial(pt.linear, x, weight, kind="replicated", mesh=mesh, **{name: given if is_wrong else None})
             raises_on_all_ranks(errors.ArgumentError, f"{name} must be a tensor with axes", call)
+        for options, kind, text in (
+            ({"tokens": -1 if is_wrong else P * P, "activation": "relu"}, errors.PblasError, "negative"),
+            ({"tokens": 2.5 if is_wrong else P * P}, errors.LayoutError, "expected an integer >= 0"),
+            ({"features": [] if is_wrong else 2 * P}, errors.LayoutError, "expected an integer >= 0"),
+        ):
+            call = partial(pt.linear, x, weight.clone().requires_grad_(), mesh=mesh, **options)
+            raises_on_all_ranks(kind, text, call)
+        call = partial(pt.linear, x.long() if is_wrong else x, weight, float8=True, mesh=mesh)
+        raises_on_all_ranks(errors.PblasError, "vector_norm", call)
+        split = pt.RowParallelLinear(P, P, mesh=mesh)
+        split.split_input = True
+        call = partial(split, None if is_wrong else x)
+        raises_on_all_ranks(errors.ArgumentError, "x must be a tensor with axes", call)
+        call = partial(pt.ColumnParallelLinear(P, P, mesh=mesh), x, activation=object() if is_wrong else "relu")
+        raises_on_all_ranks(errors.ArgumentError, "activation must be one of", call)
         call = partial(pt.linear, x.to("meta") if is_wrong else x, weight, kind="replicated", mesh=mesh)
         raises_on_all_ranks(errors.ArgumentError, "x is on meta", call)
         made_of = nn.Conv1d(2, 2, 1) if is_wrong else nn.Linear(2, 2)
@@ -366,6 +392,17 @@ def test_a_rank_that_is_wrong_is_an_error_on_all(mesh: Any) -> None:
         raises_on_all_ranks(errors.ArgumentError, "gate and up must have weights of one shape", call)
         row.sequence_dim = 1 if is_wrong else 0
         raises_on_all_ranks(errors.ArgumentError, "must be an axis of x before the last one", partial(row, x[:, :1]))
+
+
+def test_a_layer_that_one_rank_cannot_make_leaves_a_context_that_pushes_usable(contexts: Contexts) -> None:
+    """As those of GPUs, whose products begin without an agreement."""
+    with open_context("push") as ctx:
+        mesh = pt.init_mesh(ctx=ctx)
+        for wrong in some_wrong():
+            call = partial(pt.RowParallelLinear.from_linear, None if RANK in wrong else nn.Linear(2, 2), mesh)
+            raises_on_all_ranks(errors.ArgumentError, "linear must be an unsharded torch.nn.Linear", call)
+        pt.RowParallelLinear.from_linear(nn.Linear(2, 2), mesh)
+    pt.init_mesh(ctx=contexts["shared"])
 
 
 @pytest.mark.parametrize("kind", ["allgather", "reduce_scatter", "allreduce", "replicated"])
