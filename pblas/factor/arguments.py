@@ -70,7 +70,8 @@ def of_descriptor(
     if hardware is None:
         return checked, ranks, Topology(ranks, shared=True)
     machine = find_hardware(hardware)
-    return checked, ranks, replace(machine.topology, gpus=machine.gpus)
+    alone = ranks > 1 == machine.ranks_per_node
+    return checked, ranks, replace(machine.topology, gpus=machine.gpus, alone=alone)
 
 
 def check_dtype(opname: str, name: str, dtype: object) -> Dtype:

@@ -100,8 +100,10 @@ def estimated_one_norm(apply: Operator, n: int, dtype: Dtype) -> float:
     y = apply(np.full(n, 1 / n, dtype), "N")
     estimate, last = float(np.abs(y).sum()), -1
     for _ in range(_MOST_STEPS if n > 1 else 0):
-        size = np.abs(y)
-        z = np.abs(apply(np.divide(y, size, out=np.ones_like(y), where=size > 0), "C"))
+        size, signs = np.abs(y)[:, None], np.ones_like(y)
+        parts = [x.view(size.dtype).reshape(n, -1) for x in (y, signs)]  # a complex quotient takes 1 / size
+        np.divide(parts[0], size, out=parts[1], where=size > 0)
+        z = np.abs(apply(signs, "C"))
         j = int(z.argmax())
         if last >= 0 and not z[j] > z[last]:
             break
@@ -228,8 +230,16 @@ class Factor(FactoredMatrix, ABC):
         """**Collective.** An estimate of the 1-norm of A, by products with its factors: exchanged rows do not count."""
         from pblas.vectors.matrix_vector import trmv
 
+        n, dtype, limits = self.shape[0], self.dtype, np.finfo(self.dtype)
         multiplied = solver(self._w, self._triangles("N")[::-1], trmv)
-        return estimated_one_norm(multiplied, self.shape[0], self.dtype)
+        size = estimated_one_norm(multiplied, n, dtype)
+        if self._runtime.backend.dry is not None:
+            return 1.0  # not known; the solves are counted
+        if limits.smallest_normal <= size < inf:
+            return size
+        # Sums of elements close to the limits overflow or vanish: those of a multiple of the vectors do not
+        scale = dtype.type(2.0 ** (limits.maxexp // 2 * (1 if size < 1 else -1)))
+        return estimated_one_norm(lambda b, trans: multiplied(scale * b, trans), n, dtype) / float(scale.real)
 
     def solution(
         self, opname: str, b: MatrixOrArray, trans: Trans = "N", progress: StageReport = None, agrees: str = ""
@@ -439,7 +449,8 @@ class LuFactor(Factor):
         """**Collective.** An estimate of 1 / (norm(A) norm(A^-1)) in the 1-norm. It takes about five solves.
 
         Args:
-            norm: the 1-norm of A; None for an estimate by about five products with L and U (global).
+            norm: the 1-norm of A; None for an estimate by about five products with L and U, which is too large if
+                elements grew so much in the elimination that L U is not A (global).
 
         Returns:
             A Python number equal on all ranks, seldom above three times the true value; 0 for a singular matrix.

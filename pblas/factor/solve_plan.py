@@ -41,6 +41,7 @@ def solve_plans(
         *("cholesky" if assume_a == "pos" else "lu", a, dtype, nprocs, transport),
         algorithm=algorithm,
         gpus=topology.gpus,
+        alone=topology.alone,
     )
     w, plans = factor.w.without_lld, list[Plan]([factor])
     if w.grid.nprow == 1:

@@ -27,7 +27,8 @@ def _creator(name: str, made: str) -> Callable[..., Handle]:
         handle: Handle = self.call(created, name, args, kwargs)
         return handle
 
-    create.__name__, create.__doc__ = name, f"`Context.{name}`, as a handle: {made}"
+    create.__name__, create.__qualname__ = name, f"Pool.{name}"
+    create.__doc__ = f"`Context.{name}`, as a handle: {made}"
     return create
 
 

@@ -563,3 +563,8 @@ class Operators:
             return self._rounded_product(product, x.real) + 1j * self._rounded_product(product, x.imag)
         with np.errstate(all="ignore"):
             return product(x.astype(dtype, copy=False) if x.dtype.kind in "fc" else x)
+
+
+for _name, _function in vars(Operators).items():
+    if getattr(_function, "__name__", "") == "operator":  # in tracebacks and profiles
+        _function.__name__, _function.__qualname__ = _name, f"Operators.{_name}"

@@ -164,6 +164,7 @@ class Hardware:
             "near": (self.near, Link, "a pblas.Link"),
             "far": (self.far, Link, "a pblas.Link"),
             "shared": (self.shared, bool, "True or False"),
+            "gpus": (self.gpus, bool, "True or False"),
         }
         for key, (value, kind, expected) in fields.items():
             if not isinstance(value, kind):
@@ -173,7 +174,7 @@ class Hardware:
         _check_positive("Hardware", math.inf, memory_bandwidth=self.memory_bandwidth, new_memory=self.new_memory)
         _check_positive("Hardware", **rates, panel=self.panel, memory_nbytes=self.memory_nbytes)
         _check_times("Hardware", call=self.call, half=self.half, step=self.step)
-        object.__setattr__(self, "memory_nbytes", int(self.memory_nbytes))  # files may have 2e9
+        object.__setattr__(self, "memory_nbytes", math.ceil(self.memory_nbytes))  # files may have 2e9
 
     @property
     def topology(self) -> Topology:

@@ -139,3 +139,11 @@ def test_every_public_name_says_what_it_is() -> None:
             and str(getattr(each, "__module__", "pblas")).startswith("pblas")
         ]
     assert silent == []
+
+
+def test_methods_have_their_names() -> None:
+    """Those that a function makes, too: in tracebacks, profiles and help()."""
+    for kind in (*pblas.DistMatrix.__mro__, pblas.Pool):
+        for name, value in vars(kind).items():
+            if inspect.isfunction(value) and value.__name__ != "_refuse_conversion":
+                assert (value.__name__, value.__qualname__) == (name, f"{kind.__name__}.{name}")

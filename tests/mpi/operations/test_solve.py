@@ -375,6 +375,27 @@ def test_an_estimate_sees_what_the_pivots_hide(ctx: pblas.Context) -> None:
     assert linalg.lu_factor(ctx.from_global(KAHAN, root=None)).rcond() < 1e-16
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_estimates_of_matrices_close_to_the_limits(ctx: pblas.Context, name: str, kind: Literal["gen", "pos"]) -> None:
+    """Sums of elements of a row overflow, those of columns do not; so do sums in L (U x)."""
+    dtype, n = dtype_of(name), 33
+    limits, a = np.finfo(dtype), np.eye(n, dtype=dtype)
+    a[0, :-1] = (-1.0) ** np.arange(n - 1)
+    whole = a if kind == "gen" else a.T @ a
+    for is_ill in (False, True):
+        whole[-1, -1] = limits.eps / 64 if is_ill else 1.0
+        expected = linalg.lu_factor(ctx.from_global(whole, root=None)).rcond()
+        for exponent in (limits.maxexp - (3 if kind == "gen" else 10), limits.minexp + 20):
+            matrix = ctx.from_global((whole * 2.0**exponent).astype(dtype), root=None)
+            if not is_ill:
+                assert linalg.lu_factor(matrix).rcond() == pytest.approx(expected, rel=0.01)
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                linalg.solve(matrix, np.zeros(n, dtype), assume_a=kind)
+            assert [warning.category for warning in caught] == is_ill * [pblas.PblasWarning]
+
+
 def test_a_positive_definite_matrix_is_judged_by_its_lower_triangle(ctx: pblas.Context) -> None:
     for diagonal, is_ill in ((np.logspace(0, -20, 40), True), (np.logspace(0, -10, 40), False)):
         a = ctx.from_global(np.diag(diagonal) + np.triu(np.full((40, 40), np.nan), 1), root=None)

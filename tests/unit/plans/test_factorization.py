@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isqrt, prod
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pblas.errors import PlanError
+from pblas.factor.arguments import of_descriptor
+from pblas.factor.cholesky import plan_cholesky
 from pblas.factor.choose import choose_factorization, choose_qr, square_blocks
 from pblas.factor.factorization_plan import FactorizationPlan, panels
 from pblas.factor.grid_cholesky_plan import GridCholeskyPlan
@@ -20,7 +22,10 @@ from pblas.factor.grid_plan import GridPlan
 from pblas.factor.grid_qr_plan import GridQrPlan
 from pblas.factor.grid_reflectors_plan import GridReflectorsPlan
 from pblas.factor.grid_substitution_plan import GridSubstitutionPlan, stays_on_grid
+from pblas.factor.lu import plan_lu
+from pblas.factor.qr import plan_qr
 from pblas.factor.qr_plan import CholeskyQrPlan, PivotedQrPlan, QrPlan, TsqrPlan
+from pblas.factor.solve_plan import solve_plans
 from pblas.factor.with_factor_plan import (
     PanelReflectorsPlan,
     ReflectorsPlan,
@@ -181,6 +186,23 @@ def test_weak_scaling_on_grids(hardware: str, nprocs: int, nbytes: int, least: f
         assert pivots.simulate(hardware).efficiency >= (least - 0.1 if gpus else least)
     if not gpus:
         assert GridQrPlan(w, w, why, "float64", nprocs, "mixed").simulate(hardware).efficiency >= least
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 2, 128])
+def test_described_hosts_are_planned_for_as_hosts(ranks_per_node: int) -> None:
+    """A rank that is alone on its host factors all panels of LU and QR."""
+    hosts = replace(PRESETS["laptop"], ranks_per_node=ranks_per_node)
+    for n, nprocs in ((2048, 2), (2048, 4)):
+        a, b = (MatrixDescriptor.row_wise(n, k, nprocs) for k in (n, 8))
+        _, _, topology = of_descriptor("plan", a, "float64", nprocs, hosts)
+        options: Any = {"dtype": "float64", "nprocs": nprocs, "hardware": hosts}
+        for assume_a, planned in (("pos", plan_cholesky(a, **options)), ("gen", plan_lu(a, pivoting=None, **options))):
+            plan = planned.plan
+            assert solve_plans(a, b, "float64", nprocs, topology, assume_a=assume_a)[0] == replace(plan, returns=False)
+            assert plan.replicated == (ranks_per_node == 1 and assume_a == "gen")
+        qr = plan_qr(a, **options).plan
+        assert isinstance(qr, QrPlan)
+        assert qr.replicated == (ranks_per_node == 1)
 
 
 def test_triangular_solves_do_not_depend_on_measured_rates() -> None:

@@ -36,6 +36,7 @@ def test_a_written_file_describes_the_same_hardware(hardware: Hardware, tmp_path
         ("memory_nbytes = ", "memory_nbytes = inf # ", "memory_nbytes is inf; expected a finite number above 0"),
         ("ranks_per_node = ", "ranks_per_node = true # ", "ranks_per_node is True; expected an integer from 1 on"),
         ("shared = true", "shared = 'no'", "Hardware: shared is 'no'; expected True or False"),
+        ("gpus = false", "gpus = 'no'", "Hardware: gpus is 'no'; expected True or False"),
         ('name = "laptop"', "name = 5", "Hardware: name is 5; expected a text"),
         ("=", ":", "expected TOML, got: "),
     ],
