@@ -196,8 +196,11 @@ def test_described_hosts_are_planned_for_as_hosts(ranks_per_node: int) -> None:
         a, b = (MatrixDescriptor.row_wise(n, k, nprocs) for k in (n, 8))
         _, _, topology = of_descriptor("plan", a, "float64", nprocs, hosts)
         options: Any = {"dtype": "float64", "nprocs": nprocs, "hardware": hosts}
-        for assume_a, planned in (("pos", plan_cholesky(a, **options)), ("gen", plan_lu(a, pivoting=None, **options))):
-            plan = planned.plan
+        solvers: dict[Literal["gen", "pos"], FactorizationPlan] = {
+            "pos": plan_cholesky(a, **options).plan,
+            "gen": plan_lu(a, pivoting=None, **options).plan,
+        }
+        for assume_a, plan in solvers.items():
             assert solve_plans(a, b, "float64", nprocs, topology, assume_a=assume_a)[0] == replace(plan, returns=False)
             assert plan.replicated == (ranks_per_node == 1 and assume_a == "gen")
         qr = plan_qr(a, **options).plan
