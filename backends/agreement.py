@@ -17,7 +17,6 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from pblas import errors
@@ -111,12 +110,6 @@ class _Known:
         self.bits &= heard.bits
 
 
-@lru_cache(32)
-def _message(call: str, maxima: tuple[int, ...], bits: int, error: tuple[int, int, int, bytes]) -> bytes:
-    """This rank's message, cached because programs repeat their calls (local)."""
-    return _Known((-1, -1), error, maxima + _ZEROS[len(maxima) :], bits, _fit(call, CALL_NBYTES), b"").pack()
-
-
 def _numbers(raw: bytes | bytearray) -> tuple[tuple[int, ...], int]:
     """The maxima and the bits of a message."""
     *maxima, bits = _NUMBERS.unpack_from(raw)
@@ -196,7 +189,8 @@ class Agreement:
         own_error = _NO_ERROR
         if error is not None:
             own_error = self.rank, _kind_of(error), _info_of(error), _fit(str(error), ERROR_NBYTES)
-        own = _message(call, maxima, bits, own_error)
+        padded = maxima + _ZEROS[len(maxima) :]
+        own = _Known((-1, -1), own_error, padded, bits, _fit(call, CALL_NBYTES), b"").pack()
         operation = call.partition("\n")[0]
         self._heed_notice(operation)
         raw = self._exchanged(own, operation, timeout)
