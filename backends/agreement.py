@@ -271,13 +271,13 @@ class Agreement:
         return 0 if self.rank == first else 1 + self.rank
 
     def _refusals(self, error: AgreedError) -> dict[int, tuple[int, str]]:
-        """Kind and text of the error of each rank that rejects this execution within the grace period."""
+        """Kind and text of the error of each rank that rejects this execution within half of the others' patience."""
         kind, text = _kind_of(error), _text(str(error))
         refusals = {self.rank: (kind, text)}
         raw = _REFUSAL.pack(self.nexecutions, kind) + text.encode()
         for rank in set(range(self.size)) - {self.rank}:
             self.peers.send(raw, rank, _TAG_REFUSAL)
-        end = time.monotonic() + GRACE
+        end = time.monotonic() + min(GRACE, self.timeout / 2)
         while len(refusals) < self.size and time.monotonic() < end:
             heard = self.peers.receive(_TAG_REFUSAL)
             if heard is not None:

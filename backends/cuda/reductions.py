@@ -39,7 +39,6 @@ _MOST_WORDS = 12  # arguments of a kernel
 _WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}  # by their sizes
 _LINES = 8  # elements that a thread copies at a time
 _COUNTERS = 256
-_kept_counters: list[Any] = []
 
 
 def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = None, *, to_host: bool = False) -> Any:
@@ -109,7 +108,7 @@ def _along(
     results, address = _results(parts * count + ends, dtype, to_host=to_host and parts == 1)
     scales = None if scale is None else transfer.on_gpu(np.atleast_1d(np.asarray(scale, dtype)))
     scaled = (0, 0) if scales is None else (scales.data.ptr, int(scales.size > 1))
-    words = x.data.ptr, length, step, count, ld, height, group, *scaled, address, next(_counters()) if ends else 0
+    words = x.data.ptr, length, step, count, ld, height, group, *scaled, address, _counter() if ends else 0
     _launch(_kernel(f"reduce_along<{pack}>", "reductions.cu", x.dtype, dtype, _kind(kind)), (ctas, parts), *words)
     return results[parts:] if ends else results
 
@@ -157,7 +156,7 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     ctas = min(chunks, _CTAS_PER_SM * multiprocessors())
     dtype, candidates = accumulator_dtype(x.dtype), cupy.empty(2 * (ctas + 1), np.int64)
     kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, _extreme_kind(kind))
-    places = candidates.data.ptr, next(_counters())
+    places = candidates.data.ptr, _counter()
     _launch(kernel, (ctas, 1), x.data.ptr, length, lines, ld, slow, fast, whole, *places)
     result = transfer.on_host(candidates[2 * ctas :])
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
@@ -237,17 +236,30 @@ def multiprocessors() -> int:
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 
-@cache
-def _counters() -> Iterator[int]:
-    """Addresses of counters of CTAs, which each kernel leaves at 0; taken in turn, since kernels may run at a time.
+def _counter() -> int:
+    """The address of a counter of CTAs, which each kernel leaves at 0, and which no two kernels use at a time.
 
-    They are 0 before any stream reads them, and no capture of the caller's makes them.
+    Calls take counters in turn; a kernel in a graph, which may run beside any call, has one of its own.
     """
-    with streams.relaxed(), cupy.cuda.Stream(non_blocking=True) as stream:
-        _kept_counters.append(cupy.zeros(_COUNTERS, np.uint32))
-        stream.synchronize()
-    first = int(_kept_counters[0].data.ptr)
-    return cycle(range(first, first + 4 * _COUNTERS, 4))
+    shared, new = _counters()
+    return next(new if streams.is_capturing(int(cupy.cuda.get_current_stream().ptr)) else shared)
+
+
+@cache
+def _counters() -> tuple[Iterator[int], Iterator[int]]:
+    """Addresses of counters that calls take in turn, and those of counters that are new."""
+    new = _new_counters()
+    return cycle([next(new) for _ in range(_COUNTERS)]), new
+
+
+def _new_counters() -> Iterator[int]:
+    """Addresses of counters, which are 0 before any stream reads them, and which no capture of the caller's makes."""
+    kept = list[Any]()
+    while True:
+        with streams.relaxed(), cupy.cuda.Stream(non_blocking=True) as stream:
+            kept.append(cupy.zeros(_COUNTERS, np.uint32))
+            stream.synchronize()
+        yield from (int(kept[-1].data.ptr) + 4 * k for k in range(_COUNTERS))
 
 
 def _launch(kernel: Any, ctas: tuple[int, int], *words: int) -> None:
