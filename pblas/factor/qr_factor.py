@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,6 +23,8 @@ from pblas.runtime.progress import StageReport
 from pblas.runtime.runtime import is_one_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pblas.backends.dtypes import Array
     from pblas.factor.qr_run import RunCholeskyQr
     from pblas.layouts.descriptor import MatrixDescriptor
@@ -270,18 +272,23 @@ class CholeskyQrFactor(QrFactor):
         if not x.shape[1]:
             return
         n, (signs, middle) = self.shape[1], self._reflector
-        top = x[:n, :]
+        top, product = x[:n, :], self._product
         diagonal = self._small(opname, np.diag(signs))
         if not adjoint:  # D X
-            redistributed(opname, pmatmul(diagonal, top), out=top, is_temporary=True)
+            redistributed(opname, product(diagonal, top), out=top, is_temporary=True)
         m = middle.conj().T if adjoint else middle
         # Z = M Y^H X, with Y^H X = S Q^H X - X[:n]; then X -= Q S Z, and X[:n] += Z
-        z = pmatmul(self._small(opname, m * signs), pmatmul(self._w.H, x))
-        z = pmatmul(self._small(opname, -m), top, z, beta=1, out=z)
-        pmatmul(self._w, pmatmul(diagonal, z), x, alpha=-1, beta=1, out=x)
-        pmatmul(self._small(opname, np.eye(n)), z, top, beta=1, out=top)
+        z = product(self._small(opname, m * signs), product(self._w.H, x))
+        z = product(self._small(opname, -m), top, z, beta=1, out=z)
+        product(self._w, product(diagonal, z), x, alpha=-1, beta=1, out=x)
+        product(self._small(opname, np.eye(n)), z, top, beta=1, out=top)
         if adjoint:
-            redistributed(opname, pmatmul(diagonal, top), out=top, is_temporary=True)
+            redistributed(opname, product(diagonal, top), out=top, is_temporary=True)
+
+    @property
+    def _product(self) -> Callable[..., DistMatrix]:
+        """pmatmul, on CPUs with pieces that depend on no transport and no measured rate: so do not the bits of Q."""
+        return pmatmul if self._runtime.topology.gpus else partial(pmatmul, chunks=1)
 
     def _small(self, opname: str, array: Array) -> DistMatrix:
         """**Collective.** A small matrix on all ranks."""

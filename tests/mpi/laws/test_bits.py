@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import pblas
 from pblas import Grid, MatrixDescriptor, blas, linalg, tp
+from pblas.factor.choose import QrAlgorithm
 from tests.common.gauge import Array
-from tests.common.ranks import COMM, Contexts
+from tests.common.ranks import COMM, Contexts, open_context
 
 SETTINGS = "shared", "message", "mixed"
 """On several hosts the first is mixed too, and the ranks of each host share memory."""
@@ -50,10 +52,14 @@ def r_of_qr(x: pblas.DistMatrix) -> pblas.DistMatrix:
     return linalg.qr(x)[1]
 
 
-def differing(contexts: Contexts, calls: Callable[[pblas.Context], dict[str, Callable[[], Any]]]) -> list[str]:
-    """**Collective.** Names of the calls whose results differ between transports or ranks."""
+def differing(
+    contexts: Contexts,
+    calls: Callable[[pblas.Context], dict[str, Callable[[], Any]]],
+    settings: Iterable[str] = SETTINGS,
+) -> list[str]:
+    """**Collective.** Names of the calls whose results differ between contexts or ranks."""
     results: dict[str, list[bytes]] = {}
-    for ctx in (contexts[name] for name in SETTINGS):
+    for ctx in (contexts[name] for name in settings):
         for name, call in calls(ctx).items():
             results.setdefault(name, []).append(whole(call()).tobytes())
     return [name for name, found in results.items() if len(set().union(*COMM.allgather(found))) > 1]
@@ -80,6 +86,31 @@ def test_factorizations_and_solutions_have_the_same_bits_on_any_transport(
 
     found = differing(contexts, calls)
     assert not found, found
+
+
+@pytest.mark.parametrize("algorithm", get_args(QrAlgorithm))
+def test_no_measured_rate_and_no_transport_changes_the_bits_of_qr(contexts: Contexts, algorithm: QrAlgorithm) -> None:
+    """Q is complete, and multiplies a matrix: a product inside may have as many panels as suit the rate."""
+
+    def calls(ctx: pblas.Context) -> dict[str, Callable[[], Any]]:
+        a, b = (ctx.random((194, n), "complex64", seed=n) for n in (87, 9))
+        found: dict[str, Callable[[], Any]] = {}
+        for k, grid in enumerate((Grid(1, P), Grid(P, 1))):
+            x = a.redistribute(MatrixDescriptor(194, 87, 13, 13, grid))
+            f = linalg.qr_factor(x, algorithm=algorithm)
+            found |= {
+                f"q {k}": partial(f.q, "complete"),
+                f"apply_q {k}": partial(f.apply_q, b),
+                f"adjoint {k}": partial(f.apply_q, b, trans="C"),
+            }
+        return found
+
+    with ExitStack() as stack:
+        measured = dict(contexts)
+        for rate in (2.0**24, 2.0**27, 2.0**34):
+            ctx = measured[f"message {rate}"] = stack.enter_context(open_context("message"))
+            ctx.runtime.bandwidth = rate
+        assert differing(measured, calls, [*SETTINGS, *(name for name in measured if name not in contexts)]) == []
 
 
 @pytest.mark.parametrize("n", SIZES)
