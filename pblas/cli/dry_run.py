@@ -22,7 +22,7 @@ output is shown, with "?" for values that are not computed. Its assertions are l
 such values. It runs again, without output, to find the fewest ranks that have enough memory.
 
   python -m pblas dry-run solve.py --ranks 4096 --hardware fat-tree
-  python -m pblas dry-run --ranks 64 --value norm=1,1,1e-9 iterate.py -- --n 100000
+  python -m pblas dry-run iterate.py --ranks 64 --value norm=1,1,1e-9 -- --n 100000
 """
 
 
@@ -30,6 +30,7 @@ def add_parser(commands: Commands, rank: int) -> None:
     parser = add_command(
         commands, "dry-run", rank, run, "Predict the time and the memory of a program, without its ranks.", _DETAILS
     )
+    parser.for_script = True
     parser.add_argument("script", metavar="SCRIPT.py", help="the program")
     parser.add_argument("arguments", nargs="*", default=[], help="its arguments, after -- if they begin with -")
     parser.add_argument("--ranks", type=size, default=4096, help="number of ranks (%(default)s)")

@@ -103,6 +103,18 @@ class Parser(argparse.ArgumentParser):
             prog, description=description, epilog=epilog, formatter_class=formatter, allow_abbrev=False, **more
         )
         self.rank = rank
+        self.for_script = False  # whether the command takes `arguments` for a script
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words; of a command for a script, those after -- are the script's, wherever its options are."""
+        if not self.for_script:
+            return super().parse_known_args(args, namespace)
+        end = args.index("--") if "--" in args else len(args)
+        namespace, unknown = super().parse_known_args(args[:end], namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}; the script's own come after it, or after --")
+        namespace.arguments = [*namespace.arguments, *args[end + 1 :]]
+        return namespace, []
 
     def _print_message(self, message: str, file: SupportsWrite[str] | None = None) -> None:
         if self.rank == 0:

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 from pblas import errors
 from pblas.backends.segments import Segment, mapped, unlink
-from pblas.backends.settings import TIMEOUT
+from pblas.backends.settings import DRY_RUN, TIMEOUT
 from pblas.launch.channel import Channel, Find, Frames, Outcome, first_error, packed, unpacked
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from pblas.launch.worker import main; main({socket!r})"
@@ -48,7 +48,11 @@ def rank_variable() -> str | None:
 
 
 def refuse_inside_a_job(opname: str) -> None:
-    """Raise BackendError if this process is a rank itself."""
+    """Raise BackendError if this process is a rank itself, or stands for all ranks in a dry run."""
+    if DRY_RUN.get() is not None:
+        raise errors.BackendError(
+            f"{opname}: a dry run has one process, and starts no ranks; call the function with a pblas.Context()"
+        )
     name = rank_variable()
     if name is not None:
         raise errors.BackendError(

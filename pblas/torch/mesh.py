@@ -44,6 +44,7 @@ def init_mesh(
 
     Raises:
         ArgumentError: a shape that does not have as many places as there are ranks, or a wrong number of names.
+        BackendError: in a dry run, whose ranks torch cannot reach.
     """
     if not dist.is_initialized():
         libraries = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -124,6 +125,11 @@ def _store(ctx: Context) -> Any:
     with ctx.runtime.call("init_mesh"):
         backend = ctx.runtime.backend
         with ctx.runtime.local_step("init_mesh"):
+            if backend.dry is not None:
+                raise errors.BackendError(
+                    "init_mesh: torch.distributed waits for all ranks, and a dry run has one process; dry runs take "
+                    "the products of pblas.tp in place of torch's layers"
+                )
             if ctx.rank == 0:
                 host = "127.0.0.1" if len(backend.peers.node) == ctx.nprocs else socket.gethostname()
                 store = dist.TCPStore(host, 0, ctx.nprocs, is_master=True, wait_for_workers=False)

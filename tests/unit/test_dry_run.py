@@ -1,5 +1,6 @@
 """Dry runs: programs of any number of ranks on one process."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pblas.simulation.dry_run import least_ranks
 from pblas.spectral.svd_plan import SvdAlgorithm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = sorted(path.relative_to(EXAMPLES).stem for path in EXAMPLES.glob("*.py") if path.stem != "__init__")
+NAMES = sorted({path.stem for path in EXAMPLES.glob("*.py")} - {"__init__", "tp_digits", "tp_torch"})  # test_torch.py
 ARGUMENTS = {"pca": "100000", "tp_llama": "4", "tp_mlp": "2000 -- --ff 4000"}  # ranks and arguments
 
 
@@ -24,8 +25,6 @@ def test_an_example_runs_dry(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On many ranks, and on the fewest that have enough memory; no example needs values."""
-    if name in ("tp_digits", "tp_torch"):
-        pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
     ranks, *arguments = ARGUMENTS.get(name, "2000").split()
     if name in ("polynomial_fit", "ridge"):
@@ -33,6 +32,12 @@ def test_an_example_runs_dry(
     assert main(["dry-run", "--ranks", ranks, str(EXAMPLES / f"{name}.py"), *arguments]) == 0
     assert "  needs   P >= " in capsys.readouterr().out
     assert DRY_RUN.get() is None
+
+
+@pytest.mark.parametrize("start", [lambda: pblas.run(print, 2), lambda: pblas.Pool(2)])
+def test_a_dry_run_starts_no_ranks(start: Callable[[], object]) -> None:
+    with pytest.raises(pblas.BackendError, match="a dry run has one process, and starts no ranks"):
+        pblas.dry_run(start, ranks=8)
 
 
 def program(n: int, tol: float = 1e-3) -> Any:
@@ -115,3 +120,17 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert out.count("? on 64") == 1
     assert "dry run on 64 ranks of laptop" in out
     assert "ReductionPlan, 900 x 9, float64" in out
+
+
+def test_words_after_two_dashes_are_the_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "words.py"
+    script.write_text("import sys\nprint(sys.argv[1:])\n", encoding="utf-8")
+    for words in ([str(script), "a", "--ranks", "8", "--", "--ranks", "3"], ["--ranks", "8", str(script), "--", "-b"]):
+        assert main(["dry-run", *words]) == 0
+    out = capsys.readouterr().out
+    assert "['a', '--ranks', '3']" in out
+    assert "['-b']" in out
+    assert out.count("dry run on 8 ranks") == 2
+    with pytest.raises(SystemExit):
+        main(["dry-run", str(script), "--ranks", "8", "a"])
+    assert "unrecognized arguments: a; the script's own come after it, or after --" in capsys.readouterr().err

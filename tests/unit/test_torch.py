@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import pblas
+from pblas.cli import main
 from tests.harness.run import ROOT
 from tests.unit.backends.test_process_group import ENVIRONMENT, SECONDS
 
@@ -43,3 +44,9 @@ def test_all_names_can_be_imported() -> None:
     assert package is pblas.torch
     assert len(package.__all__) > 10
     assert all(getattr(package, name).__module__.startswith("pblas.torch") for name in package.__all__)
+
+
+@pytest.mark.parametrize("name", ["tp_digits", "tp_torch"])
+def test_a_dry_run_does_not_wait_for_ranks_of_torch(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dry-run", "--ranks", "8", str(ROOT / "examples" / f"{name}.py")]) == 1
+    assert "init_mesh: torch.distributed waits for all ranks, and a dry run has one process" in capsys.readouterr().err
