@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import prod
 from typing import ClassVar, Literal
@@ -160,6 +161,7 @@ class RedistributionPlan(Plan):
         yield "B", f"{described(self.b)}; {elements} written"
 
 
+@lru_cache(64)  # takes time in proportion to the messages
 def moved(source: Placement, target: Placement, received: int, itemsize: int, view: View) -> Phase:
     """One step without a GEMM: `received` bytes arrive, spread over the messages by size, and the target is copied."""
     moves = [move for move in receives(source, target, view.rank) if move.peer != view.rank]

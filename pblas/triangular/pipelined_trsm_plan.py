@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import prod
 from typing import ClassVar, NamedTuple
 
-from pblas.layouts.messages import received_count, sends
+from pblas.layouts.messages import received_count, sent_count
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.simulation.phase import Phase, View, even, solve_rows
@@ -115,7 +115,7 @@ class PipelinedTrsm(TriangularSolve):
         if not self.reads:
             return 0
         pairs = (self.operands.right, self.sums), (self.solved, self.operands.result)
-        count = sum(prod(move.shape) for pair in pairs for move in sends(*pair, rank))
+        count = sum(sent_count(*pair, rank) for pair in pairs)
         return count + self.nrhs * self.pipelined_rows(rank)[1]
 
     def pipelined_rows(self, rank: int) -> tuple[int, int]:
@@ -159,7 +159,7 @@ class PipelinedTrsm(TriangularSolve):
         if self.transport != "shared" and self.nprocs > 1:
             for source, target in (operands.right, self.sums), (self.solved, operands.result):
                 count += max(
-                    received_count(source, target, rank) + sum(prod(move.shape) for move in sends(source, target, rank))
+                    received_count(source, target, rank) + sent_count(source, target, rank)
                     for rank in self.extreme_ranks()
                 )
         return self.itemsize * count

@@ -13,13 +13,13 @@ from math import isqrt, prod
 from typing import ClassVar, Literal
 
 from pblas.layouts.descriptor import MatrixDescriptor
-from pblas.layouts.messages import received_count, receives, sends
+from pblas.layouts.messages import received_count, sent_count
 from pblas.layouts.placement import Placement
 from pblas.layouts.split import Split
 from pblas.layouts.trapezoid import Trapezoid
 from pblas.matmul.summa_plan import cut, cut_count, same_place
 from pblas.plans.base import Plan
-from pblas.redistribution.redistribution_plan import described
+from pblas.redistribution.redistribution_plan import described, moved
 from pblas.simulation.hardware import Transport
 from pblas.simulation.phase import MICROSECOND_ON_GPUS, Phase, Traffic, View, even, solve_rows
 
@@ -135,9 +135,7 @@ class TriangularSolve(Plan):
     def _redistribution(self, view: View, source: Placement, target: Placement) -> Phase:
         """One step without a GEMM, in which right-hand sides or solutions change their placement."""
         received = self.itemsize * received_count(source, target, view.rank)
-        peers = [move.peer for move in receives(source, target, view.rank) if move.peer != view.rank]
-        copied = 2 * self.itemsize * prod(target.local_shape(view.rank))
-        return Phase(1, before=spread(view, peers, received), copied=copied)
+        return moved(source, target, received, self.itemsize, view)
 
     @property
     def overlaps_messages(self) -> bool:
@@ -326,7 +324,7 @@ class TrsmPlan(TriangularSolve):
         pairs = [(self.operands.right, self.solved)]
         if not self.stays:
             pairs.append((self.solved, self.operands.result))
-        count = sum(prod(move.shape) for pair in pairs for move in sends(*pair, rank))
+        count = sum(sent_count(*pair, rank) for pair in pairs)
         readers = self.nsolvers - self.is_solver(rank)
         return count + self.own_elements(rank) * readers // self.operands.triangle.copies
 
@@ -376,10 +374,7 @@ class TrsmPlan(TriangularSolve):
             count += _SPARE * 2 * width * (n + width) * (1 + self.nsolvers)
             pairs = (operands.right, self.solved), (self.solved, operands.result)
             for source, target in pairs:
-                count += max(
-                    received_count(source, target, rank) + sum(prod(move.shape) for move in sends(source, target, rank))
-                    for rank in ranks
-                )
+                count += max(received_count(source, target, rank) + sent_count(source, target, rank) for rank in ranks)
         return self.itemsize * count
 
     @property

@@ -83,6 +83,19 @@ def grid(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) -> bool:
     return float((a @ x - b).norm()) < 1e-6
 
 
+def cholesky(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) -> bool:
+    """Whether a positive definite matrix is L L^T, with L over a grid of ranks."""
+    a = a @ a.T + 20 * SIZE * ctx.eye(SIZE)
+    x = pblas.linalg.cholesky(a, algorithm="grid")
+    return float((x @ x.T - a).norm()) < 1e-10 * float(a.norm())
+
+
+def qr(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) -> bool:
+    """Whether A = Q R over a grid of ranks."""
+    q, r = pblas.linalg.qr(a, algorithm="grid")
+    return float((q @ r - a).norm()) < 1e-10 * float(a.norm())
+
+
 def eigenvalues(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) -> bool:
     """Whether A + A^T V = V diag(w), whose reflectors and vectors of halves go to other hosts."""
     a = a + a.T
@@ -91,7 +104,8 @@ def eigenvalues(ctx: pblas.Context, a: pblas.DistMatrix, b: pblas.DistMatrix) ->
 
 
 WORK: dict[str, Callable[[pblas.Context, pblas.DistMatrix, pblas.DistMatrix], bool]] = {
-    work.__name__: work for work in (product, factorization, grid, eigenvalues, agreement, messages, trace, every_kind)
+    work.__name__: work
+    for work in (product, factorization, grid, cholesky, qr, eigenvalues, agreement, messages, trace, every_kind)
 }
 
 

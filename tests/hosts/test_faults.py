@@ -57,7 +57,7 @@ def test_a_short_disturbance_delays_and_a_long_one_is_an_error_on_all_ranks(
         assert job.status() == 0
 
 
-@pytest.mark.parametrize("work", ["product", "factorization", "grid", "eigenvalues"])
+@pytest.mark.parametrize("work", ["product", "factorization", "grid", "cholesky", "qr", "eigenvalues"])
 def test_a_host_that_is_cut_off_for_good_ends_the_job(hosts: Hosts, work: str) -> None:
     with Job(hosts, (1, 1, 1), (work, SHORT)) as job:
         job.begin(PART)
@@ -66,8 +66,9 @@ def test_a_host_that_is_cut_off_for_good_ends_the_job(hosts: Hosts, work: str) -
             assert job.status() != 0
 
 
-def test_a_host_that_is_killed_ends_the_job(hosts: Hosts) -> None:
-    with Job(hosts, (1, 1, 1), ("grid", LONG)) as job:
+@pytest.mark.parametrize("work", ["grid", "cholesky", "qr"])
+def test_a_host_that_is_killed_ends_the_job(hosts: Hosts, work: str) -> None:
+    with Job(hosts, (1, 1, 1), (work, LONG)) as job:
         job.begin(PART)
         hosts.signal(HOST, signal.SIGKILL)
         assert job.status() != 0
