@@ -85,13 +85,13 @@ def options(arguments: Namespace, ranks: int) -> ProductOptions:
     }
 
 
-_OPERATIONS = "matmul", "solve", "cholesky", "qr", "eigh"
+_OPERATIONS = "matmul", "solve", "cholesky", "lu", "qr", "eigh"
 _USES = {
-    "m": ("matmul", "qr"),
+    "m": ("matmul", "qr", "lu"),
     "nrhs": ("solve",),
     "b": ("matmul", "solve"),
     "assume_a": ("solve",),
-    "algorithm": ("solve", "cholesky", "qr", "eigh"),
+    "algorithm": ("solve", "cholesky", "lu", "qr", "eigh"),
     **dict.fromkeys(("k", "out", "grid", "block", "transa", "transb", "chunks", "no_overlap"), ("matmul",)),
 }
 """The operations that take an option, if not all do."""
@@ -101,7 +101,7 @@ Needs no MPI. That of a product takes no longer for a million ranks than for two
 
   pblas plan --m 8192 --n 8192 --k 8192 --ranks 64                  a product
   pblas plan solve --n 65536 --nrhs 100 --ranks 64                  LU, or with --assume-a pos Cholesky, and solves
-  pblas plan cholesky --n 65536 --ranks 64 --a 8x8:192x192          also qr (with --m, if A is not square) and eigh
+  pblas plan cholesky --n 65536 --ranks 64 --a 8x8:192x192          also lu, qr (--m, if A is not square) and eigh
 
 The others take A and B in rows unless their layout is given, and --algorithm as the functions of pblas.linalg.
 Products:
@@ -178,6 +178,7 @@ def _plans(arguments: Namespace) -> list[Plan]:
     """The plans of the steps of a factorization or a solver."""
     from pblas.factor import arguments as checks
     from pblas.factor.cholesky import plan_cholesky
+    from pblas.factor.lu import plan_lu
     from pblas.factor.qr import plan_qr
     from pblas.factor.solve_plan import solve_plans
     from pblas.spectral.eigh import plan_eigh
@@ -188,7 +189,7 @@ def _plans(arguments: Namespace) -> list[Plan]:
     check_grid("plan", "A", a, ranks)
     options: Any = {"algorithm": algorithm, "dtype": arguments.dtype, "nprocs": ranks, "hardware": arguments.simulate}
     if operation != "solve":
-        planners: dict[str, Any] = {"cholesky": plan_cholesky, "qr": plan_qr, "eigh": plan_eigh}
+        planners: dict[str, Any] = {"cholesky": plan_cholesky, "lu": plan_lu, "qr": plan_qr, "eigh": plan_eigh}
         plan: Plan = planners[operation](a, **options).plan
         return [plan]
     assume_a: Any = arguments.assume_a or "gen"

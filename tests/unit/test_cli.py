@@ -192,6 +192,7 @@ def test_one_rank_is_not_called_1_ranks(capsys: Capture) -> None:
         ("solve --n 8192 --ranks 4 --assume-a pos", ["CholeskyPlan", "SubstitutionPlan"]),
         ("solve --n 8192 --ranks 64 --assume-a pos", ["GridCholeskyPlan", "PipelinedTrsm", "PipelinedTrsm"]),
         ("solve --n 1024 --nrhs 1024 --ranks 64 --algorithm grid --b 8x8", ["GridLuPlan", "GridSubstitutionPlan"]),
+        ("lu --m 8192 --n 4096 --ranks 4", ["LuPlan"]),
         ("cholesky --n 4096 --ranks 4 --a 2x2:64x64 --dtype complex64", ["GridCholeskyPlan"]),
         ("qr --m 100000 --n 64 --ranks 4", ["TsqrPlan"]),
         ("qr --n 512 --ranks 6 --algorithm grid", ["GridQrPlan"]),
@@ -252,6 +253,7 @@ def test_a_refusal_is_one_line_and_status_1(options: str, expected: str, capsys:
     [
         ("cholesky --k 8", "plan cholesky: --k is for plan matmul; leave it out"),
         ("eigh --nrhs 8", "plan eigh: --nrhs is for plan solve; leave it out"),
+        ("lu --assume-a pos", "plan lu: --assume-a is for plan solve; leave it out"),
         ("matmul --m 64 --k 64 --algorithm grid", "--algorithm is for plan solve and plan cholesky"),
         ("solve --a 2x3", "plan: A is on a 2 x 3 grid, but the number of ranks is 4"),
         ("qr --algorithm lq", "plan: algorithm must be one of 'auto', 'blocked', 'grid'"),
