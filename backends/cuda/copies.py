@@ -32,8 +32,8 @@ class DeviceCopies(DeviceLanes):
         if line is not None:
             address, count, step = line
             words = transfer.words(x)
-            tight, distance = cupy.empty(count, words.dtype), step // x.itemsize
-            source, target = StridedRegion(address, distance, distance + 1), StridedRegion(tight.data.ptr, 1, count)
+            (tight, place), distance = reductions.new_results(count, words.dtype, to_host=True), step // x.itemsize
+            source, target = StridedRegion(address, distance, distance + 1), StridedRegion(place, 1, count)
             reductions.copy_places(cupy.cuda.get_current_stream().ptr, (count, 1), source, target, words.dtype)
             return transfer.on_host(tight).view(x.dtype)
         return transfer.on_host(transfer.words(x)[transfer.on_gpu(rows), transfer.on_gpu(columns)]).view(x.dtype)
@@ -68,7 +68,7 @@ class DeviceCopies(DeviceLanes):
         if conj and z.dtype.kind == "c":
             self.strided_copy.combine(self.stream, (z.dtype, z.dtype), shape, source, target, 1, 0, conj=True)
         elif source.by_columns == target.by_columns or 0 in (source.down, source.across):
-            reductions.copy_places(self.stream, shape, source, target, z.dtype)
+            reductions.copy_places(self.stream, shape, source, target, z.dtype, x.shape)
         else:  # tiles are turned in shared memory
             self.strided_copy.copy(self.stream, z.dtype, shape, source, target)
 

@@ -46,12 +46,12 @@ __device__ __forceinline__ Candidate of_cta(Candidate best) {
     return best;
 }
 
-// Element i of line l has place l * slow + i * fast. The CTA that ends last, by `ended`, writes the result behind the
-// `candidates` of all, and leaves 0 in `ended`.
+// Element i of line l has place l * slow + i * fast. The CTA that ends last, by `ended`, writes the best of the
+// `candidates` of all to `result`, and leaves 0 in `ended`.
 template <int LENGTH>
 __device__ __forceinline__ void find(
     const E* x, integer length, integer lines, integer ld, integer slow, integer fast, Candidate* candidates,
-    word* ended) {
+    Candidate* result, word* ended) {
     constexpr int STRIDE = THREADS * LOADS;
     const integer packs = (length + LENGTH - 1) / LENGTH, chunks = (packs + STRIDE - 1) / STRIDE;
     Candidate best = last();
@@ -90,17 +90,17 @@ __device__ __forceinline__ void find(
     const volatile Candidate* all = candidates;
     for (word i = threadIdx.x; i < gridDim.x; i += THREADS) best.consider(all[i].value, all[i].place);
     best = of_cta(best);
-    if (threadIdx.x == 0) candidates[gridDim.x] = best;
+    if (threadIdx.x == 0) *result = best;
 }
 
 // `whole`: all packs of 16 bytes are whole and aligned.
 extern "C" __global__ void __launch_bounds__(THREADS) find_extreme(
     const E* x, integer length, integer lines, integer ld, integer slow, integer fast, integer whole,
-    Candidate* candidates, word* ended) {
+    Candidate* candidates, Candidate* result, word* ended) {
     if (whole)
-        find<16 / sizeof(E)>(x, length, lines, ld, slow, fast, candidates, ended);
+        find<16 / sizeof(E)>(x, length, lines, ld, slow, fast, candidates, result, ended);
     else
-        find<1>(x, length, lines, ld, slow, fast, candidates, ended);
+        find<1>(x, length, lines, ld, slow, fast, candidates, result, ended);
 }
 
 // The extreme of each line and its index there: a warp takes a line whose elements are neighbours, and a CTA WARP lines

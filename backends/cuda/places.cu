@@ -1,6 +1,6 @@
 // Elements at lists of rows and columns; reductions.py defines W, words of the size of an element. An element is at the
 // positions of a fast and of a slow index, each from a list or the index itself, times the stride of that dimension.
-enum { THREADS = 256, LOADS = 8 };
+enum { THREADS = 256, LOADS = 8, LINE_THREADS = 512 };
 
 extern "C" __global__ void __launch_bounds__(THREADS) copy_places(
     const W* x, W* z, long long x_fast, long long x_slow, long long z_fast, long long z_slow, const long long* x_fasts,
@@ -20,41 +20,23 @@ extern "C" __global__ void __launch_bounds__(THREADS) copy_places(
     }
 }
 
-// The same for a list of fast indices of x. A CTA copies whole lines, so that the parts of a line that several elements
-// share come from its L1 cache, which the list bypasses.
-extern "C" __global__ void __launch_bounds__(1024) copy_lines(
+// The same for a list of fast indices of x, whose lines of `extent` elements are read whole and once, into shared memory.
+extern "C" __global__ void __launch_bounds__(LINE_THREADS) copy_lines(
     const W* x, W* z, long long x_fast, long long x_slow, long long z_fast, long long z_slow, const long long* x_fasts,
-    const long long* x_slows, const long long* z_fasts, const long long* z_slows, long long fast, long long slow) {
-    enum { LINES = 2, EACH = 4 };
-    for (long long start = blockIdx.y * LINES; start < slow; start += gridDim.y * LINES) {
-        const W* from[LINES];
-        W* to[LINES];
-#pragma unroll
-        for (int l = 0; l < LINES; l++) {
-            const long long line = start + l < slow ? start + l : start;
-            from[l] = x + (x_slows ? x_slows[line] : line) * x_slow;
-            to[l] = z + (z_slows ? z_slows[line] : line) * z_slow;
-        }
-        for (long long first = threadIdx.x; first < fast; first += blockDim.x * EACH) {
-            W loaded[EACH][LINES];
-#pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                const long long i = first + e * blockDim.x;
-                if (i >= fast) continue;
-                const long long at = __ldcg(x_fasts + i) * x_fast;
-#pragma unroll
-                for (int l = 0; l < LINES; l++) loaded[e][l] = from[l][at];
-            }
-#pragma unroll
-            for (int e = 0; e < EACH; e++) {
-                const long long i = first + e * blockDim.x;
-                if (i >= fast) continue;
-                const long long at = (z_fasts ? z_fasts[i] : i) * z_fast;
-#pragma unroll
-                for (int l = 0; l < LINES; l++)
-                    if (start + l < slow) to[l][at] = loaded[e][l];
-            }
-        }
+    const long long* x_slows, const long long* z_fasts, const long long* z_slows, long long fast, long long slow,
+    long long extent) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    W* line = reinterpret_cast<W*>(memory);
+    for (long long j = blockIdx.y; j < slow; j += gridDim.y) {
+        const W* __restrict__ from = x + (x_slows ? x_slows[j] : j) * x_slow;
+        W* to = z + (z_slows ? z_slows[j] : j) * z_slow;
+#pragma unroll 8
+        for (long long i = threadIdx.x; i < extent; i += LINE_THREADS) line[i] = from[i * x_fast];
+        __syncthreads();
+#pragma unroll 8
+        for (long long i = threadIdx.x; i < fast; i += LINE_THREADS)
+            to[(z_fasts ? __ldg(z_fasts + i) : i) * z_fast] = line[__ldg(x_fasts + i)];
+        __syncthreads();
     }
 }
 

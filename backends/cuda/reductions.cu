@@ -121,11 +121,11 @@ __device__ __forceinline__ R fresh(const R& x) {
 
 // results[c, l] := the reduction of the c-th part of `height` elements of line l, by `group` threads: a warp or a CTA.
 // Packs of LENGTH > 1 neighbours are whole. The scale of line l is scales[l * scale_step]. With `ended` there is one
-// line, whose CTA that ends last reduces all parts, writes the result behind them, and leaves 0 in `ended`.
+// line, whose CTA that ends last reduces all parts, writes the result to `total`, and leaves 0 in `ended`.
 template <int LENGTH>
 __global__ void __launch_bounds__(THREADS)
     reduce_along(const E* x, integer length, integer step, integer lines, integer ld, integer height, integer group,
-                 const R* scales, integer scale_step, R* results, word* ended) {
+                 const R* scales, integer scale_step, R* results, R* total, word* ended) {
     const integer line = blockIdx.x * (THREADS / group) + threadIdx.x / group, start = integer(blockIdx.y) * height;
     const integer stop = line >= lines ? 0 : start + height < length ? start + height : length;
     const R* scale = scales ? scales + (line < lines ? line * scale_step : 0) : 0;
@@ -163,5 +163,5 @@ __global__ void __launch_bounds__(THREADS)
     R sum = neutral();
     for (word part = threadIdx.x; part < gridDim.y; part += THREADS) sum = combined(sum, fresh(results[part]));
     sum = of_group(sum, THREADS);
-    if (threadIdx.x == 0) results[gridDim.y] = sum;
+    if (threadIdx.x == 0) *total = sum;
 }

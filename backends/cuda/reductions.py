@@ -5,10 +5,10 @@ Each reads the elements once, in the order of memory, by enough CTAs to fill the
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from itertools import cycle, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import cupy
 import numpy as np
@@ -28,17 +28,21 @@ if TYPE_CHECKING:
 KINDS = ("sum", "abs_sum", "squares", "max", "min", "abs_max")
 _COMBINING = {"sum": "sum", "abs_sum": "sum", "squares": "sum", "max": "max", "min": "min", "abs_max": "max"}
 """How the results of parts are combined."""
-_THREADS, _WARP, _MOST_THREADS = 256, 32, 1024
+_THREADS, _WARP, _LINE_THREADS, _MOST_THREADS = 256, 32, 512, 2048
 _PACK_NBYTES = 16
 _CTAS_PER_SM = 8  # as many as fit at once
+_EXTREME_CTAS = 6  # of find_extreme on a multiprocessor: its registers suffice for so many
 _LEAST_HEIGHT = 32  # lines that a thread adds at least, and packs of a line that a lane adds at most if a warp takes it
 _PARTIAL_PACKS = 8  # packs of a part of a line that a thread adds at least
 _MOST_PARTS = 65535  # of the second dimension of a grid
 _LOADS = 4  # packs that a thread compares at a time
-_MOST_WORDS = 12  # arguments of a kernel
+_MOST_WORDS = 13  # arguments of a kernel
 _WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}  # by their sizes
 _LINES = 8  # elements that a thread copies at a time
+_SPARSE = 8  # a line is read whole if at least one of so many of its elements is copied
 _COUNTERS = 256
+_MOST_KNOWN = 1024  # launches that are kept
+_kept_counters: list[Any] = []
 
 
 def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = None, *, to_host: bool = False) -> Any:
@@ -75,6 +79,16 @@ def result_dtype(kind: str, element: Dtype, dtype: Dtype) -> Dtype:
     return dtype if kind == "sum" else np.empty(0, dtype).real.dtype
 
 
+class _Along(NamedTuple):
+    """The launch of a reduction along lines."""
+
+    kernel: Any
+    ctas: int  # that take lines
+    parts: int  # of each line
+    height: int  # elements of a part
+    group: int  # threads that take a part
+
+
 def _along(
     kind: str,
     x: GpuArray,
@@ -96,24 +110,33 @@ def _along(
         scale: as in `Device.reduce`.
         to_host: as in `reduce`.
     """
-    (length, step), (count, ld), pack = elements, lines, max(1, _PACK_NBYTES // x.itemsize)
+    (length, step), (count, ld) = elements, lines
+    kernel, ctas, parts, height, group = _along_launch(kind, x.dtype, dtype, length, step, count)
+    ends = count == 1 < parts
+    results, address = new_results(parts * count, dtype, to_host=to_host and parts == 1)
+    total, place = new_results(1, dtype, to_host=to_host) if ends else (results, 0)
+    scales = None if scale is None else transfer.on_gpu(np.atleast_1d(np.asarray(scale, dtype)))
+    scaled = (0, 0) if scales is None else (scales.data.ptr, int(scales.size > 1))
+    places = address, place, next(_counters()) if ends else 0
+    _launch(kernel, (ctas, parts), x.data.ptr, length, step, count, ld, height, group, *scaled, *places)
+    return total
+
+
+@lru_cache(_MOST_KNOWN)
+def _along_launch(kind: str, element: Dtype, dtype: Dtype, length: int, step: int, count: int) -> _Along:
+    """The launch of a reduction along lines."""
+    pack = max(1, _PACK_NBYTES // element.itemsize)
     pack = pack if step == 1 and not length % pack else 1  # not by the address: the order of additions depends on it
     group = _WARP if length <= _WARP * _LEAST_HEIGHT * pack else _THREADS
     ctas = -(-count * group // _THREADS)
     most = min(-(-_CTAS_PER_SM * multiprocessors() // ctas), _MOST_PARTS) if group == _THREADS else 1
     parts = max(1, min(-(-length // (group * _PARTIAL_PACKS * pack)), most))
     height = -(-length // (parts * pack)) * pack
-    parts = -(-length // height)
-    ends = count == 1 < parts
-    results, address = _results(parts * count + ends, dtype, to_host=to_host and parts == 1)
-    scales = None if scale is None else transfer.on_gpu(np.atleast_1d(np.asarray(scale, dtype)))
-    scaled = (0, 0) if scales is None else (scales.data.ptr, int(scales.size > 1))
-    words = x.data.ptr, length, step, count, ld, height, group, *scaled, address, _counter() if ends else 0
-    _launch(_kernel(f"reduce_along<{pack}>", "reductions.cu", x.dtype, dtype, _kind(kind)), (ctas, parts), *words)
-    return results[parts:] if ends else results
+    kernel = _kernel(f"reduce_along<{pack}>", "reductions.cu", element, dtype, _kind(kind))
+    return _Along(kernel, ctas, -(-length // height), height, group)
 
 
-def _results(count: int, dtype: Dtype, *, to_host: bool) -> tuple[Any, int]:
+def new_results(count: int, dtype: Dtype, *, to_host: bool) -> tuple[Any, int]:
     """Memory for results, and its address: in the host's memory if they go there and are few."""
     few = transfer.few_results(count, dtype) if to_host else None
     if few is not None:
@@ -131,7 +154,7 @@ def _across(kind: str, x: GpuArray, axis: int, dtype: Dtype, *, to_host: bool = 
     parts = max(1, min(-(-lines // _LEAST_HEIGHT), -(-_CTAS_PER_SM * multiprocessors() // wide), _MOST_PARTS))
     height = -(-lines // parts)
     parts = -(-lines // height)
-    results, address = _results(parts * length, dtype, to_host=to_host and parts == 1)
+    results, address = new_results(parts * length, dtype, to_host=to_host and parts == 1)
     kernel = _kernel(f"reduce_across<{pack}>", "reductions.cu", x.dtype, dtype, _kind(kind))
     _launch(kernel, (wide, parts), x.data.ptr, length, lines, ld, height, address)
     if parts == 1:
@@ -153,12 +176,13 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     pack = _PACK_NBYTES // x.itemsize
     whole = _is_whole(x, length, ld, pack)
     chunks = lines * -(-length // (_THREADS * _LOADS * (pack if whole else 1)))
-    ctas = min(chunks, _CTAS_PER_SM * multiprocessors())
-    dtype, candidates = accumulator_dtype(x.dtype), cupy.empty(2 * (ctas + 1), np.int64)
+    ctas = min(chunks, _EXTREME_CTAS * multiprocessors())
+    dtype, candidates = accumulator_dtype(x.dtype), cupy.empty(2 * ctas, np.int64)
+    result, address = new_results(2, candidates.dtype, to_host=True)
     kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, _extreme_kind(kind))
-    places = candidates.data.ptr, _counter()
+    places = candidates.data.ptr, address, next(_counters())
     _launch(kernel, (ctas, 1), x.data.ptr, length, lines, ld, slow, fast, whole, *places)
-    result = transfer.on_host(candidates[2 * ctas :])
+    result = transfer.on_host(result)
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
 
 
@@ -193,25 +217,37 @@ def fill_places(stream: int, shape: tuple[int, ...], element: Array, z: StridedR
     _words().launch(kernel.kernel.ptr, stream, ctas, _THREADS, words)
 
 
-def copy_places(stream: int, shape: tuple[int, ...], x: StridedRegion, z: StridedRegion, dtype: Dtype) -> None:
-    """Z := X at their places, for matrices of one storage order."""
+def copy_places(
+    stream: int,
+    shape: tuple[int, ...],
+    x: StridedRegion,
+    z: StridedRegion,
+    dtype: Dtype,
+    extents: tuple[int, ...] = (0, 0),
+) -> None:
+    """Z := X at their places, for matrices of one storage order; X has `extents` rows and columns if it has lists."""
     if 0 in shape:
         return
-    places = [(x.down, x.across), (z.down, z.across), (x.rows, x.columns), (z.rows, z.columns), shape]
+    places = [(x.down, x.across), (z.down, z.across), (x.rows, x.columns), (z.rows, z.columns), shape, extents]
     if not z.by_columns:
         places = [pair[::-1] for pair in places]
-    strides_x, strides_z, lists_x, lists_z, (fast, slow) = places
+    strides_x, strides_z, lists_x, lists_z, (fast, slow), (extent, _) = places
     name, ctas, threads = "copy_places", (-(-fast // _THREADS), min(-(-slow // _LINES), _MOST_PARTS)), _THREADS
-    if lists_x[0] and fast > _MOST_THREADS and slow > _LINES * multiprocessors():
-        name, ctas, threads = "copy_lines", (1, multiprocessors()), _MOST_THREADS
-    words = x.address, z.address, *strides_x, *strides_z, *lists_x, *lists_z, fast, slow
+    line_nbytes = extent * dtype.itemsize
+    if lists_x[0] and extent <= _SPARSE * fast and line_nbytes <= shared_nbytes() and slow > multiprocessors():
+        most = min(shared_nbytes() // line_nbytes, _MOST_THREADS // _LINE_THREADS)
+        name, ctas, threads = "copy_lines", (1, min(slow, most * multiprocessors())), _LINE_THREADS
+    words = x.address, z.address, *strides_x, *strides_z, *lists_x, *lists_z, fast, slow, extent
     kernel = _place_kernel(name, dtype.itemsize, dtype.kind == "c")
-    _words().launch(kernel.kernel.ptr, stream, ctas, threads, words)
+    _words().launch(kernel.kernel.ptr, stream, ctas, threads, words, line_nbytes if threads == _LINE_THREADS else 0)
 
 
 @cache
 def _place_kernel(name: str, itemsize: int, is_complex: bool) -> Any:
-    return _place_kernels(itemsize, is_complex).get_function(name)
+    kernel = _place_kernels(itemsize, is_complex).get_function(name)
+    if name == "copy_lines":
+        kernel.max_dynamic_shared_size_bytes = shared_nbytes()
+    return kernel
 
 
 @cache
@@ -236,30 +272,23 @@ def multiprocessors() -> int:
     return int(cupy.cuda.Device().attributes["MultiProcessorCount"])
 
 
-def _counter() -> int:
-    """The address of a counter of CTAs, which each kernel leaves at 0, and which no two kernels use at a time.
-
-    Calls take counters in turn; a kernel in a graph, which may run beside any call, has one of its own.
-    """
-    shared, new = _counters()
-    return next(new if streams.is_capturing(int(cupy.cuda.get_current_stream().ptr)) else shared)
+@cache
+def shared_nbytes() -> int:
+    """Most bytes of shared memory of a CTA of the current GPU."""
+    return int(cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])
 
 
 @cache
-def _counters() -> tuple[Iterator[int], Iterator[int]]:
-    """Addresses of counters that calls take in turn, and those of counters that are new."""
-    new = _new_counters()
-    return cycle([next(new) for _ in range(_COUNTERS)]), new
+def _counters() -> Iterator[int]:
+    """Addresses of counters of CTAs, which each kernel leaves at 0; taken in turn, since kernels may run at a time.
 
-
-def _new_counters() -> Iterator[int]:
-    """Addresses of counters, which are 0 before any stream reads them, and which no capture of the caller's makes."""
-    kept = list[Any]()
-    while True:
-        with streams.relaxed(), cupy.cuda.Stream(non_blocking=True) as stream:
-            kept.append(cupy.zeros(_COUNTERS, np.uint32))
-            stream.synchronize()
-        yield from (int(kept[-1].data.ptr) + 4 * k for k in range(_COUNTERS))
+    They are 0 before any stream reads them, and no capture of the caller's makes them.
+    """
+    with streams.relaxed(), cupy.cuda.Stream(non_blocking=True) as stream:
+        _kept_counters.append(cupy.zeros(_COUNTERS, np.uint32))
+        stream.synchronize()
+    first = int(_kept_counters[0].data.ptr)
+    return cycle(range(first, first + 4 * _COUNTERS, 4))
 
 
 def _launch(kernel: Any, ctas: tuple[int, int], *words: int) -> None:

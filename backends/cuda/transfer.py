@@ -27,7 +27,7 @@ _MOST_PITCH = (1 << 31) - 1  # of 2-D copies of CUDA
 _CUDA_DEVICES = (2, 13)  # DLPack's kDLCUDA and kDLCUDAManaged
 _PIECE_NBYTES = 8 << 20  # of a page-locked buffer
 _DIRECT_NBYTES = 1 << 18  # up to this size a matrix travels in one piece, without such a buffer
-_RESULTS_NBYTES = 4096  # of results that kernels write to the host's memory
+_RESULTS_NBYTES = 1 << 16  # of results that kernels write to the host's memory
 _THREADS = min(16, len(os.sched_getaffinity(0)))
 """Threads that copy pieces, each with a buffer and a stream: the pages of a new host array take most of the time."""
 
@@ -96,7 +96,7 @@ def copy_from_host(host: Array, x: GpuArray, of: Places | None = None) -> None:
             buffer[...] = source[index]
         target = words(piece)
         if target.flags.c_contiguous:
-            target.set(buffer.view(target.dtype))
+            _copy_and_wait(target.data.ptr, address_of(buffer), buffer.nbytes, runtime.memcpyHostToDevice)
             return
         # The buffer is page-locked; CuPy's own copies would pass its elements through another one
         tight = cupy.empty(buffer.shape, target.dtype)

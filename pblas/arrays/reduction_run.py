@@ -260,10 +260,10 @@ def _scaled_squares(plan: ReductionPlan, arrays: Device, x: Array) -> tuple[Arra
     """
     order, axis = plan.a.order, plan.axis
     squares = arrays.reduce("squares", x, axis, order, _FLOAT64)
-    scale = np.ones_like(squares)
+    scale = np.ones(squares.shape)
     if plan.dtype not in ("float64", "complex128"):
         return scale, squares
-    unsafe = np.isposinf(squares) | (squares < _SMALLEST)
+    unsafe = (squares == np.inf) | (squares < _SMALLEST)
     if unsafe.any():
         largest = arrays.reduce("abs_max", x, axis, order, _FLOAT64)
         exponent = np.maximum(np.frexp(largest)[1] - 1, _LEAST_EXPONENT)
@@ -276,6 +276,9 @@ def _scaled_squares(plan: ReductionPlan, arrays: Device, x: Array) -> tuple[Arra
 
 def _combined_roots(prepared: PreparedReduction, gathered: Array) -> Array:
     """Roots of the sums of scaled squares."""
+    if len(prepared.shares) == 1:  # a rank has all elements
+        ((_, (scale, squares), _),) = _parts(prepared, gathered)
+        return np.asarray(scale * np.sqrt(squares))
     largest, sums = np.zeros(prepared.nresults), np.zeros(prepared.nresults)
     for places, (scale, _), _ in _parts(prepared, gathered):
         largest[places] = np.maximum(largest[places], scale)

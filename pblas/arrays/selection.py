@@ -34,7 +34,7 @@ _TAG = 1012
 _READ = "DistMatrix[...]"
 _WRITE = "DistMatrix[...] = value"
 _MOST_UNORDERED = 256  # rows and columns that get a number in the order of their list
-_LEAST_SPARSE = 16  # indices up to this many times their number are numbered in an array of all, without sorting
+_LEAST_SPARSE = 16  # indices up to this many times their number are marked in an array of all, without sorting
 
 
 def is_mask(key: object) -> bool:
@@ -144,10 +144,12 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
     with runtime.local_step(_WRITE):
         chosen = lists(a.shape, key)
         checked = _checked_value(value, a, chosen.shape)
-        # A number may be written in any order, which is fast for short lists
-        in_any_order = checked.value.ndim == 0 and max(chosen.shape) <= _MOST_UNORDERED
-        last = (None, None) if in_any_order else tuple(map(_last, chosen))
-        once = Lists(*(places if i is None else places[i] for places, i in zip(chosen, last, strict=True)))
+        last: tuple[Array | None, ...] = (None, None)
+        if checked.value.ndim == 0:
+            once = Lists(*map(_distinct, chosen))
+        else:
+            last = tuple(map(_last, chosen))
+            once = Lists(*(places if i is None else places[i] for places, i in zip(chosen, last, strict=True)))
 
     def agrees() -> str:
         return chosen.text + checked.text()
@@ -157,7 +159,8 @@ def _assign_lists(a: DistMatrix, key: object, value: object) -> None:
         numbered = (np.arange(n) if i is None else i for i, n in zip(last, chosen.shape, strict=True))
         _copy(_WRITE, value, Lists(*numbered), a, once)
         return
-    elements = np.broadcast_to(_elements(checked, a, agrees), chosen.shape)
+    elements = _elements(checked, a, agrees)
+    elements = np.broadcast_to(elements, chosen.shape if elements.ndim else once.shape)
     if runtime.nprocs == 1:
         _place(runtime, _at(elements, *last), a, *once)
         return
@@ -229,6 +232,21 @@ def _elements(checked: _Value, a: DistMatrix, agrees: Callable[[], str]) -> Arra
     else:
         runtime.agree(_WRITE, agrees)
     return value
+
+
+def _distinct(indices: Array) -> Array:
+    """Indices without repetitions, in their order; few of them perhaps as they are.
+
+    >>> _distinct(np.array([3, 0, 3] * 99))
+    array([0, 3])
+    """
+    if indices.size <= _MOST_UNORDERED or (indices[1:] > indices[:-1]).all():
+        return indices
+    if indices.max() > _LEAST_SPARSE * indices.size:
+        return np.unique(indices)
+    is_chosen = np.zeros(int(indices.max()) + 1, bool)
+    is_chosen[indices] = True
+    return np.flatnonzero(is_chosen)
 
 
 def _last(indices: Array) -> Array | None:

@@ -75,18 +75,18 @@ def _perform(
 ) -> ResultT:
     """**Collective.** One call or step. If all ranks have kept its plan, one agreement compares and starts it."""
     is_step, backend = step_text is not None, runtime.backend
+    with runtime.local_step(opname):
+        bound = bind()
+        check_matrices(opname, runtime, bound)
+        operation, planned = _kept(opname, runtime, bound)
+        bound = operation.parts(opname, runtime, bound)
     begun: Begun | None = None
-    with backend.provisional as allocated:
-        with runtime.local_step(opname):
-            bound = bind()
-            check_matrices(opname, runtime, bound)
-            operation, planned = _kept(opname, runtime, bound)
-            bound = operation.parts(opname, runtime, bound)
-        if planned is not None and planned.is_alone(runtime, bound):
-            backend.agree(opname)
-            begun = planned.begin(opname, runtime, bound)
-            waits = scratch = nelements = fact = 0
-        else:
+    if planned is not None and planned.is_alone(runtime, bound):
+        backend.agree(opname)
+        begun = planned.begin(opname, runtime, bound)
+        scratch = int(begun.alone)
+    else:
+        with backend.provisional as allocated:
             with runtime.local_step(opname):
                 if is_step and bound.new is not None and bound.new.lld is not None:  # of a plan: equal on all ranks
                     bound = bound._replace(nelements=bound.new.max_stored_nelements)
@@ -99,9 +99,9 @@ def _perform(
             waits, scratch, nelements, fact = backend.agree(f"{opname}{text}", maxima=maxima).maxima
             if waits:
                 allocated.undo()
-    if planned is None or begun is None or waits:
-        bound = bound._replace(nelements=nelements, fact=fact)
-        return _late(opname, runtime, bound, None if waits == 2 else planned, closes=not is_step)
+        if planned is None or begun is None or waits:
+            bound = bound._replace(nelements=nelements, fact=fact)
+            return _late(opname, runtime, bound, None if waits == 2 else planned, closes=not is_step)
     short = False
     try:
         value = planned.complete(opname, runtime, bound, begun, scratch=bool(scratch), closes=not is_step)

@@ -251,8 +251,8 @@ class Planned(PlanHandle, Kept, Generic[ResultT]):
     # One execution
 
     def is_alone(self, runtime: Runtime, bound: Bound[ResultT]) -> bool:
-        """Whether the arguments start the execution: it is work of the only rank, in the caller's stream (local)."""
-        if not self.in_order or runtime.backend.size > 1 or bound.nelements or bound.fact:
+        """Whether the arguments start the execution: there is no other rank to agree with (local)."""
+        if runtime.backend.size > 1 or bound.nelements or bound.fact:
             return False
         return self._executor is not None and self._shared == runtime.backend.shared
 

@@ -141,11 +141,19 @@ class WordArguments:
         """Write the arguments of the next launch; the driver copies them before the launch returns."""
         struct.pack_into(f"={len(words)}q", self._memory, 0, *words)
 
-    def launch(self, function: int, stream: int, ctas: tuple[int, int], threads: int, words: Sequence[int]) -> None:
+    def launch(
+        self,
+        function: int,
+        stream: int,
+        ctas: tuple[int, int],
+        threads: int,
+        words: Sequence[int],
+        shared_nbytes: int = 0,
+    ) -> None:
         """Launch a kernel on a stream."""
         self.write(words)
         try:
-            self._driver.launchKernel(function, *ctas, 1, threads, 1, 1, 0, stream, self.address, 0)
+            self._driver.launchKernel(function, *ctas, 1, threads, 1, 1, shared_nbytes, stream, self.address, 0)
         except self._driver.CUDADriverError as caught:
             raise errors.BackendError(f"a kernel could not be launched on stream {stream:#x}: {caught}") from None
 
