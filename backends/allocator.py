@@ -201,6 +201,11 @@ class Blocks(ABC, Generic[W, B]):
             self._free(first + lowest.bit_length() - 1)
             common ^= lowest
 
+    def reclaim_marked(self) -> None:
+        """Free the marked slots of the only rank (local)."""
+        while self._marked:
+            self._free(self._marked.popleft())
+
     def _first_slot(self, turn: int) -> int:
         nslots = len(self._blocks) + len(self._free_slots)
         return 0 if nslots <= self._nbits else self._nbits * (turn % -(-nslots // self._nbits))
@@ -215,8 +220,8 @@ class Blocks(ABC, Generic[W, B]):
 
     def leaks(self) -> list[str]:
         """The source lines that allocated the blocks to which Python objects of this rank still refer."""
-        self.marked_bits(0)
-        return [site for slot, (*_, site) in self._blocks.items() if slot not in self._dropped]
+        dropped = self._dropped.union(self._marked)
+        return [site for slot, (*_, site) in self._blocks.items() if slot not in dropped]
 
     def close(self) -> None:
         """**Collective.** Free the windows; no rank uses them any more."""

@@ -189,6 +189,10 @@ class HostRanks(ABC):
             call, self.compared = f"{opname}{self.compared}\n{arguments}", ""
         number = self.agreement.ncalls
         self.arena.frozen = None
+        if self.size == 1:
+            agreed = self.agreement.agree(call, error, maxima=maxima)
+            self.arena.reclaim_marked()
+            return agreed
         agreed = self.agreement.agree(call, error, maxima=maxima, bits=self.arena.marked_bits(number))
         if agreed.bits:
             self.arena.reclaim(number, agreed.bits)

@@ -9,7 +9,7 @@ it: the caller's next work comes after it, as after any kernel.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,7 @@ from pblas.backends.dtypes import Array, Dtype, GpuArray, Order
 from pblas.backends.push_engine import EXACT, GemmModes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pblas.backends.cuda.reproducible import TreeProducts, UniformGemm
     from pblas.backends.traced import Kind
@@ -52,6 +52,21 @@ class Program:
     def __del__(self) -> None:
         with suppress(runtime.CUDARuntimeError):  # the driver may have ended before the program does
             self.graph.close()
+
+
+class _OnStream:
+    """See `DeviceLanes.on_stream`."""
+
+    __slots__ = ("_before", "_lanes", "_stream")
+
+    def __init__(self, lanes: DeviceLanes, stream: int) -> None:
+        self._lanes, self._stream = lanes, stream
+
+    def __enter__(self) -> None:
+        self._before, self._lanes.stream = self._lanes.stream, self._stream
+
+    def __exit__(self, *error: object) -> None:
+        self._lanes.stream = self._before
 
 
 class DeviceLanes(Device):
@@ -284,19 +299,12 @@ class DeviceLanes(Device):
             raise
         return Program(streams.end_capture(self._main.ptr), self._kept[before:])
 
-    @contextmanager
-    def on_side_lane(self, what: str = "", kind: Kind = "copy") -> Iterator[None]:
-        with self.on_stream(self.stream if self.is_in_order else self.side):
-            yield
+    def on_side_lane(self, what: str = "", kind: Kind = "copy") -> AbstractContextManager[None]:
+        return self.on_stream(self.stream if self.is_in_order else self.side)
 
-    @contextmanager
-    def on_stream(self, stream: int) -> Iterator[None]:
+    def on_stream(self, stream: int) -> AbstractContextManager[None]:
         """A with block whose operations are launched on a stream (local)."""
-        before, self.stream = self.stream, stream
-        try:
-            yield
-        finally:
-            self.stream = before
+        return _OnStream(self, stream)
 
     def on_second_lane(self) -> AbstractContextManager[None]:
         return self.on_stream(int(self._second.ptr))

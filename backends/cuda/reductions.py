@@ -5,6 +5,7 @@ Each reads the elements once, in the order of memory, by enough CTAs to fill the
 
 from __future__ import annotations
 
+import struct
 from functools import cache, lru_cache
 from itertools import cycle, product
 from pathlib import Path
@@ -40,9 +41,9 @@ _MOST_WORDS = 13  # arguments of a kernel
 _WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}  # by their sizes
 _LINES = 8  # elements that a thread copies at a time
 _SPARSE = 8  # a line is read whole if at least one of so many of its elements is copied
+_BITS = struct.Struct("=2q")  # of an element
 _COUNTERS = 256
 _MOST_KNOWN = 1024  # launches that are kept
-_kept_counters: list[Any] = []
 
 
 def reduce(kind: str, x: GpuArray, axis: Axis, dtype: Dtype, scale: object = None, *, to_host: bool = False) -> Any:
@@ -113,11 +114,16 @@ def _along(
     (length, step), (count, ld) = elements, lines
     kernel, ctas, parts, height, group = _along_launch(kind, x.dtype, dtype, length, step, count)
     ends = count == 1 < parts
-    results, address = new_results(parts * count, dtype, to_host=to_host and parts == 1)
-    total, place = new_results(1, dtype, to_host=to_host) if ends else (results, 0)
+    results, address = new_results(parts * count + ends, dtype, to_host=to_host and parts == 1)
+    if not ends:
+        total, place = results, 0
+    elif to_host:
+        total, place = new_results(1, dtype, to_host=True)
+    else:
+        total, place = results[parts:], address + parts * dtype.itemsize
     scales = None if scale is None else transfer.on_gpu(np.atleast_1d(np.asarray(scale, dtype)))
     scaled = (0, 0) if scales is None else (scales.data.ptr, int(scales.size > 1))
-    places = address, place, next(_counters()) if ends else 0
+    places = address, place, _counter() if ends else 0
     _launch(kernel, (ctas, parts), x.data.ptr, length, step, count, ld, height, group, *scaled, *places)
     return total
 
@@ -180,7 +186,7 @@ def extreme(kind: Literal["max", "min"], x: GpuArray) -> tuple[Array, Array]:
     dtype, candidates = accumulator_dtype(x.dtype), cupy.empty(2 * ctas, np.int64)
     result, address = new_results(2, candidates.dtype, to_host=True)
     kernel = _kernel("find_extreme", "extremes.cu", x.dtype, dtype, _extreme_kind(kind))
-    places = candidates.data.ptr, address, next(_counters())
+    places = candidates.data.ptr, address, _counter()
     _launch(kernel, (ctas, 1), x.data.ptr, length, lines, ld, slow, fast, whole, *places)
     result = transfer.on_host(result)
     return result[:1].view(dtype)[:1], np.array(divmod(int(result[1]), n))
@@ -209,10 +215,8 @@ def fill_places(stream: int, shape: tuple[int, ...], element: Array, z: StridedR
     if not z.by_columns:
         places = [pair[::-1] for pair in places]
     strides, lists, (fast, slow) = places
-    bits = np.zeros(2, np.int64)
-    bits.view(np.uint8)[: element.itemsize] = np.frombuffer(element.tobytes(), np.uint8)
     ctas = -(-fast // _THREADS), min(-(-slow // _LINES), _MOST_PARTS)
-    words = *map(int, bits), z.address, *strides, *lists, fast, slow
+    words = *_BITS.unpack(element.tobytes().ljust(_BITS.size, b"\0")), z.address, *strides, *lists, fast, slow
     kernel = _place_kernel("fill_places", element.dtype.itemsize, element.dtype.kind == "c")
     _words().launch(kernel.kernel.ptr, stream, ctas, _THREADS, words)
 
@@ -278,17 +282,30 @@ def shared_nbytes() -> int:
     return int(cupy.cuda.Device().attributes["MaxSharedMemoryPerBlockOptin"])
 
 
-@cache
-def _counters() -> Iterator[int]:
-    """Addresses of counters of CTAs, which each kernel leaves at 0; taken in turn, since kernels may run at a time.
+def _counter() -> int:
+    """The address of a counter of CTAs, which each kernel leaves at 0, and which no two kernels use at a time.
 
-    They are 0 before any stream reads them, and no capture of the caller's makes them.
+    Calls take counters in turn; a kernel in a graph, which may run beside any call, has one of its own.
     """
-    with streams.relaxed(), cupy.cuda.Stream(non_blocking=True) as stream:
-        _kept_counters.append(cupy.zeros(_COUNTERS, np.uint32))
-        stream.synchronize()
-    first = int(_kept_counters[0].data.ptr)
-    return cycle(range(first, first + 4 * _COUNTERS, 4))
+    shared, new = _counters()
+    return next(new if streams.is_capturing(int(cupy.cuda.get_current_stream().ptr)) else shared)
+
+
+@cache
+def _counters() -> tuple[Iterator[int], Iterator[int]]:
+    """Addresses of counters that calls take in turn, and those of counters that are new."""
+    new = _new_counters()
+    return cycle([next(new) for _ in range(_COUNTERS)]), new
+
+
+def _new_counters() -> Iterator[int]:
+    """Addresses of counters, which are 0 before any stream reads them, and which no capture of the caller's makes."""
+    kept = list[Any]()
+    while True:
+        with streams.relaxed(), cupy.cuda.Stream(non_blocking=True) as stream:
+            kept.append(cupy.zeros(_COUNTERS, np.uint32))
+            stream.synchronize()
+        yield from (int(kept[-1].data.ptr) + 4 * k for k in range(_COUNTERS))
 
 
 def _launch(kernel: Any, ctas: tuple[int, int], *words: int) -> None:

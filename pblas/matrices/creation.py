@@ -561,16 +561,18 @@ def _fill(backend: HostRanks, local: Array, desc: MatrixDescriptor, entries: Any
         return
     indices = transfer.global_indices(desc, backend.rank)
     if backend.gpus:
-        on_gpu = [backend.new(index.shape, index.dtype) for index in indices]
+        arrays, on_gpu = backend.arrays, [backend.new(index.shape, index.dtype) for index in indices]
+        arrays.begin(in_order=True)
         for index, copy in zip(indices, on_gpu, strict=True):
-            backend.copy(index, copy)
+            arrays.from_host(index, copy)
+        arrays.hand_over()
         with suppress(Exception):  # a function of NumPy's arrays, or one that fails below too
             for panel, values in _panels(local, on_gpu[0], on_gpu[1], entries, _GPU_PANEL):
                 if backend.is_here(values):  # by rows, where the panel may be by columns
                     x = np.broadcast_to(values.astype(panel.dtype, copy=False), panel.shape)
-                    backend.arrays.begin(in_order=True)  # after the function's kernels
-                    backend.arrays.place(x, panel)
-                    backend.arrays.hand_over()
+                    arrays.begin(in_order=True)  # after the function's kernels
+                    arrays.place(x, panel)
+                    arrays.hand_over()
                 else:
                     panel[...] = values
             return

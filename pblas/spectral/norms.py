@@ -12,7 +12,7 @@ from pblas import errors
 from pblas.factor import arguments
 from pblas.factor.solvers import lu_factored
 from pblas.matrices.matrix import DistMatrix
-from pblas.runtime.runtime import Runtime, checked_flag, is_one_of
+from pblas.runtime.runtime import Runtime, checked_flag, is_one_of, spelled
 from pblas.spectral.eigh import Options, eigensystem
 from pblas.spectral.svd_steps import singular_system
 
@@ -76,7 +76,7 @@ def matrix_norm(a: DistMatrix, *, ord: Ord | Literal["nuc"] = "fro") -> Real:  #
     with runtime.call(opname):
         with runtime.local_step(opname):
             arguments.check_matrix(opname, "A", a, runtime)
-        runtime.agree(opname, {"ord": ord, **a.signature()})
+        runtime.agree(opname, lambda: spelled({"ord": ord, **a.signature()}))
         if not _is_spectral(ord):
             kind: Any = ord
             return a.norm(kind)
