@@ -14,7 +14,7 @@ _WIDTH = 64  # columns of a panel. Wider panels have more elements outside the t
 
 
 class Rectangle(NamedTuple):
-    """Rows and columns of a local array (local, half-open)."""
+    """Rows and columns of a local array, or of a matrix (half-open)."""
 
     rows: tuple[int, int]
     columns: tuple[int, int]
@@ -58,3 +58,30 @@ def rectangles(desc: MatrixDescriptor, rank: int, part: Part, width: int | None 
         for rows, meets_diagonal in ((full, False), ((above, below), True)):
             if rows[0] < rows[1]:
                 yield Rectangle(rows, columns, meets_diagonal)
+
+
+def blocks_of(desc: MatrixDescriptor, rank: int, part: Part) -> Iterator[Rectangle]:
+    """A part of a block of consecutive rows and columns: a square on the diagonal, and blocks beside it (global).
+
+    >>> from pblas.layouts.descriptor import MatrixDescriptor
+    >>> for block in blocks_of(MatrixDescriptor.row_wise(8, 8, 2), 1, "L"): print(block)
+    Rectangle(rows=(4, 8), columns=(4, 8), meets_diagonal=True)
+    Rectangle(rows=(4, 8), columns=(0, 4), meets_diagonal=False)
+    """
+    ((i0, i1),), ((j0, j1),) = desc.global_ranges(rank)
+    if part == "all":
+        yield Rectangle((i0, i1), (j0, j1), meets_diagonal=False)
+        return
+    start, stop = max(i0, j0), min(i1, j1)  # of the square; stop <= start without one
+    if start < stop:
+        yield Rectangle((start, stop), (start, stop), meets_diagonal=True)
+        beside = (
+            [((start, stop), (j0, start)), ((stop, i1), (j0, stop))]
+            if part == "L"
+            else [((i0, start), (start, j1)), ((start, stop), (stop, j1))]
+        )
+    else:
+        beside = [((i0, i1), (j0, j1))] if (j1 <= i0) == (part == "L") else []
+    for rows, columns in beside:
+        if rows[0] < rows[1] and columns[0] < columns[1]:
+            yield Rectangle(rows, columns, meets_diagonal=False)

@@ -52,7 +52,8 @@ class RunReduction(WithoutMemory):
         self._exchange: Exchange | None = None
         self.on_gpus: GpuExchange | None = None
         self._adds = plan.operation in ("sum", "abs_sum") and set(counts) == {plan.nresults}
-        if is_reduced and GpuExchange.serves(backend, math.prod(plan.a.shape) * itemsize, sum(counts)):
+        nbytes, push = math.prod(plan.a.shape) * itemsize, backend.push
+        if is_reduced and GpuExchange.serves(backend.size, nbytes, sum(counts), push=push):
             self.on_gpus = GpuExchange(backend, dtype, plan.nresults if self._adds else counts)
         elif backend.size > 1:
             self._exchange = Exchange(counts, dtype, backend.rank)

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from pblas import errors
-from pblas.arrays.elementwise import Elementwise
+from pblas.arrays.elementwise_plan import ElementwiseOperand, ElementwisePlan
 from pblas.arrays.reductions import described
 from pblas.backends.dtypes import accumulator_dtype
 from pblas.core.call import call, checked_call, step
 from pblas.core.checks import check_matrix, common_dtype
+from pblas.core.operation import Bound, Operation
 from pblas.epilogues import parse
-from pblas.layouts.descriptor import resized
+from pblas.layouts.descriptor import MatrixDescriptor, resized
+from pblas.layouts.placement import Placement
 from pblas.matrices.matrix import DistMatrix
 from pblas.redistribution.api import Redistribution
+from pblas.redistribution.packing import Scaling
+from pblas.redistribution.redistribution_run import RedistributionOperands, RunRedistribution
 from pblas.runtime.runtime import Runtime, fail_without_context
 
 if TYPE_CHECKING:
+    from pblas.backends.dtypes import Dtype
     from pblas.backends.host_ranks import HostRanks
-    from pblas.core.operation import Bound
-    from pblas.redistribution.redistribution_run import RunRedistribution
+    from pblas.simulation.hardware import Topology
+
+Bounds = tuple[int, int, int, int]
+"""First and last row, and first and last column, half-open."""
 
 
 def tril(a: DistMatrix, k: int = 0) -> DistMatrix:
@@ -116,6 +124,103 @@ class Triangle(Redistribution):
             super().fresh(backend, result)
 
 
+@dataclass(frozen=True, slots=True)
+class StackPlan(ElementwisePlan):
+    """Matrices that are redistributed to their places of a larger one; `expression` is the name of the call."""
+
+    name: ClassVar[str] = "StackPlan"
+    why: ClassVar[str] = "each rank copies the elements of its part of the result"
+
+    @property
+    def moved(self) -> tuple[ElementwiseOperand, ...]:
+        """All matrices; those that are in place are copied."""
+        return self.operands
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return sum(self.redistribution(operand).workspace_nbytes for operand in self.operands)
+
+
+class RunStack:
+    """**Collective.** Redistributes matrices to their places, all at the same time."""
+
+    peers_read = True
+
+    def __init__(self, backend: HostRanks, plan: StackPlan, dtype: Dtype) -> None:
+        self._movements = [
+            RunRedistribution(backend, Placement.of(x.desc), Placement.of(x.target), dtype, x.desc.order)
+            for x in plan.operands
+        ]
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return sum(movement.workspace_nbytes for movement in self._movements)
+
+    def publish(self, x: list[RedistributionOperands]) -> bool:
+        pairs = zip(self._movements, x, strict=True)
+        alone = [movement.publish(part) for movement, part in pairs]
+        return any(alone)
+
+    def prepare(self, *, scratch: bool) -> bool:
+        staged = [movement.prepare(scratch=scratch) for movement in self._movements]
+        return any(staged)
+
+    def run(self, x: list[RedistributionOperands]) -> None:
+        """**Collective.** Write this rank's part of the result."""
+        for movement, part in zip(self._movements, x, strict=True):
+            movement.run(part)
+
+    def free_buffers(self) -> None:
+        for movement in self._movements:
+            movement.free_buffers()
+
+
+@dataclass(frozen=True, eq=False)
+class Stack(Operation[DistMatrix]):
+    """Matrices at their places of a larger one."""
+
+    noun: ClassVar[str] = "stack"
+
+    opname: str
+    places: tuple[Bounds, ...]
+    parts_of: tuple[MatrixDescriptor, ...]  # those of the matrices (global)
+    conjugated: tuple[bool, ...]  # whether each is a conjugated view (global)
+    whole: MatrixDescriptor
+    dtype: Dtype
+
+    @classmethod
+    def bind(
+        cls, opname: str, runtime: Runtime, parts: Mapping[str, Any], places: tuple[Bounds, ...], out: DistMatrix
+    ) -> Bound[DistMatrix]:
+        descs, conjugated = zip(*((x.desc.without_lld, x.conjugated) for x in parts.values()), strict=True)
+        return Bound(cls, (opname, places, descs, conjugated, out.desc.without_lld, out.dtype), {}, parts, out)
+
+    @property
+    def result(self) -> tuple[MatrixDescriptor, Dtype]:
+        return self.whole, self.dtype
+
+    def plan(self, nprocs: int, topology: Topology) -> StackPlan:
+        name = self.dtype.name
+        operands = (
+            ElementwiseOperand(f"matrix {i}", desc, name, self.whole.submatrix(*place))
+            for i, (desc, place) in enumerate(zip(self.parts_of, self.places, strict=True))
+        )
+        transport = topology.transport(nprocs)
+        return StackPlan(self.opname, tuple(operands), (), self.whole, name, nprocs, transport=transport)
+
+    def executor(self, plan: StackPlan, backend: HostRanks) -> RunStack:
+        return RunStack(backend, plan, self.dtype)
+
+    def arrays(
+        self, opname: str, runtime: Runtime, executor: RunStack, bound: Bound[DistMatrix], result: DistMatrix
+    ) -> list[RedistributionOperands]:
+        views = (result[i0:i1, j0:j1].stored(opname) for i0, i1, j0, j1 in self.places)
+        return [
+            RedistributionOperands(x.stored(opname), view, Scaling(conj=x.conjugated))
+            for x, view in zip(bound.reads.values(), views, strict=True)
+        ]
+
+
 def _triangle(opname: str, a: object, uplo: Literal["L", "U"], k: object) -> DistMatrix:
     """**Collective.** A triangle of a matrix, in its layout, and zeros elsewhere."""
     if not isinstance(a, DistMatrix):
@@ -148,10 +253,7 @@ def _stacked(opname: str, matrices: object, axis: int) -> DistMatrix:
         places = [(i, j, 0, n) if axis == 0 else (0, m, i, j) for i, j in pairwise(bounds)]
         are_local = (x.desc.same_distribution(desc.submatrix(*at)) for x, at in zip(parts, places, strict=True))
         if runtime.backend.dry is not None or not all(are_local):
-            for x, (i0, i1, j0, j1) in zip(parts, places, strict=True):
-                view = out[i0:i1, j0:j1]
-                step(opname, runtime, partial(Elementwise.bind, opname, runtime, "x", {"x": x}, view, None))
-            return out
+            return step(opname, runtime, partial(Stack.bind, opname, runtime, named, tuple(places), out))
         arrays, whole = runtime.backend.arrays, out.stored(opname)
         for x, (i0, _, j0, _) in zip(parts, places, strict=True):
             tree, z = parse("conj(x)" if x.conjugated else "x", parts=True), x.stored(opname)

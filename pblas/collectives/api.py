@@ -247,30 +247,35 @@ class GpuExchange(Kept):
         backend: the ranks.
         dtype: of the arrays (global).
         counts: the length of each rank's array, if they are joined; the length of all, if they are added (global).
+        memory: of the joined arrays, or of the array that is added; None for new memory (local).
     """
 
-    def __init__(self, backend: HostRanks, dtype: Dtype, counts: tuple[int, ...] | int) -> None:
+    def __init__(
+        self, backend: HostRanks, dtype: Dtype, counts: tuple[int, ...] | int, memory: Array | None = None
+    ) -> None:
         self._counts, arrays, length = counts, backend.arrays, counts if isinstance(counts, int) else sum(counts)
-        self._all: Array = arrays.array(arrays.empty(length * dtype.itemsize), (length,), dtype)
-        self.own: Array = self._all
+        if memory is None:
+            memory = arrays.array(arrays.empty(length * dtype.itemsize), (length,), dtype)
+        self.all: Array = memory
+        """The joined arrays, or the sum, after a call (local)."""
+        self.own: Array = self.all
         """This rank's array, in which a call begins and which it overwrites if it adds (local)."""
         if not isinstance(counts, int):
             start = sum(counts[: backend.rank])
-            self.own = self._all[start : start + counts[backend.rank]]
+            self.own = self.all[start : start + counts[backend.rank]]
 
     @staticmethod
-    def serves(backend: HostRanks, nbytes: int, length: int) -> bool:
+    def serves(nprocs: int, nbytes: int, length: int, *, push: bool) -> bool:
         """Whether ranks whose kernels read `nbytes` in all exchange `length` numbers on GPUs, not on hosts (global)."""
-        reads_much = nbytes >= backend.size * LEAST_ON_GPUS
-        return backend.push and backend.size > 1 and reads_much and length <= _MOST_ON_GPUS
+        return push and nprocs > 1 and nbytes >= nprocs * LEAST_ON_GPUS and length <= _MOST_ON_GPUS
 
     def run(self, runtime: Runtime) -> Array:
-        """**Collective.** The joined arrays, or their sum, in memory of this object."""
+        """**Collective.** The joined arrays, or their sum, in the memory of this object."""
         if isinstance(self._counts, int):
-            _reduce(runtime, "allreduce", self._all, self._all, Reduction("sum", None, "auto"), None)
+            _reduce(runtime, "allreduce", self.all, self.all, Reduction("sum", None, "auto"), None)
         else:
-            _gather(runtime, self.own, self._all, self._counts, None)
-        return self._all
+            _gather(runtime, self.own, self.all, self._counts, None)
+        return self.all
 
 
 def _laid_out(staging: Staging, steps: Steps, x: Flat) -> Collective:

@@ -20,7 +20,7 @@ def choose_trsm(
     """The plan of trsm that is predicted to take less time.
 
     The choice does not depend on the transport. On GPUs the triangle always travels, because small messages there pass
-    through the hosts.
+    through the hosts; vectors for which kernels exchange blocks do not come here.
 
     >>> from pblas.layouts.descriptor import MatrixDescriptor
     >>> from pblas.layouts.grid import Grid

@@ -27,7 +27,8 @@ from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
 from pblas.triangular.pipelined_trsm_run import RunPipelinedTrsm
 from pblas.triangular.trsm_plan import PANEL, PANEL_ON_GPUS, TriangularOperands, TrsmPlan
 from pblas.triangular.trsm_run import RunTrsm, TrsmOperands
-from pblas.vectors.checks import VectorOperand, checked_vector
+from pblas.triangular.trsv_on_gpus_run import RunTrsvOnGpus, width_on_gpus
+from pblas.vectors.checks import GpuColumns, VectorKind, VectorOperand, checked_vector, is_in_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -128,12 +129,38 @@ class TriangularSolve(Operation[DistMatrix]):
         width = PANEL_ON_GPUS if topology.gpus else PANEL
         if topology.gpus and nprocs == 1 and 1 in self.b.shape:  # one call of cuBLAS solves for a vector
             width = max(width, self.a.n)
+        if self._stays_on_gpus(nprocs, topology):
+            transport = topology.transport(nprocs)
+            width = width_on_gpus(self.a.n)
+            return PipelinedTrsm(operands, self.dtype.name, nprocs, width=width, transport=transport)
         return choose_trsm(operands, self.dtype.name, nprocs, reads=reads, width=width, topology=topology)
 
-    def executor(self, plan: TrsmPlan | PipelinedTrsm, backend: HostRanks) -> RunTrsm | RunPipelinedTrsm:
+    def _stays_on_gpus(self, nprocs: int, topology: Topology) -> bool:
+        """Whether the triangle stays, and kernels exchange blocks of a vector X in the caller's stream (global).
+
+        So it is for a large triangle in blocks of consecutive rows and columns, one for each rank. A conjugate triangle
+        must be stored by rows, of which BLAS takes it.
+        """
+        nbytes = self.a.m * self.a.n * self.dtype.itemsize
+        if self.side == "R" or self.b.n != 1 or not self.reads:
+            return False
+        conj = self.dtype.kind == "c" and self.conjugated[0] != (self.trans == "C")
+        if conj and (self.a.order == "C") != (self.trans == "N"):
+            return False
+        are_blocks = is_in_blocks(self.a) and is_in_blocks(self.x)
+        return are_blocks and GpuColumns.serves(nprocs, [self._right], nbytes, push=topology.push and topology.gpus)
+
+    @property
+    def _right(self) -> VectorKind:
+        """B as a vector (global)."""
+        return VectorKind(self.b.m, self.b, self.dtype, self.conjugated[1])
+
+    def executor(self, plan: TrsmPlan | PipelinedTrsm, backend: HostRanks) -> Any:
         a = self.a.T if plan.operands.is_transposed else self.a
         b, x = (self.b, self.x) if self.side == "L" else (self.b.T, self.x.T)
         orders = a.order, b.order, x.order
+        if isinstance(plan, PipelinedTrsm) and backend.gpus:
+            return RunTrsvOnGpus(plan, backend, self.dtype, self._right, self.x)
         if isinstance(plan, PipelinedTrsm):
             return RunPipelinedTrsm(plan, backend, self.dtype, orders)
         return RunTrsm(plan, backend, self.dtype, orders)
@@ -144,7 +171,7 @@ class TriangularSolve(Operation[DistMatrix]):
         return bound._replace(local=_overwrites_b(opname, bound.reads["A"], bound.reads["B"], bound.out))
 
     def in_order(self, executor: Any) -> bool:
-        return isinstance(executor, RunTrsm) and executor.is_whole
+        return isinstance(executor, RunTrsvOnGpus) or (isinstance(executor, RunTrsm) and executor.is_whole)
 
     def arrays(
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
@@ -156,7 +183,7 @@ class TriangularSolve(Operation[DistMatrix]):
             b, x = b.T, x.T
         (conj_a, conj_b), is_complex = self.conjugated, self.dtype.kind == "c"
         conj = is_complex and conj_a != (self.trans == "C"), is_complex and conj_b
-        return TrsmOperands(a, b, x, bound.scalars["alpha"], conj, in_place=bool(bound.local))
+        return TrsmOperands(a, b, x, bound.scalars["alpha"], conj, bool(bound.local), runtime)
 
 
 class PlannedTrsm(Planned[DistMatrix]):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype, Order
     from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.placement import Placement
+    from pblas.runtime.runtime import Runtime
     from pblas.triangular.trsm_plan import TrsmPlan, TrsmStep
 
 TAG_BLOCK, TAG_OFF_DIAGONAL = 1031, 1032
@@ -31,6 +32,7 @@ class TrsmOperands(NamedTuple):
     alpha: complex  # scalar (global)
     conj: tuple[bool, bool]  # conjugate T, B (global)
     in_place: bool  # `right` and `result` are the same memory (local)
+    runtime: Runtime
 
 
 class RunTrsm:

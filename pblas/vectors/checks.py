@@ -12,7 +12,7 @@ import numpy as np
 from pblas import errors
 from pblas.arrays.reduction_plan import ReductionPlan
 from pblas.arrays.reduction_run import PreparedReduction, combined, partial_results
-from pblas.collectives.api import Exchange
+from pblas.collectives.api import Exchange, GpuExchange
 from pblas.core.checks import check_context, check_not_conjugated, shares_memory
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import converted_array, equal_array
@@ -20,6 +20,7 @@ from pblas.runtime.runtime import Runtime, name_of, shared_descriptor
 
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Array, Dtype
+    from pblas.backends.host_ranks import HostRanks
     from pblas.layouts.descriptor import MatrixDescriptor
 
 
@@ -106,6 +107,45 @@ class Columns:
             elements = combined(reduction, part).astype(kind.dtype, copy=False)
             results.append(np.conj(elements) if kind.conjugated else elements)
         return results
+
+
+class GpuColumns:
+    """The elements of m x 1 matrices on all GPUs, by kernels on the caller's stream: see `GpuExchange`."""
+
+    def __init__(self, kinds: Sequence[VectorKind], backend: HostRanks) -> None:
+        lengths = (_lengths(kind, backend.size).counts for kind in kinds)
+        self._exchanges = [
+            GpuExchange(backend, kind.dtype, counts) for kind, counts in zip(kinds, lengths, strict=True)
+        ]
+        self.elements: list[Array] = [exchange.all for exchange in self._exchanges]
+        """Those of each matrix, of one dimension, after `collect` (local)."""
+
+    @staticmethod
+    def serves(nprocs: int, kinds: Sequence[VectorKind], nbytes: int, *, push: bool) -> bool:
+        """Whether kernels that read `nbytes` in all get vectors, each in pieces in the order of ranks (global)."""
+        if any(kind.column is None or kind.conjugated for kind in kinds):
+            return False
+        if not GpuExchange.serves(nprocs, nbytes, sum(kind.size for kind in kinds), push=push):
+            return False
+        return all(_lengths(kind, nprocs).is_sequence for kind in kinds)
+
+    def collect(self, runtime: Runtime, columns: Sequence[Array]) -> None:
+        """**Collective.** `elements` := the matrices, of which these are this rank's parts."""
+        for exchange, x in zip(self._exchanges, columns, strict=True):
+            if exchange.own.size:  # of copies the first one counts
+                runtime.backend.arrays.assign(x, exchange.own[:, None])
+            exchange.run(runtime)
+
+
+def _lengths(kind: VectorKind, nprocs: int) -> PreparedReduction:
+    """The elements of a matrix of one column, as a reduction of rows of one element (global)."""
+    assert kind.column is not None, "it is a matrix"
+    return PreparedReduction(ReductionPlan(kind.column, "sum", 1, name_of(kind.dtype), nprocs), 0)
+
+
+def is_in_blocks(desc: MatrixDescriptor) -> bool:
+    """Whether each rank has a block of consecutive rows and columns, which no other rank has (global)."""
+    return not any(z.is_replicated or z.nblocks > z.nprocs > 1 for z in (desc.rows, desc.columns))
 
 
 def checked_vector(

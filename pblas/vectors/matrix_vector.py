@@ -22,7 +22,7 @@ from pblas.matrices.matrix import DistMatrix
 from pblas.matrices.scatter_gather import index_of
 from pblas.redistribution.packing import Scaling
 from pblas.runtime.runtime import Runtime, checked_scalar, name_of
-from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
+from pblas.vectors.checks import Columns, GpuColumns, VectorKind, check_size, checked_vector, is_in_blocks
 from pblas.vectors.matrix_vector_plan import MatrixVectorPlan, Term
 from pblas.vectors.matrix_vector_run import LocalProduct, absolute_values, add_parts, multiply
 
@@ -452,20 +452,19 @@ class RunMatrixVector(WithoutMemory):
         """
         plan, operation, backend = self._plan, self._operation, self._backend
         x, dtype = operation.x, np.dtype(plan.partial_dtype)
-        if not _is_of_blas(operation, backend) or x.column is None or x.conjugated or not self._multiplies:
+        if not _is_of_blas(operation, backend) or not self._multiplies:
             return False
         if operation.reads_y and (operation.y is None or operation.y.conjugated or not self._y_is_local):
-            return False
-        if not GpuExchange.serves(backend, math.prod(plan.a.shape) * dtype.itemsize, sum(plan.a.shape)):
             return False
         target = operation.target
         assert target is not None, "BLAS writes it"
         assert target.column is not None, "BLAS writes it"
-        splits = plan.a.rows, plan.a.columns, target.column.rows
-        gathered = PreparedReduction(ReductionPlan(x.column, "sum", 1, dtype.name, plan.nprocs), backend.rank)
-        if not gathered.is_sequence or any(z.is_replicated or z.nblocks > z.nprocs > 1 for z in splits):
+        columns = target.column.rows
+        if not is_in_blocks(plan.a) or columns.is_replicated or columns.nblocks > columns.nprocs > 1:
             return False
-        self._everywhere = GpuExchange(backend, dtype, gathered.counts)
+        if not GpuColumns.serves(plan.nprocs, [x], math.prod(plan.a.shape) * dtype.itemsize, push=backend.push):
+            return False
+        self._everywhere = GpuColumns([x], backend)
         self._added = GpuExchange(backend, dtype, plan.length)
         return True
 
@@ -474,9 +473,9 @@ class RunMatrixVector(WithoutMemory):
         plan, operation, arrays, put = self._plan, self._operation, x.runtime.backend.arrays, x.put
         assert isinstance(put, Scaling), "there are no absolute values"
         assert x.result is not None, "the result is a matrix"
-        if self._everywhere.own.size:
-            arrays.assign(x.x, self._everywhere.own[:, None])
-        vector = self._everywhere.run(x.runtime)  # x   (all its elements, on every rank)
+        # x   (all its elements, on every rank)
+        self._everywhere.collect(x.runtime, [x.x])
+        (vector,) = self._everywhere.elements
         options: Any = {"uplo": "L", "trans": operation.trans, "unit": False}
         if plan.stays and operation.kind == "gemv":
             if x.result.size:  # out_r = alpha op(A_r) x + beta y_r

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -12,10 +13,10 @@ from pblas import errors
 from pblas.core.call import call
 from pblas.core.checks import check_not_conjugated, check_writable, checked_letter
 from pblas.core.operation import Bound, Operation, WithoutMemory
-from pblas.layouts.triangle import Part
+from pblas.layouts.triangle import Part, blocks_of
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.runtime import Runtime, checked_scalar, name_of
-from pblas.vectors.checks import Columns, VectorKind, check_size, checked_vector
+from pblas.vectors.checks import Columns, GpuColumns, VectorKind, check_size, checked_vector, is_in_blocks
 from pblas.vectors.matrix_vector import checked_matrix, real_of
 from pblas.vectors.matrix_vector_plan import LocalPlan
 from pblas.vectors.matrix_vector_run import LocalUpdate, update
@@ -223,7 +224,7 @@ class RankUpdate(Operation[DistMatrix]):
         return RunRankUpdate(plan, backend, self)
 
     def in_order(self, executor: RunRankUpdate) -> bool:
-        return executor.takes_whole
+        return executor.takes_whole or executor.is_on_gpus
 
     def arrays(
         self, opname: str, runtime: Runtime, executor: Any, bound: Bound[DistMatrix], result: DistMatrix
@@ -238,19 +239,57 @@ class RunRankUpdate(WithoutMemory):
     def __init__(self, plan: LocalPlan, backend: HostRanks, operation: RankUpdate) -> None:
         self._operation = operation
         self._updates = operation.reads and 0 not in operation.matrix.shape
+        self._rank = backend.rank
         self._moved = [i for i, kind in enumerate(operation.vectors) if kind.column is not None and self._updates]
         kinds = [operation.vectors[i] for i in self._moved]
         conjugates = operation.dtype.kind == "c" and operation.name in ("gerc", "her", "her2")
-        self.takes_whole: bool = (
-            plan.nprocs == 1
-            and self._updates
-            and "update_whole" not in backend.arrays.traits.lacks
-            and all(kind.column is not None and not kind.conjugated for kind in operation.vectors)
-            and (operation.matrix.order == "F" or not conjugates)
+        self._is_of_blas = "update_whole" not in backend.arrays.traits.lacks and (
+            operation.matrix.order == "F" or not conjugates
         )
+        are_there = all(kind.column is not None and not kind.conjugated for kind in operation.vectors)
+        self.takes_whole: bool = plan.nprocs == 1 and self._updates and self._is_of_blas and are_there
         """Whether one call of a device that has the whole matrix and the vectors updates it (global)."""
+        self.is_on_gpus: bool = self._updates and not self.takes_whole and self._goes_on_gpus(plan, backend)
+        if self.takes_whole or self.is_on_gpus:
+            self._columns = None
+            return
         self._columns = Columns(kinds, plan.nprocs, backend.rank) if kinds else None
         self._local = LocalUpdate(plan.a, operation.part, backend.rank)
+
+    def _goes_on_gpus(self, plan: LocalPlan, backend: HostRanks) -> bool:
+        """Whether vectors stay on the GPUs, as in a product of a matrix with a vector (global). Makes the exchange."""
+        kinds = self._operation.vectors
+        nbytes = prod(plan.a.shape) * self._operation.dtype.itemsize
+        if not (self._is_of_blas and is_in_blocks(plan.a)):
+            return False
+        if not GpuColumns.serves(plan.nprocs, kinds, nbytes, push=backend.push):
+            return False
+        self._everywhere = GpuColumns(kinds, backend)
+        return True
+
+    def _run_on_gpus(self, x: _Operands) -> None:
+        """**Collective.** Update this rank's elements by BLAS: a square on the diagonal, and blocks beside it."""
+        operation, arrays = self._operation, x.runtime.backend.arrays
+        self._everywhere.collect(x.runtime, x.vectors)
+        if not x.a.size:
+            return
+        first, last = (self._everywhere.elements[i][:, None] for i in (0, -1))
+        name = operation.name
+        uplo: Uplo = "U" if operation.part == "U" else "L"
+        desc = operation.matrix
+        (i0,), (j0,) = ((start for start, _ in ranges) for ranges in desc.global_ranges(self._rank))
+        for block in blocks_of(desc, self._rank, operation.part):
+            i, j = (slice(*bounds) for bounds in (block.rows, block.columns))
+            part = x.a[i.start - i0 : i.stop - i0, j.start - j0 : j.stop - j0]
+            # A[i, j] += alpha x[i] y[j]^T
+            if block.meets_diagonal or operation.part == "all":
+                arrays.update_whole(name, x.alpha, first[i], last[j], part, uplo=uplo)
+                continue
+            of_block = "gerc" if name.startswith("he") else "geru"
+            arrays.update_whole(of_block, x.alpha, first[i], last[j], part, uplo=uplo)
+            if operation.y is not None:
+                opposite = np.conj(x.alpha) if name == "her2" else x.alpha
+                arrays.update_whole(of_block, opposite, last[i], first[j], part, uplo=uplo)
 
     def publish(self, x: _Operands) -> bool:
         if self._columns is not None:
@@ -268,6 +307,9 @@ class RunRankUpdate(WithoutMemory):
             name, first, last = self._operation.name, x.vectors[0], x.vectors[-1]
             uplo: Uplo = "U" if self._operation.part == "U" else "L"
             x.runtime.backend.arrays.update_whole(name, x.alpha, first, last, x.a, uplo=uplo)
+            return
+        if self.is_on_gpus:
+            self._run_on_gpus(x)
             return
         elements = list(x.vectors)
         for i, column in zip(self._moved, self._columns.collect() if self._columns else (), strict=True):
