@@ -29,6 +29,7 @@ from pblas.runtime.runtime import Runtime, fail_without_context
 if TYPE_CHECKING:
     from pblas.backends.dtypes import Dtype
     from pblas.backends.host_ranks import HostRanks
+    from pblas.redistribution.redistribution_plan import RedistributionPlan
     from pblas.simulation.hardware import Topology
 
 Bounds = tuple[int, int, int, int]
@@ -111,17 +112,34 @@ def hstack(matrices: Sequence[DistMatrix]) -> DistMatrix:
     return _stacked("hstack", matrices, 1)
 
 
-class Triangle(Redistribution):
-    """A triangle of a matrix, in its layout: on one rank work of the caller's stream."""
+class RunTriangle(RunRedistribution):
+    """Copies a triangle of a matrix to zeros, in its layout: nothing moves."""
 
-    def in_order(self, executor: RunRedistribution) -> bool:
-        return executor.is_alone
+    def __init__(self, backend: HostRanks, plan: RedistributionPlan, dtype: Dtype) -> None:
+        super().__init__(backend, plan.source, plan.target, dtype, plan.a.order, plan.trapezoid, alone=True)
+        self._arrays = backend.arrays
+
+    def run(self, x: RedistributionOperands) -> None:
+        """This rank's part of the result (local)."""
+        self._arrays.fill_whole(x.target, 0)
+        super().run(x)
+
+
+class Triangle(Redistribution):
+    """A triangle of a matrix, in its layout: work of the caller's stream."""
+
+    @property
+    def is_local(self) -> bool:
+        return True
+
+    def in_order(self, executor: RunTriangle) -> bool:
+        return True
+
+    def executor(self, plan: RedistributionPlan, backend: HostRanks) -> RunTriangle:
+        return RunTriangle(backend, plan, self.dtype)
 
     def fresh(self, backend: HostRanks, result: DistMatrix) -> None:
-        if backend.size == 1:
-            backend.arrays.fill_whole(result.stored("tril"), 0)
-        else:
-            super().fresh(backend, result)
+        """Nothing: the executor writes all elements (local)."""
 
 
 @dataclass(frozen=True, slots=True)

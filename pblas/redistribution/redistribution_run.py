@@ -26,7 +26,7 @@ class RunRedistribution:
     """**Collective.** Moves op(A), or a trapezoid of it, from the placement `source` to B under the placement `target`.
 
     `order` is the storage order of the local arrays of op(A). `reads_a` is false if alpha is 0: then B is moved to
-    itself, and only B is read.
+    itself, and only B is read. If every rank has the elements of its B, as with `alone`, no peer reads A.
     """
 
     def __init__(
@@ -39,12 +39,15 @@ class RunRedistribution:
         trapezoid: Trapezoid | None = None,
         *,
         reads_a: bool = True,
+        alone: bool = False,
     ) -> None:
-        self._source_matrix = SourceMatrix(backend, source if reads_a else target, dtype, order)
-        self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid, slot=0)
-        self.is_alone = backend.size == 1
-        """Whether there are no peers, so that the work may be in the caller's stream (global)."""
-        self.peers_read = reads_a
+        placed = source if reads_a else target
+        self._source_matrix = SourceMatrix(backend, placed, dtype, order, symmetric=alone)
+        self._movement = Movement(self._source_matrix, target, trapezoid=trapezoid, slot=None if alone else 0)
+        self._reads_a = reads_a
+        self.is_alone = alone or backend.size == 1
+        """Whether no peer takes part, so that the work may be in the caller's stream (global)."""
+        self.peers_read = reads_a and not alone
         """Whether peers read this rank's A, or a copy of it, until the closing agreement (global)."""
 
     @property
@@ -52,7 +55,7 @@ class RunRedistribution:
         return self._source_matrix.workspace_nbytes + self._movement.workspace_nbytes
 
     def publish(self, x: RedistributionOperands) -> bool:
-        return self._source_matrix.publish(x.source if self.peers_read else x.target)
+        return self._source_matrix.publish(x.source if self._reads_a else x.target)
 
     def prepare(self, *, scratch: bool) -> bool:
         self._source_matrix.prepare(scratch=scratch and self.peers_read)

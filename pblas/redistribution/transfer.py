@@ -206,7 +206,8 @@ class SourceMatrix:
         dtype: Dtype,
         order: Order = "F",
         *,
-        # whether `put_in` places the arrays, at one place of symmetric memory, so that none is published (global)
+        # whether none is published: `put_in` places the arrays, at one place of symmetric memory, or no peer reads them
+        # (global)
         symmetric: bool = False,
     ) -> None:
         self.backend: HostRanks = backend
