@@ -179,6 +179,7 @@ def test_large_matrices_exchange_results_on_gpus(
     symmetric = lower + np.tril(a, -1).T
     hermitian = np.tril(a, -1) + np.tril(a, -1).conj().T + np.diag(np.diag(a).real)
     ops: dict[Any, Any] = {"N": a, "T": a.T, "C": a.conj().T}
+    solve: Any = blas.trsv
     for trans, op in ops.items():
         assert close(blas.gemv(A, x, y, trans=trans, alpha=2.0, beta=-1.0).to_global(None), 2 * op @ v - w)
     for _ in range(2):
@@ -187,6 +188,21 @@ def test_large_matrices_exchange_results_on_gpus(
         assert close(blas.symv(A.T, x, uplo="U").to_global(None), symmetric @ v)
         assert close(blas.trmv(A, x, trans="T").to_global(None), lower.T @ v)
         assert close(blas.trmv(A, x, diag="U").to_global(None), unit @ v)
+    T = pblas.elementwise("a + n * e", a=A, n=float(n), e=ctx.eye((n, n), dtype))
+    t = T.to_global(None)
+    for uplo, part in (("L", np.tril), ("U", np.triu)):
+        for trans, op in {"N": part(t), "T": part(t).T, "C": part(t).conj().T}.items():
+            for _ in range(2):
+                assert close(op @ solve(T, x, uplo=uplo, trans=trans).to_global(None), v)
+        Z, Y = A.copy(), A.copy()
+        blas.syr(x, Z, uplo=uplo, alpha=2.0)
+        assert close(part(Z.to_global(None)), part(a + 2 * v @ v.T))
+        blas.syr2(x, y, Y, uplo=uplo)
+        assert close(part(Y.to_global(None)), part(a + v @ w.T + w @ v.T))
+        triangle = pblas.tril(A) if uplo == "L" else pblas.triu(A)
+        assert np.array_equal(triangle.to_global(None), part(a))
+    Z = A.copy()
+    assert close(blas.gerc(x, y, Z, alpha=0.5).to_global(None), a + 0.5 * v @ w.conj().T)
     z = x.copy()
     assert close(blas.gemv(A, z, out=z).to_global(None), a @ v)
     assert ctx.nprocs == 1 or agreement.nexecutions > before
