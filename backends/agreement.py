@@ -232,6 +232,11 @@ class Agreement:
                 raw = known.pack()
         return raw
 
+    @property
+    def notice_seconds(self) -> float:
+        """Seconds in which a rank that does not go on tells the others, before they give up waiting for it (global)."""
+        return min(GRACE, self.timeout / 2)
+
     def reject(self, error: AgreedError, release: Callable[[], None] = lambda: None) -> None:
         """Raise this rank's error instead of beginning a call that starts without an agreement.
 
@@ -271,13 +276,13 @@ class Agreement:
         return 0 if self.rank == first else 1 + self.rank
 
     def _refusals(self, error: AgreedError) -> dict[int, tuple[int, str]]:
-        """Kind and text of the error of each rank that rejects this execution within half of the others' patience."""
+        """Kind and text of the error of each rank that rejects this execution within `notice_seconds`."""
         kind, text = _kind_of(error), _text(str(error))
         refusals = {self.rank: (kind, text)}
         raw = _REFUSAL.pack(self.nexecutions, kind) + text.encode()
         for rank in set(range(self.size)) - {self.rank}:
             self.peers.send(raw, rank, _TAG_REFUSAL)
-        end = time.monotonic() + min(GRACE, self.timeout / 2)
+        end = time.monotonic() + self.notice_seconds
         while len(refusals) < self.size and time.monotonic() < end:
             heard = self.peers.receive(_TAG_REFUSAL)
             if heard is not None:

@@ -423,7 +423,11 @@ GPU = (
         stem="torch_layers",
         command="benchmarks.torch_layers --what training decode muon host",
         label="{what}, {model}",
-        beside=("pblas compiled",),
+        compared=(
+            ("pblas", "", "parallelize_module", "NCCL", "*-shot", "layer-sharded", "gather*", "every*"),
+            ("pblas compiled", ", compiled", "async TP compiled"),
+            ("pblas graphs", ", in graphs", "async TP graphs"),
+        ),
         seconds=120,
     ),
     Table(name="arrays", family="arrays", stem="gpu_arrays", command=CALLS + "8192 --repeats 9", ranks=1, **ARRAYS),

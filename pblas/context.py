@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from pblas.layouts.descriptor import Order
 
 
-_EXIT_SECONDS = 1.0
-
-
 class Context(Constructors, Collectives):
     """The ranks that work together. Use it as a `with` block, whose end frees all memory of the context.
 
@@ -178,7 +175,7 @@ class Context(Constructors, Collectives):
             self.close()
             return
         with suppress(errors.PblasError):  # if the ranks cannot agree to close, the first error is the one to raise
-            self._close(_EXIT_SECONDS)
+            self._close(self.runtime.backend.agreement.notice_seconds)
 
     def close(self) -> None:
         """**Collective.** Free the memory and the communicators of this context; its matrices become unusable."""
