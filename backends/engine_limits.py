@@ -96,12 +96,12 @@ def choose_shape(parts: Sequence[tuple[int, int]], k: int, clusters: int) -> tup
     return shape, round(us, 2)
 
 
-Lane = Literal["main", "copy"]
-LANES: tuple[Lane, ...] = ("main", "copy")
-"""The caller's stream, and a second stream that forks from it and joins it again.
+Lane = Literal["main", "copy", "beside"]
+LANES: tuple[Lane, ...] = ("main", "copy", "beside")
+"""The caller's stream, and two streams that fork from it and join it again.
 
-The second stream runs copies between GPUs, which use no multiprocessor, and waits, which use at most one warp. Both can
-run while a GEMM fills the GPU.
+The others run copies between GPUs, which use no multiprocessor, and waits, which use at most one warp. Both can run
+while a GEMM fills the GPU. What the last one runs may go on during later executions.
 """
 
 

@@ -141,10 +141,11 @@ class Engine(Protocol):
     # Memory
 
     @untraced
-    def reserve(self, nbytes: int, phases: int) -> Handle:
+    def reserve(self, nbytes: int, phases: int, parities: int = 2) -> Handle:
         """**Collective.** The context's workspace, with at least `nbytes` bytes and `phases` in each parity.
 
         All plans ask for the same number of phases. Growing allocates another workspace: plans keep their first one.
+        With one parity it is another workspace, whose calls tell each other when its memory is free.
         """
 
     @untraced
@@ -178,12 +179,14 @@ class Engine(Protocol):
     # Executions
 
     @untraced
-    def program(self, recording: Handle | None = None, places: Sequence[int] = ()) -> Handle:
+    def program(self, recording: Handle | None = None, places: Sequence[int] = (), *, joins: bool = True) -> Handle:
         """State of the executions on one set of arrays.
 
         Args:
             recording: from `record`; None without one (local).
             places: addresses of the operands, in the order of `record` (local).
+            joins: whether later executions start after all lanes; otherwise only what follows the lanes' marks does
+                (global).
         """
 
     @untraced

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import cupy
@@ -120,6 +121,7 @@ def set_word(address: int) -> Any:
     return op
 
 
+@lru_cache(1024)
 def await_word(address: int) -> tuple[Any, Any]:
     """Operations for `operate` that wait, without a multiprocessor, until a word of this GPU is 1, and reset it."""
     wait, reset = driver.CUstreamBatchMemOpParams(), set_word(address)

@@ -38,10 +38,11 @@ if TYPE_CHECKING:
 class Program:
     """State of a plan's executions on one set of arrays: a CUDA graph for each parity, and the memory that it uses."""
 
-    __slots__ = ("graphs", "memory", "places", "recording", "seen", "workspace")
+    __slots__ = ("graphs", "joins", "memory", "places", "recording", "seen", "workspace")
 
-    def __init__(self, recording: Recording | None, places: Sequence[int]) -> None:
+    def __init__(self, recording: Recording | None, places: Sequence[int], *, joins: bool = True) -> None:
         self.seen: bool = False
+        self.joins: bool = joins  # see `Engine.program`
         self.recording: Recording | None = recording
         self.places: Sequence[int] = places
         self.memory: dict[Any, Any] = {} if recording is None else recording.memory
@@ -73,7 +74,7 @@ class Executions:
     def run(self, program: Program, body: Callable[[], None], main: int) -> None:
         """One execution on the caller's stream `main`: a graph launch if these arrays were seen before (local)."""
         if main not in (0, 1) and runtime.streamIsCapturing(main):  # 0 and 1: default streams
-            self._record(body, main)
+            self._record(program, body, main)
             return
         for event in self._order.before(self._queue):
             runtime.streamWaitEvent(main, event, 0)
@@ -174,7 +175,7 @@ class Executions:
             self.lanes.launch(main, mode, program.recording.replay, program.places)
             return
         with self._using(Sink(self.lanes, program.memory)):
-            self.lanes.run(main, mode, body)
+            self.lanes.run(main, mode, body, joins=program.joins)
         program.workspace = self.workspace
 
     def _graph(self, program: Program, body: Callable[[], None]) -> streams.Graph:
@@ -193,7 +194,7 @@ class Executions:
         while _retired and all(map(streams.is_done, self._order.last)):
             _retired.popleft()[0].close()
 
-    def _record(self, body: Callable[[], None], main: int) -> None:
+    def _record(self, program: Program, body: Callable[[], None], main: int) -> None:
         """Record an execution into the caller's own graph."""
         self._capture = streams.capture_of(main)
         before = self._order.recorded(self._capture, main, self._after)
@@ -201,7 +202,7 @@ class Executions:
             runtime.streamWaitEvent(main, before, 0)
         sink = CapturingSink(self.lanes, self._memory_of_captures)
         with streams.relaxed(), self._using(sink):  # a first execution allocates memory and loads kernels
-            self.lanes.run(main, "caller's graph", body)
+            self.lanes.run(main, "caller's graph", body, joins=program.joins)
         if self.workspace is not None:
             self.workspace.calls += 1
         runtime.eventRecord(self._after, main)

@@ -75,16 +75,17 @@ class Workspaces:
 
     def __init__(self, common: EngineResources, executions: Executions) -> None:
         self._resources, self._executions = common, executions
-        self._current: Workspace | None = None
+        self._current: dict[int, Workspace] = {}  # by the number of parities
         self.captures: list[Workspace] = []  # workspaces of the caller's graphs, which live as long as the queue
 
-    def reserve(self, nbytes: int, phases: int) -> Workspace:
+    def reserve(self, nbytes: int, phases: int, parities: int = PARITIES) -> Workspace:
         """**Collective.** The queue's workspace, as `Engine.reserve`."""
-        if self._current is None or self._current.nbytes < nbytes:
+        current = self._current.get(parities)
+        if current is None or current.nbytes < nbytes:
             self._executions.follow_all()
             self._resources.origin.synchronize()
-            self._current = self._new(nbytes, phases)
-        return self._current
+            current = self._current[parities] = self._new(nbytes, phases, parities)
+        return current
 
     def of_captures(self, like: Workspace) -> Workspace:
         """The latest workspace of the caller's graphs, with at least as many bytes as `like`.
@@ -92,16 +93,16 @@ class Workspaces:
         **Collective** if there is no such workspace yet or the latest one is smaller: all ranks then allocate one.
         """
         if not self.captures or self.captures[-1].nbytes < like.nbytes:
-            self.captures.append(self._new(like.nbytes, like.phases))
+            self.captures.append(self._new(like.nbytes, like.phases, PARITIES))
         return self.captures[-1]
 
-    def _new(self, nbytes: int, phases: int) -> Workspace:
+    def _new(self, nbytes: int, phases: int, parities: int) -> Workspace:
         common, nbytes = self._resources, padded(nbytes)
         flags, shot, parity_nbytes = layout(common.size, nbytes, phases)
-        block = common.heap.allocate(PARITIES * parity_nbytes, call_site)
+        block = common.heap.allocate(parities * parity_nbytes, call_site)
         common.ranks.agree("make room for a workspace")  # peers may still read a closed plan's memory there
-        work = Workspace(block, common.heap.addresses(block), nbytes, phases)
-        for parity in range(PARITIES):  # the device is not synchronised: the caller may be capturing
+        work = Workspace(block, common.heap.addresses(block), nbytes, phases, parities)
+        for parity in range(parities):  # the device is not synchronised: the caller may be capturing
             runtime.memsetAsync(work.peers[common.rank] + parity * work.pitch, 0, flags + shot, common.origin.ptr)
         common.origin.synchronize()
         common.ranks.agree("make a workspace")  # no flag is set before all are reset
@@ -110,4 +111,4 @@ class Workspaces:
 
     def clear(self) -> None:
         """Drop the workspaces (local)."""
-        self._current, self.captures = None, []
+        self._current, self.captures = {}, []

@@ -27,7 +27,7 @@ from pblas.backends.cuda.gemm import Gemm
 from pblas.backends.nvshmem.fault import REFUSED, Fault, waited
 from pblas.backends.nvshmem.kernels import Kernels
 from pblas.backends.nvshmem.kernels.arguments import LONGEST, NO_STEP, RECORD, Watch
-from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, PARITIES, Workspace
+from pblas.backends.nvshmem.workspace import ALIGNMENT, FLAG_NBYTES, Workspace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -188,7 +188,7 @@ class Watchdog:
         for reference in self._workspaces:
             work = reference()
             if work is not None:
-                for parity in range(PARITIES):
+                for parity in range(work.parities):
                     yield work.peers[self._rank] + parity * work.pitch, work.phases
 
     def _find(self) -> Fault:

@@ -42,9 +42,9 @@ class Lanes:
         self._used: set[str] = set()
         self._words: dict[str, list[Any]] = {}  # pending memory operations of each lane
 
-    def run(self, main: int, mode: LaunchMode, body: Callable[[], None]) -> None:
-        """Run a body with `main` as its main lane. The other lanes fork from it and join it."""
-        self._run(self._streams(main, mode), body)
+    def run(self, main: int, mode: LaunchMode, body: Callable[[], None], *, joins: bool = True) -> None:
+        """Run a body with `main` as its main lane. The other lanes fork from it and, if it `joins`, join it."""
+        self._run(self._streams(main, mode), body, joins=joins)
 
     def record(self, replay: Replay, body: Callable[[], None]) -> None:
         """Run a body whose lanes record their launches."""
@@ -57,15 +57,16 @@ class Lanes:
     def _streams(self, main: int, mode: LaunchMode) -> dict[str, int]:
         return {"main": main} | {lane: int(stream.ptr) for lane, stream in self._sides[mode].items()}
 
-    def _run(self, current: Mapping[str, Stream], body: Callable[[], None]) -> None:
+    def _run(self, current: Mapping[str, Stream], body: Callable[[], None], *, joins: bool = True) -> None:
         self._current, self._used, self._words = current, set(), {}
         self.fork()
         body()
-        self.join()
-
-    def join(self) -> None:
-        """The next operation of the main lane starts after all operations of the other lanes."""
         self._flush()
+        if joins:
+            self._join()
+
+    def _join(self) -> None:
+        """The next operation of the main lane starts after all operations of the other lanes."""
         for lane in sorted(self._used):
             streams.record(self._current[lane], self._event("join", lane))
             streams.follow(self._current["main"], self._event("join", lane))

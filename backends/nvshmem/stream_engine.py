@@ -30,6 +30,7 @@ from pblas.backends.nvshmem.kernels.arguments import Block, Slots, barrier_flags
 from pblas.backends.nvshmem.memory import PrivateMemory, Workspaces
 from pblas.backends.nvshmem.sinks import Product, Sink
 from pblas.backends.nvshmem.sums import Copies, Sums, is_tight, lines_of, orders
+from pblas.backends.nvshmem.workspace import PARITIES
 from pblas.backends.push_engine import EXACT, Finish, GemmModes, Output, Portion
 from pblas.epilogues import RESULT, Name
 
@@ -83,8 +84,8 @@ class StreamEngine:
 
     # Memory
 
-    def reserve(self, nbytes: int, phases: int) -> Workspace:
-        return self._workspaces.reserve(nbytes, phases)
+    def reserve(self, nbytes: int, phases: int, parities: int = PARITIES) -> Workspace:
+        return self._workspaces.reserve(nbytes, phases, parities)
 
     def slots(self, count: int, nbytes: int) -> Slots:
         """**Collective.** Memory for reductions by one kernel: `count` slots of `nbytes` bytes on every rank.
@@ -134,8 +135,8 @@ class StreamEngine:
 
     # Executions
 
-    def program(self, recording: Recording | None = None, places: Sequence[int] = ()) -> Program:
-        return Program(recording, places)
+    def program(self, recording: Recording | None = None, places: Sequence[int] = (), *, joins: bool = True) -> Program:
+        return Program(recording, places, joins=joins)
 
     def record(
         self, operands: Sequence[Array], execution: Callable[[list[Any]], Callable[[], None]]
@@ -171,7 +172,7 @@ class StreamEngine:
     @contextmanager
     def call(self, workspace: Workspace | None) -> Iterator[None]:
         if workspace is not None:
-            if self._executions.sink.captured:
+            if self._executions.sink.captured and workspace.parities == PARITIES:
                 workspace = self._of_captures(workspace)
             self._current = workspace
         self._executions.workspace = workspace

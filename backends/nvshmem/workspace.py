@@ -22,17 +22,19 @@ _MOST_ARRAYS = 1024  # cached arrays of a workspace; an array takes longer to ma
 class Workspace:
     """Flags and slots in symmetric memory, and the number of calls that have used them.
 
-    The memory has two halves, and calls alternate between them. The half of a call is its parity.
+    The memory has two halves, and calls alternate between them. The half of a call is its parity. With one parity all
+    calls use the same memory.
 
     Each half of the block has flags, `phases` for each pair of ranks, then flags of the all-reduce kernels, then
     `nbytes` of slots. `peers` are the addresses of the ranks' blocks, as mapped into this process.
     """
 
-    def __init__(self, block: object, peers: list[int], nbytes: int, phases: int) -> None:
+    def __init__(self, block: object, peers: list[int], nbytes: int, phases: int, parities: int = PARITIES) -> None:
         self.block: Any = block
         self.peers: list[int] = peers
         self.nbytes: int = nbytes
         self.phases: int = phases
+        self.parities: int = parities
         self.calls = 0
         self._signals: dict[Any, list[Any]] = {}
         self._arrays: dict[object, Any] = {}
@@ -42,7 +44,7 @@ class Workspace:
     @property
     def parity(self) -> int:
         """The half of the workspace that the current or next call uses."""
-        return self.calls % PARITIES
+        return self.calls % self.parities
 
     def flag(self, peer: int, source: int, phase: int) -> int:
         """Address of the flag that `source` sets at `peer`."""
@@ -70,7 +72,7 @@ class Workspace:
             if len(self._arrays) >= _MOST_ARRAYS:
                 self._arrays.clear()
             base, device = self.peers[rank], int(cupy.cuda.runtime.getDevice())
-            memory = cupy.cuda.UnownedMemory(base, PARITIES * self.pitch, self.block, device)
+            memory = cupy.cuda.UnownedMemory(base, self.parities * self.pitch, self.block, device)
             place = cupy.cuda.MemoryPointer(memory, self.slots(rank) - base + offset)
             self._arrays[key] = new_array(shape, dtype, place, order=order)
         return self._arrays[key]

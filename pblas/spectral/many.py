@@ -14,6 +14,7 @@ import numpy as np
 
 from pblas import errors
 from pblas.arrays.reductions import described
+from pblas.backends.dtypes import Array
 from pblas.backends.local_step import agreed
 from pblas.core.call import checked_call
 from pblas.core.checks import check_matrix, is_integer
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pblas.backends.device import Device
-    from pblas.backends.dtypes import Array
+    from pblas.backends.dtypes import Order
 
 ManyFunction = Literal["newton_schulz", "polar", "inverse_root"]
 _DIVIDED = 0.5
@@ -301,62 +302,103 @@ def _take_wave(
 ) -> dict[int, DistMatrix]:
     """**Collective.** Each rank computes the function of its matrices; the results by the numbers of the matrices.
 
-    On GPUs matrices come while others are computed, and results go once all ranks have computed those of their turn.
+    On GPUs matrices are copied and come while those of earlier turns are computed, and results go once all ranks have
+    computed those of their turn.
     """
-    backend, arrays = runtime.backend, runtime.backend.arrays
-    owners = {k: rank for turn in wave for rank, k in turn.items()}
-    inward, outward = _exchanges(runtime, {k: (matrices[k], rank) for k, rank in owners.items()})
-    whole = dict[int, Any]()
-    failed: BaseException | None = None
-    lanes: list[Any] = [nullcontext, *([] if arrays.traits.blocking else [arrays.on_second_lane])]
+    arrays, run = runtime.backend.arrays, _WaveRun(opname, runtime, matrices, wave, work)
+    steps = [wave] if arrays.traits.blocking else [[turn] for turn in wave]
     try:
-        with backend.provisional, runtime.agreed_step(opname, "copied"):
-            arrays.begin()
-            for k in owners:
-                _copy(opname, arrays, matrices[k], *inward.allocate([k]))
-            for turn in wave:
-                whole |= zip(turn.values(), outward.allocate(turn.values()), strict=True)
-            results = {k: _empty(matrices[k]) for k in owners}
-            mine = [matrices[k] for k, rank in owners.items() if rank == runtime.rank]
-            itemsize = max((x.dtype.itemsize for x in mine), default=1)
-            memory = [workspace(arrays, [x.shape for x in mine], itemsize) for _ in lanes[: len(mine)]]
-            arrays.synchronize()
-        done, wrong, loads = dict[int, Any](), 0, [0] * len(lanes)
-        for turn in wave:
-            # X := the whole matrix, on its rank
-            came = {rank: inward.move(k, whole[k]) for rank, k in turn.items()}
-            # X := f(X)
-            k = turn.get(runtime.rank, -1)
-            if k < 0 or not whole[k].size or failed is not None:
-                continue
-            lane = loads.index(min(loads))
-            loads[lane] += _work_of(whole[k].shape)
-            try:
-                with lanes[lane]():
-                    arrays.follow(came[runtime.rank])
-                    count = work.alone(opname, arrays, whole[k], memory[lane])
-                    done[k] = arrays.mark()
-                wrong = wrong or (count and (k + 1 << 32 | count))
-            except BaseException as caught:  # noqa: BLE001 - raised below: first peers get messages of later turns
-                failed = caught
-        for numbers in [list(owners)] if arrays.traits.blocking else [list(turn.values()) for turn in wave]:
-            with runtime.local_step(opname):
-                if failed is not None:
-                    raise failed
-                for k in numbers:
-                    arrays.wait(done.get(k))
-            (wrong,) = runtime.agree(f"{opname}: computed", {}, None, (wrong,))
-            if wrong:
-                raise _not_definite(opname, wrong)
-            for k in numbers:
-                outward.move(k, results[k].local)
+        for turns in steps:
+            run.copy(turns)
+            for turn in turns:
+                run.compute(turn)
+        for turns in steps:
+            run.send(turns)
         arrays.synchronize()
         runtime.begin_reading()
+    except errors.PblasError:
+        arrays.synchronize()  # work that is under way uses the memory
+        raise
     finally:
-        failed = None  # its traceback refers to this frame
-        inward.release()
-        outward.release()
-    return results
+        run.release()
+    return run.results
+
+
+class _WaveRun:
+    """A run of a wave: see `_take_wave`."""
+
+    def __init__(
+        self, opname: str, runtime: Runtime, matrices: list[DistMatrix], wave: list[Turn], work: _Work
+    ) -> None:
+        self._opname, self._runtime, self._matrices, self._work = opname, runtime, matrices, work
+        self._arrays = arrays = runtime.backend.arrays
+        owners = {k: rank for turn in wave for rank, k in turn.items()}
+        self._inward, self._outward = _exchanges(runtime, {k: (matrices[k], rank) for k, rank in owners.items()})
+        self._mine = [matrices[k] for k, rank in owners.items() if rank == runtime.rank]
+        self._whole = dict[int, Array]()
+        self.results: dict[int, DistMatrix] = {}
+        self._lanes: list[Any] = [nullcontext, *([] if arrays.traits.blocking else [arrays.on_second_lane])]
+        self._loads, self._memory = [0] * len(self._lanes), list[list[Array]]()
+        self._done, self._wrong = dict[int, Any](), 0
+        self._failed: BaseException | None = None
+
+    def copy(self, turns: list[Turn]) -> None:
+        """**Collective.** Copy the matrices to where peers read them, and take memory for them and for the results."""
+        arrays, numbers = self._arrays, [k for turn in turns for k in turn.values()]
+        with self._runtime.backend.provisional, self._runtime.agreed_step(self._opname, "copied"):
+            if not self._whole:
+                arrays.begin()
+            with arrays.on_side_lane():
+                for k in numbers:
+                    _copy(self._opname, arrays, self._matrices[k], *self._inward.allocate([k]))
+                copied = arrays.mark()
+            for turn in turns:
+                self._whole |= zip(turn.values(), self._outward.allocate(turn.values()), strict=True)
+            self.results |= {k: _empty(self._matrices[k]) for k in numbers}
+            arrays.wait(copied)
+
+    def compute(self, turn: Turn) -> None:
+        """**Collective.** Each rank gets its matrix, and launches its function."""
+        arrays, rank, whole = self._arrays, self._runtime.rank, self._whole
+        # X := the whole matrix, on its rank
+        came = {owner: self._inward.move(k, whole[k]) for owner, k in turn.items()}
+        # X := f(X)
+        k = turn.get(rank, -1)
+        if k < 0 or not whole[k].size or self._failed is not None:
+            return
+        lane = self._loads.index(min(self._loads))
+        self._loads[lane] += _work_of(whole[k].shape)
+        try:
+            if lane == len(self._memory):
+                itemsize = max(x.dtype.itemsize for x in self._mine)
+                self._memory.append(workspace(arrays, [x.shape for x in self._mine], itemsize))
+            with self._lanes[lane]():
+                arrays.follow(came[rank])
+                count = self._work.alone(self._opname, arrays, whole[k], self._memory[lane])
+                self._done[k] = arrays.mark()
+            self._wrong = self._wrong or (count and (k + 1 << 32 | count))
+        except BaseException as caught:  # noqa: BLE001 - raised by `send`: first peers get messages of later turns
+            self._failed = caught
+
+    def send(self, turns: list[Turn]) -> None:
+        """**Collective.** Send the results to the ranks of their layouts, once all ranks have computed them."""
+        numbers = [k for turn in turns for k in turn.values()]
+        with self._runtime.local_step(self._opname):
+            if self._failed is not None:
+                raise self._failed
+            for k in numbers:
+                self._arrays.wait(self._done.get(k))
+        (wrong,) = self._runtime.agree(f"{self._opname}: computed", {}, None, (self._wrong,))
+        if wrong:
+            raise _not_definite(self._opname, wrong)
+        for k in numbers:
+            self._outward.move(k, self.results[k].local)
+
+    def release(self) -> None:
+        """Forget all memory but that of the results; all ranks do so (local)."""
+        self._failed = None  # its traceback refers to frames of this run
+        self._inward.release()
+        self._outward.release()
 
 
 def _copy(opname: str, arrays: Device, x: DistMatrix, copy: Array) -> None:
@@ -371,9 +413,7 @@ def _exchanges(runtime: Runtime, owners: dict[int, tuple[DistMatrix, int]]) -> t
     """The exchanges of matrices from their layouts to one rank each, and back (local)."""
     moves = {}
     for k, (x, rank) in owners.items():
-        m, n, desc = *x.shape, x.desc.without_lld
-        whole = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank, desc.order)
-        moves[k] = desc, whole, x.dtype
+        moves[k] = x.desc.without_lld, _on_one_rank(x.shape, runtime.nprocs, rank, x.desc.order), x.dtype
     exchanges = []
     back = {k: (whole, desc, dtype) for k, (desc, whole, dtype) in moves.items()}
     for name, way in (("inward", moves), ("outward", back)):
@@ -382,6 +422,13 @@ def _exchanges(runtime: Runtime, owners: dict[int, tuple[DistMatrix, int]]) -> t
         runtime.kept.keep(key, exchange)
         exchanges.append(exchange)
     return exchanges[0], exchanges[1]
+
+
+@lru_cache(1024)
+def _on_one_rank(shape: tuple[int, int], nprocs: int, rank: int, order: Order) -> MatrixDescriptor:
+    """The layout of a matrix that one rank has (global)."""
+    (m, n), grid = shape, Grid(1, nprocs)
+    return MatrixDescriptor(m, n, max(1, m), max(1, n), grid, 0, rank, order)
 
 
 def _empty(like: DistMatrix) -> DistMatrix:
@@ -407,8 +454,7 @@ def _rehearsed(
     for turn in wave:
         whole = {}
         for rank, k in turn.items():
-            m, n = matrices[k].shape
-            desc = MatrixDescriptor(m, n, max(1, m), max(1, n), Grid(1, runtime.nprocs), 0, rank)
+            desc = _on_one_rank(matrices[k].shape, runtime.nprocs, rank, "F")
             whole[k] = redistributed(opname, matrices[k], desc)
         largest = max((matrices[k] for k in turn.values()), key=lambda x: _work_of(x.shape))
         halves = runtime.backend.arrays.traits.gpu

@@ -174,7 +174,7 @@ class Muon(torch.optim.Optimizer):
             return buffers
         return list(torch._foreach_lerp(gradients, buffers, momentum))  # noqa: SLF001 - as torch's own optimizers
 
-    def _orthogonalized(self, taken: list[_Taken]) -> list[Any]:
+    def _orthogonalized(self, taken: list[_Taken]) -> Iterator[Any]:
         """**Collective.** Shards of the orthogonalized updates: at once those with equal ranks and options."""
         tensors = [_Update(update, weight.shape, *self._place(weight)) for weight, update, _ in taken]
         matrices, keys = list[DistMatrix](), list[Any]()
@@ -187,7 +187,8 @@ class Muon(torch.optim.Optimizer):
             orthogonal = linalg.orthogonalize_many([matrices[k] for k in mine], **dict(key[1]))
             results |= zip(mine, orthogonal, strict=True)
         ordered = iter(results[k] for k in range(len(matrices)))
-        return [tensor.put_back(ordered) for tensor in tensors]
+        for tensor in tensors:  # while the GPU updates the weight of the one before
+            yield tensor.put_back(ordered)
 
     def _place(self, weight: Any) -> tuple[DeviceMesh, list[Any]]:
         """The mesh of a weight, and its placements there (local)."""

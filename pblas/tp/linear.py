@@ -383,9 +383,12 @@ def _backward(
         caller.gather({} if dw is None else {"y": y, "x": x})
         if dx is not None:
             caller.run(Product("x", y, w, rows(dx.array)))
+        whole = None if db is None else caller.whole("y")
+        if whole is not None and db is not None:  # after the last product its memory may change
+            caller.do(partial(runtime.backend.arrays.add_rows, whole, db.array))
         if dw is not None:
             caller.run(Product("w", y, x, dw.array, beta=0.0 if dweight is None else 1.0))
-        if db is not None:
+        if whole is None and db is not None:
             caller.do(partial(_add_rows, caller, y, db.array))
         return Gradients(*(None if each is None else each.result for each in (dx, dw, db)))
 

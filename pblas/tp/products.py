@@ -26,6 +26,7 @@ from pblas.matmul.api import plan_matmul
 from pblas.matmul.arguments import checked_wire
 from pblas.matmul.epilogue_arguments import CheckedOperands, Scales
 from pblas.matmul.product import Execution
+from pblas.matmul.push.gathering import Gathering
 from pblas.matrices.matrix import DistMatrix
 from pblas.runtime.arrays import compare_array
 from pblas.runtime.kept_plans import Kept
@@ -176,6 +177,7 @@ class Caller:
         self.numbers: dict[str, Any] = {}
         """Scales and operands of the epilogue, equal on all ranks: numbers, and dtypes of arrays (global)."""
         self.gathered: dict[Matrix, Array] = {}  # matrices that have been gathered on every rank (global)
+        self._coming: dict[Matrix, Gathering] = {}  # matrices that are being gathered (global)
         self.batch: Shape = ()
         """Lengths of the axes between tokens and features, from the first array that has tokens (global)."""
         self.scales: Scales | None = None  # scales of operands of 8 bits; set by `operands` (global)
@@ -276,6 +278,7 @@ class Caller:
     def _forget(self) -> None:
         """Drop the arrays that steps have made (local)."""
         self.gathered.clear()
+        self._coming.clear()
 
     def checking(self) -> LocalStep:
         """A with block in which this rank checks its arguments; an error in it is raised on all ranks (local)."""
@@ -428,9 +431,8 @@ class Caller:
         """**Collective.** Compute a product of the call."""
         target, d = product.target, product.d
         left, right, *_ = PRODUCTS[target]
-        if self.runtime.backend.push and not self.gathered.keys().isdisjoint((left, right)):
-            a, b = self.gathered.get(left, product.a), self.gathered.get(right, product.b)
-            self._run_planned(ALONE, product._replace(a=a, b=b))
+        if self.runtime.backend.push and (left in self._coming or right in self._coming):
+            self._run_gathered(product)
             return
         travels = communicated(self.layer, target) if self.runtime.nprocs > 1 else None
         # A collective transfers partial products in the matrices' dtype, and not in wire_dtype.
@@ -447,24 +449,51 @@ class Caller:
             self._run_apart(travels, product)
 
     def gather(self, shards: Mapping[Matrix, Array]) -> None:
-        """**Collective.** On GPUs, gather the matrices whose tokens are cut, for all products; all shards must be even.
+        """**Collective.** On GPUs, begin to gather a matrix whose tokens are cut, for all products of even shards.
 
         The gradient by the weight adds over tokens: with shards that arrive one after the other it needs partial sums
         in 32 bits and one more pass, a third more time than one product (70B, 2 H200).
         """
         runtime, sizes = self.runtime, self.form.sizes
         is_even = not any(sizes[axis] % runtime.nprocs for axis in ("T", self.layer.w))
-        if not runtime.backend.push or runtime.nprocs == 1 or runtime.reproducible or not (is_even and sizes["T"]):
+        if not runtime.backend.push or runtime.nprocs == 1 or runtime.reproducible or not is_even:
             return
-        counts = list(self.form.placed.counts)
+        counts = self.form.placed.counts
         for matrix, shard in shards.items():
-            if self.layer.cut(matrix) == "T":
-                with self.checking():
-                    whole = self.target("gathered", (sum(counts), shard.shape[1]), shard.dtype).array
-                self.do(partial(self._gather, matrix, shard, whole, counts))
+            if self.layer.cut(matrix) != "T" or not shard.size:
+                continue
+            key = "gathering", counts, shard.shape[1], shard.dtype
+            gathering = runtime.kept.get(key, Gathering)
+            if gathering is None:
+                runtime.agree(self.opname, f"{self._text()}\ngathered before=False")
+                gathering = Gathering(runtime, *key[1:])
+            self.do(partial(gathering.begin, shard))
+            self._keep(key, gathering)
+            self._coming[matrix] = gathering
 
-    def _gather(self, matrix: Matrix, shard: Array, whole: Array, counts: list[int], stream: object) -> None:
-        self.gathered[matrix] = self.ctx.allgather(shard, whole, counts=counts, stream=stream)
+    def whole(self, matrix: Matrix) -> Array | None:
+        """**Collective.** A matrix that is being gathered, once it is there; None if it is not gathered (global)."""
+        gathering = self._coming.get(matrix)
+        if gathering is None:
+            return None
+        if matrix not in self.gathered:
+            self.do(gathering.end)
+            self.gathered[matrix] = gathering.whole
+        return gathering.whole
+
+    def _run_gathered(self, product: Product) -> None:
+        """**Collective.** `run` on GPUs if an operand is being gathered: the rows of the own shard at first."""
+        left, right, *_ = PRODUCTS[product.target]
+        if product.target == "w":
+            a, b = self.whole(left), self.whole(right)
+            self._run_planned(ALONE, product._replace(a=product.a if a is None else a, b=product.b if b is None else b))
+            return
+        own, d = self._coming[left].own, product.d
+        self._run_planned(ALONE, product._replace(d=d[own]))
+        whole = self.whole(left)
+        for others in (slice(0, own.start), slice(own.stop, len(d))):
+            if whole is not None and others.start < others.stop:
+                self._run_planned(ALONE, product._replace(a=whole[others], d=d[others]))
 
     def _run_apart(self, travels: Matrix | None, product: Product) -> None:
         """**Collective.** `run` on CPUs if `is_apart`; the collective's agreement compares the call's arguments too."""
@@ -546,7 +575,8 @@ class Caller:
         if layer is ALONE:
             left, right, *_ = PRODUCTS[product.target]
             for matrix, array in ((left, a), (right, product.b)):
-                sizes |= {axis: n for axis, n in zip(AXES[matrix], array.shape, strict=True) if axis != "T"}
+                sizes |= zip(AXES[matrix], array.shape, strict=True)
+            sizes["T"] //= prod(self.batch)
         axes = (sizes[axis] for axis in "TIO")
         dtypes = a.dtype, product.b.dtype, product.d.dtype
         key: tuple[Any, ...] = (layer.name, product.target, *axes, self.batch, *dtypes, product.beta)

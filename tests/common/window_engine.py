@@ -38,13 +38,15 @@ class Workspace:
     """Slots and flags of both halves of a workspace, and the number of calls that have used it.
 
     Args:
-        block: symmetric memory: the flags of both halves, then the slots of each half (global).
+        block: symmetric memory: the flags of all halves, then the slots of each half (global).
         nbytes: bytes of the slots of one half (global).
         phases: number of flags that each rank can set at each peer, in each half (global).
         flags_nbytes: bytes of all flags (global).
+        parities: 2, or 1 if all calls use the same memory (global).
     """
 
-    def __init__(self, block: Block, nbytes: int, phases: int, flags_nbytes: int) -> None:
+    def __init__(self, block: Block, nbytes: int, phases: int, flags_nbytes: int, parities: int) -> None:
+        self.parities: int = parities
         self.block: Block = block
         self.nbytes: int = nbytes
         self.phases: int = phases
@@ -63,31 +65,30 @@ class WindowEngine:
     def __init__(self, ranks: HostRanks, arena: Arena) -> None:
         self._ranks, self._arena = ranks, arena
         self._memory: Any = arena.memory
-        self._workspace: Workspace | None = None
+        self._workspaces: dict[int, Workspace] = {}  # by the number of parities
         self._parity = 0
         self._scratch = np.empty(0, np.uint8)
 
     # Memory
 
-    def reserve(self, nbytes: int, phases: int) -> Workspace:
+    def reserve(self, nbytes: int, phases: int, parities: int = 2) -> Workspace:
         """**Collective.** The context's workspace, with `nbytes` bytes of slots and `phases` phases in each half.
 
         All plans ask for the same number of phases. If the workspace is too small, a larger one is allocated for new
         plans; earlier plans keep the smaller one.
         """
-        current = self._workspace
+        current = self._workspaces.get(parities)
         if current is None or current.nbytes < nbytes:
-            flags = 2 * phases * self._ranks.size
+            flags = parities * phases * self._ranks.size
             flags_nbytes = flags * _FLAG_NBYTES + -flags * _FLAG_NBYTES % ALIGNMENT
             nbytes += -nbytes % ALIGNMENT
-            block = self._arena.allocate(flags_nbytes + 2 * nbytes, call_site)
+            block = self._arena.allocate(flags_nbytes + parities * nbytes, call_site)
             window = self._memory.windows[block.window]
             for index in range(flags):
                 self._write(window, self._arena.node_rank(self._ranks.rank), block.offset + index * _FLAG_NBYTES, 0)
-            self._workspace = Workspace(block, nbytes, phases, flags_nbytes)
+            current = self._workspaces[parities] = Workspace(block, nbytes, phases, flags_nbytes, parities)
             self._ranks.agree("make a workspace")  # no flag is set before all are reset
-        assert self._workspace is not None, "allocated above if there was none"
-        return self._workspace
+        return current
 
     def peer_addresses(self, x: Array | None) -> None:
         """None: a peer's D has no addresses here, so results go through the workspace (global)."""
@@ -118,7 +119,7 @@ class WindowEngine:
 
     def close(self) -> None:
         """Drop this engine's reference to the workspace, which no plan uses any more (local)."""
-        self._workspace = None
+        self._workspaces.clear()
 
     # One call
 
@@ -155,7 +156,7 @@ class WindowEngine:
         agreement = self._ranks.agreement
         agreement.broken = agreement.broken or f"execute: {type(caught).__name__} in the middle of it"
 
-    def program(self, recording: None = None, places: Sequence[int] = ()) -> Any:
+    def program(self, recording: None = None, places: Sequence[int] = (), *, joins: bool = True) -> Any:
         """The recording of executions on the same arrays: none (local)."""
 
     def record(self, operands: Sequence[Any], execution: Callable[[list[Any]], Callable[[], None]]) -> None:
@@ -181,7 +182,7 @@ class WindowEngine:
 
     def parity(self, workspace: Workspace) -> int:
         """The half of the workspace that the next call uses."""
-        return workspace.calls % 2
+        return workspace.calls % workspace.parities
 
     def follow(self, lane: str, after: Iterable[Hashable]) -> None:
         """Nothing: operations run in issue order."""

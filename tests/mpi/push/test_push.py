@@ -356,7 +356,7 @@ def test_every_rank_sends_a_flag_to_every_other_in_every_call(
                 assert set(counted.flags) == others
         engine: Any = ctx.runtime.backend.engine()
         if ctx.nprocs > 1:
-            assert len(set(COMM.allgather(engine._workspace.calls))) == 1, "the ranks are at different parities"
+            assert len(set(COMM.allgather(engine._workspaces[2].calls))) == 1, "the ranks are at different parities"
 
 
 def test_products_follow_each_other(ctx: pblas.Context) -> None:
@@ -491,7 +491,7 @@ def test_a_workspace_grows_while_older_plans_live() -> None:
         plans, known = [], []
         for n in (8, 64, 24):
             plans.append(Calls(ctx, 1, PLANS, n * ctx.nprocs))
-            known.append(engine._workspace)
+            known.append(engine._workspaces[2])
             for calls in plans:
                 calls.round(n)
         if ctx.nprocs > 1:
@@ -655,7 +655,7 @@ def test_a_stale_flag_is_not_taken_for_a_new_one(ctx: pblas.Context) -> None:
     calls.round(1)
     COMM.Barrier()
     engine: Any = ctx.runtime.backend.engine()
-    work = engine._workspace
+    work = engine._workspaces[2]
     for parity in range(2):
         engine._current, engine._parity = work, parity
         assert not any(engine._get(source, phase) for source in range(ctx.nprocs) for phase in range(work.phases)), (

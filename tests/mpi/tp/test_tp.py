@@ -493,7 +493,7 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(mode_ctx: pblas.Context, mon
     w = entries((2 * O, O // P), np.dtype(float), 1)
     layer = tp.Linear(w, "reduce_scatter", None, "silu", max_tokens=64, ctx=ctx)
     reserved = engine_memory(ctx.runtime)
-    assert all(workspace is not None for workspace, _ in reserved) or P == 1
+    assert all(workspace is not None for workspace, *_ in reserved) or P == 1
     assert bool(reserved) == is_pushed
     for tokens in (64, 5, 1):
         x = entries((tokens, O // P), np.dtype(float), tokens)
@@ -509,8 +509,11 @@ def test_a_call_whose_sizes_were_seen_plans_nothing(mode_ctx: pblas.Context, mon
 
 
 def engine_memory(runtime: Any) -> list[tuple[Any, ...]]:
-    """Workspace and scratch of the engines of a context; only ranks that push have one."""
-    return [(engine._workspace, getattr(engine, "_scratch", None)) for engine in runtime.backend.engines()]
+    """Workspaces and scratch of the engines of a context; only ranks that push have one."""
+    return [
+        (*map(engine._workspaces.get, (2, 1)), getattr(engine, "_scratch", None))
+        for engine in runtime.backend.engines()
+    ]
 
 
 def blocks(runtime: Any) -> list[int]:
