@@ -24,10 +24,9 @@ from pblas.matrices.scatter_gather import index_of
 from pblas.runtime.runtime import Runtime, checked_factor, checked_flag
 from pblas.triangular.choose import choose_trsm
 from pblas.triangular.pipelined_trsm_plan import PipelinedTrsm
-from pblas.triangular.pipelined_trsm_run import RunPipelinedTrsm
+from pblas.triangular.pipelined_trsm_run import RunPipelinedTrsm, RunTrsvOnGpus, width_on_gpus
 from pblas.triangular.trsm_plan import PANEL, PANEL_ON_GPUS, TriangularOperands, TrsmPlan
 from pblas.triangular.trsm_run import RunTrsm, TrsmOperands
-from pblas.triangular.trsv_on_gpus_run import RunTrsvOnGpus, width_on_gpus
 from pblas.vectors.checks import GpuColumns, VectorKind, VectorOperand, checked_vector, is_in_blocks
 
 if TYPE_CHECKING:
