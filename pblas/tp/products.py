@@ -482,18 +482,18 @@ class Caller:
         return gathering.whole
 
     def _run_gathered(self, product: Product) -> None:
-        """**Collective.** `run` on GPUs if an operand is being gathered: the rows of the own shard at first."""
+        """**Collective.** `run` on GPUs if an operand is being gathered: of two ranks each begins with its own rows."""
         left, right, *_ = PRODUCTS[product.target]
-        if product.target == "w":
+        coming = self._coming.get(left) if product.target == "x" and self.runtime.nprocs == 2 else None
+        if coming is None:
             a, b = self.whole(left), self.whole(right)
             self._run_planned(ALONE, product._replace(a=product.a if a is None else a, b=product.b if b is None else b))
             return
-        own, d = self._coming[left].own, product.d
+        own, d = coming.own, product.d
         self._run_planned(ALONE, product._replace(d=d[own]))
-        whole = self.whole(left)
-        for others in (slice(0, own.start), slice(own.stop, len(d))):
-            if whole is not None and others.start < others.stop:
-                self._run_planned(ALONE, product._replace(a=whole[others], d=d[others]))
+        self.whole(left)
+        others = slice(0, own.start) if own.start else slice(own.stop, len(d))
+        self._run_planned(ALONE, product._replace(a=self.gathered[left][others], d=d[others]))
 
     def _run_apart(self, travels: Matrix | None, product: Product) -> None:
         """**Collective.** `run` on CPUs if `is_apart`; the collective's agreement compares the call's arguments too."""

@@ -491,7 +491,7 @@ def test_a_workspace_grows_while_older_plans_live() -> None:
         plans, known = [], []
         for n in (8, 64, 24):
             plans.append(Calls(ctx, 1, PLANS, n * ctx.nprocs))
-            known.append(engine._workspaces[2])
+            known.append(engine._workspaces.get(2))
             for calls in plans:
                 calls.round(n)
         if ctx.nprocs > 1:
