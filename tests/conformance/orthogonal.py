@@ -108,7 +108,8 @@ class Run(factors.Run):
         self._check("A - Q R", self._backward(tall - self._multiplied("L", "N", upper, tau)))
         self._check("R - Q^H A", self._backward(upper - self._multiplied("L", "C", tall, tau)))
         if axis:
-            self._check("R^H - A^H Q", self._backward(upper.conj().T - self._multiplied("R", "N", tall.conj().T, tau)))
+            product = self._multiplied("R", "N", tall.conj().T, tau)
+            self._check("R^H - A^H Q", self._backward(upper - product.conj().T))  # in the norm of A, not of A^H
             self._check_q(tall, upper, tau)
 
     def _check_order(self, diagonal: Array) -> None:

@@ -59,6 +59,8 @@ def main() -> int:
                 count(cases, COMM.allgather(texts), fits, total, failures, (nprow, npcol))
         if ictxt >= 0:
             scalapack.gridexit(ictxt)
+        if fits and COMM.rank == 0:
+            print(f"{time.monotonic() - start:.0f} s: {nprow} x {npcol} is done", file=sys.stderr, flush=True)
     run_factors(options, total, failures)
     run_redistributions(options, total, failures)
     run_error_exits(options, total, failures)
